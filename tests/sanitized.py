@@ -43,7 +43,7 @@ TESTS = [
         *("torch/test_frames_parity", "torch/test_module_hooks", "torch/test_with_modules", "torch/test_ranges"),
         *("torch/test_label_traces", "torch/test_record_function_fast", "torch/test_torchrun_collectives"),
         # Phases of training loops.
-        *("torch/test_phases", "torch/test_phase_hooks", "torch/test_phase_roots", "torch/test_frame_modules"),
+        *("torch/test_phases", "torch/test_phase_hooks", "torch/test_phase_roots"),
         "torch/test_thread_usage",
     )
 ]

@@ -19,10 +19,9 @@ from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.generations import shared as generations
 from otel_torchprof._sources.loop_marks import shared as loop_marks
-from otel_torchprof._sources.root_modules import shared as root_modules
+from otel_torchprof._sources.module_calls import shared as module_calls
 from otel_torchprof._sources.step_counter import optimizers_were_made
 from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, StepMarks
-from otel_torchprof._sources.torch_hooks import ModuleHooks
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
@@ -50,12 +49,6 @@ if TYPE_CHECKING:
 
 _WAITING = "off: torch is not imported"
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every top-level event asks Python for its span"
-
-_SILENT_STEPS = 3
-"""Steps without a forward pass after which root modules are looked for again."""
-
-_STEPS_OF_SEARCH = 2
-"""Steps until a new search has seen a whole one: it begins in the middle of the first."""
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -108,7 +101,6 @@ class Instrumentation:
         self._processor = processor
         self._detail = detail
         self._options = recording
-        self._modules = ModuleHooks()
         self._has_torch = False
         self._lock = threads.RLock()
         self._running = False
@@ -130,7 +122,6 @@ class Instrumentation:
         self._program_says = False
         self._steps_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._recording = self._new_recording()
-        self._search_until = 1
 
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
@@ -314,9 +305,9 @@ class Instrumentation:
             self._recording.sources.stop_session_first()
 
     def _install_modules(self) -> None:
-        started_threads.install(self._modules)
+        started_threads.install(self)
         if self._detail != "steps":
-            self._modules.install()
+            module_calls.install(self, as_events=True, survives_fork=True)
             self._states["modules"] = ON
 
     def _awaits_torch(self, entry: Entry) -> bool:
@@ -356,8 +347,8 @@ class Instrumentation:
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
 
     def _push_hooks(self) -> None:
-        self._cleanup.push(self._modules.remove)
-        self._cleanup.push(functools.partial(started_threads.remove, self._modules))
+        self._cleanup.push(functools.partial(module_calls.remove, self))
+        self._cleanup.push(functools.partial(started_threads.remove, self))
         self._cleanup.push(self._leave_frameworks)
 
     def _leave_frameworks(self) -> None:
@@ -372,7 +363,6 @@ class Instrumentation:
         if self._ranks is not None:
             self._ranks.look()
         self._take_marks()
-        self._look_for_roots()
 
     def _take_marks(self) -> None:
         """Makes steps of what the program said: in the drain thread, or at once in the loop's own."""
@@ -380,20 +370,6 @@ class Instrumentation:
             for mark in self._marks.take():
                 context = self._contexts.number_of(mark.context)
                 self._recording.change_segment(mark, context)
-
-    def _look_for_roots(self) -> None:
-        """A loop has called all its root modules when a step has ended; if none was called in a few, it has others."""
-        segments, completed = self._recording.segments, self._recording.steps.completed
-        if not self._running or self._detail != "steps" or completed < self._search_until:
-            return
-        if root_modules.searches:
-            root_modules.end_search()
-        elif segments.steps_without_forward > _SILENT_STEPS:
-            segments.steps_without_forward = 0
-            self._search_until = completed + _STEPS_OF_SEARCH
-            root_modules.search()
-            if not root_modules.searches:
-                root_modules.look_in_frames(frozenset(self._recording.steps.threads))
 
 
 def _states(detail: str) -> dict[str, str]:

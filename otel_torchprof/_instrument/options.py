@@ -179,7 +179,7 @@ def live_options(
     has_steps_alone = detail == "steps"
     return RecordingOptions(
         operators=detail in {"ops", "frames"},
-        phases={"steps": "roots", "metrics": ""}.get(detail, "modules"),
+        phases=detail != "metrics",
         inputs=bool(record_shapes),
         frames=detail == "frames",
         frame_filter=checked_filter(frames) if detail == "frames" or frames is not None else ALL_FRAMES,

@@ -22,6 +22,7 @@ from otel_torchprof._process import after_import  # noqa: F401
 from otel_torchprof._metrics import gpu_metrics  # noqa: F401
 from otel_torchprof._process import cleanup  # noqa: F401
 from otel_torchprof._sources import torch_hooks  # noqa: F401
+from otel_torchprof._sources import module_calls  # noqa: F401
 from otel_torchprof._sources import compile_events  # noqa: F401
 from otel_torchprof._sources import phases  # noqa: F401
 from otel_torchprof._sources import device_source  # noqa: F401

@@ -140,8 +140,6 @@ class StepSegments:
         self._latest: list[tuple[Part, int]] = []
         self._passed: Counter[tuple[Part, int]] = Counter()
         self._contexts: deque[tuple[int, int, int]] = deque(maxlen=_MOST_CONTEXTS)
-        self.steps_without_forward = 0
-        """Steps that have begun since a module was called with gradients."""
 
     @property
     def rule(self) -> str:
@@ -295,8 +293,6 @@ class StepSegments:
             self._steps.end(now, context, mark.thread, mark.usage)
 
     def _note(self, tokens: Sequence[Token]) -> None:
-        if any(token.part is Part.FORWARD for token in tokens):
-            self.steps_without_forward = 0
         self._latest.extend(
             (token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER
         )
@@ -337,7 +333,6 @@ class StepSegments:
                 if not self._steps.begun:
                     self._on_first(before)
                 self._steps.change(SegmentChange(segment, ends_step=False), before, context, thread, usage)
-            self.steps_without_forward += segment is Segment.STEP
 
 
 def _first_of(tokens: Iterable[Token]) -> int | None:

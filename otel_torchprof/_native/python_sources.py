@@ -6,9 +6,8 @@ from .ffi import Label, python_sources
 
 __all__ = [
     "Label",
-    "after_roots",
-    "call_once",
     "errors",
+    "follow_calls",
     "follow_modules",
     "follow_phases",
     "generate_begin",
@@ -16,25 +15,20 @@ __all__ = [
     "generation",
     "in_graph",
     "leave_modules",
-    "module_begin",
-    "module_end",
     "optimizer_begin",
     "optimizer_end",
     "phase_begin",
     "phase_collection",
     "phase_end",
-    "root_hooks",
     "set_context_resolver",
     "show_labels",
     "traced",
     "usage_at",
     "usage_now",
-    "variables_of",
 ]
 
-after_roots = python_sources.after_roots
-call_once = python_sources.call_once
 errors = python_sources.errors
+follow_calls = python_sources.follow_calls
 follow_modules = python_sources.follow_modules
 follow_phases = python_sources.follow_phases
 generate_begin = python_sources.generate_begin
@@ -42,17 +36,13 @@ generate_end = python_sources.generate_end
 generation = python_sources.generation
 in_graph = python_sources.in_graph
 leave_modules = python_sources.leave_modules
-module_begin = python_sources.module_begin
-module_end = python_sources.module_end
 optimizer_begin = python_sources.optimizer_begin
 optimizer_end = python_sources.optimizer_end
 phase_begin = python_sources.phase_begin
 phase_collection = python_sources.phase_collection
 phase_end = python_sources.phase_end
-root_hooks = python_sources.root_hooks
 set_context_resolver = python_sources.set_context_resolver
 show_labels = python_sources.show_labels
 traced = python_sources.traced
 usage_at = python_sources.usage_at
 usage_now = python_sources.usage_now
-variables_of = python_sources.variables_of

@@ -90,8 +90,7 @@ def _compilations(request: Request) -> Source | None:
 
 
 def _phases(request: Request) -> Source | None:
-    options = request.options
-    return Phases(with_modules=options.phases == "modules") if options.phases else None
+    return Phases() if request.options.phases else None
 
 
 def _modules(request: Request) -> Source | None:

@@ -1,4 +1,4 @@
-"""Labels and hooks inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``: what torch sees of them.
+"""Labels and hooks of optimizers inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``: what torch sees of them.
 
 None of these can look into a C function. Dynamo and TorchScript keep a place where something can be named as something else, and
 tracing begins in functions that can be replaced; they exist once the module that has them is imported. So torch is told then, once.
@@ -222,63 +222,6 @@ def read_as_true(function: Callable[[], bool]) -> None:
         dynamo.substitute_in_graph(function, skip_signature_check=True)(_true)
 
     when_imported("torch._dynamo", teach)
-
-
-def before_graphs(action: Callable[[], None]) -> None:
-    """Has ``action`` run whenever dynamo begins to read code: to compile it, or to export it, of which it tells nobody."""
-    # What is exported is chosen before dynamo reads it: a model, or its call where torch has hooks for all modules.
-    for name, path in (
-        ("torch._dynamo.output_graph", "OutputGraph.__init__"),
-        ("torch.export._trace", "_export_to_torch_ir"),
-    ):
-        when_imported(name, functools.partial(_precede, path, action))
-
-
-def _precede(path: str, action: Callable[[], None], module: Any) -> None:
-    *owners, name = path.split(".")
-    owner = functools.reduce(getattr, owners, module)
-    function = getattr(owner, name)
-
-    @functools.wraps(function)
-    def after_action(*arguments: Any, **keywords: Any) -> Any:
-        action()
-        return function(*arguments, **keywords)
-
-    setattr(owner, name, after_action)
-
-
-def hide_hooks(*hooks: Callable[..., None]) -> None:
-    """Lets TorchScript and dynamo take modules as ones without these hooks of theirs.
-
-    TorchScript would compile them too, and dynamo would compile modules of torch's own that it skips as long as they have none.
-    """
-
-    def teach_dynamo(utils: Any) -> None:
-        get_all_hooks = utils.nn_module_get_all_hooks
-
-        @functools.wraps(get_all_hooks)
-        def get_other_hooks(*arguments: Any, **keywords: Any) -> list[Any]:
-            return [hook for hook in get_all_hooks(*arguments, **keywords) if hook not in hooks]
-
-        utils.nn_module_get_all_hooks = get_other_hooks
-
-    def teach_torchscript(recursive: Any) -> None:
-        get_hook_stubs = recursive.get_hook_stubs
-
-        def get_other_stubs(module: Any) -> Any:
-            own = {name: getattr(module, name) for name in ("_forward_hooks", "_forward_pre_hooks")}
-            for name, found in own.items():
-                others = type(found)((key, hook) for key, hook in found.items() if hook not in hooks)
-                module.__dict__[name] = others
-            try:
-                return get_hook_stubs(module)
-            finally:
-                module.__dict__.update(own)
-
-        recursive.get_hook_stubs = get_other_stubs
-
-    when_imported("torch._dynamo.utils", teach_dynamo)
-    when_imported("torch.jit._recursive", teach_torchscript)
 
 
 def leave_uncompiled(*names: str) -> None:

@@ -15,7 +15,6 @@ from otel_torchprof._native import python_sources
 from otel_torchprof._process.quiet import LimitedLog
 
 from .compiled_code import leave_uncompiled
-from .root_modules import shared as root_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -105,7 +104,6 @@ def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
     """None where something of it is not as it is in the versions of transformers that are known: the call is a phase all the same."""
     try:
         model = arguments[0]
-        root_modules.know(model)
         given = {**keywords, **dict(zip(_PLACES, arguments[1:], strict=False))}
         prompt = _Prompt.of(model, given.get("inputs"), keywords)
         config = given.get("generation_config")

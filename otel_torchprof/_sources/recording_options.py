@@ -45,9 +45,8 @@ class RecordingOptions:
     """Whether to record pauses of Python's garbage collector without calls; recorded calls include them."""
     modules: bool = False
     """Whether to record calls of modules."""
-    phases: str = ""
-    """Phases of a training loop: ``"roots"``, or ``"modules"`` if the hooks of all modules report root modules;
-    empty for none."""
+    phases: bool = False
+    """Whether to record phases of a training loop."""
     device: str | None = None
     """Type of device to time, as ``torch.device`` names it; None for none."""
     untimed: str = NO_DEVICE

@@ -10,9 +10,8 @@ from otel_torchprof._native import frame_book, frames, module_names, record_func
 from otel_torchprof._native.gc_pauses import GcPauses
 from otel_torchprof.health import ON
 
-from . import frame_filter, torch_hooks
+from . import frame_filter, module_calls, torch_hooks
 from .compiled_code import leave_uncompiled
-from .torch_hooks import ModuleHooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -193,16 +192,17 @@ class Memory(Source):
 class Modules(Source):
     """Calls of modules, on every thread; not in a forked child."""
 
-    def __init__(self) -> None:
-        self._hooks = ModuleHooks(survives_fork=False)
-
     def start(self, _session: Session) -> None:
-        """Installs the hooks, which feed every session that wants modules."""
-        self._hooks.install()
+        """Follows the calls, for every session that wants modules."""
+        module_calls.shared.install(self, as_events=True)
 
     def stop(self) -> None:
-        """Takes them out."""
-        self._hooks.remove()
+        """Ends it."""
+        module_calls.shared.remove(self)
+
+    def notes(self) -> list[str]:
+        """Where they cannot be followed."""
+        return module_calls.shared.notes()
 
 
 class Collections(Source):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +11,28 @@ from torch import nn
 
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._sources.torch_hooks import ModuleHooks
+from otel_torchprof._sources import module_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @contextmanager
-def installed() -> Iterator[ModuleHooks]:
-    """The hooks, for as long as the block."""
-    hooks = ModuleHooks()
-    hooks.install()
+def installed() -> Iterator[module_calls.ModuleCalls]:
+    """Calls of modules are followed, for as long as the block."""
+    user = object()
+    module_calls.shared.install(user, as_events=True)
     try:
-        yield hooks
+        yield module_calls.shared
     finally:
-        hooks.remove()
+        module_calls.shared.remove(user)
+
+
+def way_to_call() -> int | None:
+    """What the interpreter calls a module by: another one while calls are followed."""
+    find = ctypes.pythonapi.PyVectorcall_Function
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.py_object]
+    return find(nn.Module._call_impl)
 
 
 def recorded(body: Callable[[], Any]) -> list[str]:

@@ -80,10 +80,10 @@ class Recorded:
 
 
 @contextmanager
-def recorded(*, with_modules: bool = False) -> Iterator[Recorded]:
+def recorded() -> Iterator[Recorded]:
     """Records phases in the block; they can be read after it."""
     session = Session(1 << 24, all_threads=True, kinds=[Kind.PHASE, Kind.MODULE, Kind.LABEL])
-    source = Phases(with_modules=with_modules)
+    source = Phases()
     session.start()
     result = Recorded(session, source)
     try:
@@ -101,7 +101,7 @@ def model_and(kind: Any = torch.optim.SGD) -> tuple[nn.Module, Any]:
 
 
 def state_of_torch() -> Any:
-    """All that hooks and wrappers of phases change in torch, and in Python."""
+    """All that a recording of phases changes in torch, and in Python."""
     places = {}
     for call in phase_calls._CALLS:
         owner, name = wrapped_calls.place(call, sys.modules.get(call.module))

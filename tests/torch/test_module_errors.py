@@ -18,7 +18,7 @@ X = torch.ones(2, 4)
 
 @pytest.fixture
 def hooks():
-    """Hooks for every module."""
+    """Calls of every module are followed."""
     with installed() as every:
         yield every
 
@@ -77,7 +77,7 @@ def test_no_output_is_no_error(hooks):
 
 
 class Interrupted(nn.Module):
-    """Is left by what is no Exception, of which torch does not tell its hooks."""
+    """Is left by what is no Exception."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ class Interrupted(nn.Module):
 
 
 def test_an_interrupt(hooks):
-    """A module that an interrupt leaves ends, unfinished, with the next one, which is not inside it; as deep and less deep."""
+    """A module that an interrupt leaves is unfinished, and the next one is not inside it; as deep and less deep."""
     model, other = Interrupted(), nn.ReLU()
 
     def interrupt():
@@ -159,7 +159,7 @@ def test_interrupts_one_after_another(hooks):
 
 
 def test_hooks_of_the_program(hooks):
-    """Hooks of the program's own run as ever, inside the event; what one of them raises is its own affair."""
+    """Hooks of the program's own run as ever, inside the event; what one of them raises is the error of its module."""
     model, seen = Net(), []
     model.register_forward_pre_hook(lambda *_: seen.append("before"))
     handle = model.register_forward_hook(lambda *_: seen.append("after"))
@@ -179,7 +179,7 @@ def test_hooks_of_the_program(hooks):
             model(X)
         nn.Identity()(X)
 
-    assert recorded(body) == ["Net !ValueError", *NET[1:4], "Identity"]
+    assert recorded(body) == ["Net !ValueError", "  encoder !ValueError", *NET[2:4], "Identity"]
 
 
 def test_a_model_that_cannot_be_walked_over(hooks):

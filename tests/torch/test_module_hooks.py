@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from module_events import NET, Block, Net, installed, lines, recorded  # noqa: E402
+from module_events import NET, Block, Net, installed, lines, recorded, way_to_call  # noqa: E402
 from torch import nn  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -21,14 +20,13 @@ from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native import module_names  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
 from otel_torchprof._sources.contexts import ContextTable  # noqa: E402
-from otel_torchprof._sources.torch_hooks import ModuleHooks  # noqa: E402
 
 X = torch.ones(2, 4)
 
 
 @pytest.fixture
 def hooks():
-    """Hooks for every module."""
+    """Calls of every module are followed."""
     with installed() as every:
         yield every
 
@@ -235,88 +233,32 @@ def test_requests_of_several_threads(hooks):
     assert all(tree == [line.strip() for line in NET] for tree in trees.values())
 
 
-def test_torchs_hooks_are_as_before():
-    """Installing and removing, a hundred times, leaves torch's hooks and the filters of warnings as they were."""
+def test_torch_is_as_before():
+    """Followed or not, classes, hooks, filters of warnings and torch's way to call a module are the same, a hundred times."""
     from torch.nn.modules import module as torch_modules
 
     def state():
         hooked = [value for name, value in vars(torch_modules).items() if name.startswith("_global_")]
-        return [dict(value) if isinstance(value, dict) else value for value in hooked], list(warnings.filters)
+        copies = [dict(value) if isinstance(value, dict) else value for value in hooked]
+        return (
+            copies,
+            list(warnings.filters),
+            dict(vars(nn.Module)),
+            dict(model.__dict__),
+            torch_modules._has_any_global_hook(),
+        )
 
     model = Net()
-    before = state()
-    hooks = ModuleHooks()
+    before, way = state(), way_to_call()
     for _ in range(100):
-        hooks.install()
-        model(X)
-        hooks.install()
-        assert state() != before
-        hooks.remove()
-        hooks.remove()
-        assert state() == before
+        with installed(), installed():
+            model(X)
+            assert state() == before
+            assert way_to_call() != way
+        assert (state(), way_to_call()) == (before, way)
 
 
 def test_without_a_session_nothing_is_kept(hooks):
     """While nobody records modules, names are not even looked up."""
     Net()(X)
     assert hooks.names.size == 0
-
-
-def test_an_interrupt_amid_the_installation(monkeypatch):
-    """Hooks that torch has, though it was interrupted before it said so, are taken out, and not doubled by the next installation."""
-    from torch.nn.modules import module as torch_modules
-
-    register = torch_modules.register_module_forward_pre_hook
-
-    def interrupted(hook):
-        register(hook)
-        raise KeyboardInterrupt
-
-    hooks = ModuleHooks()
-    monkeypatch.setattr(torch_modules, "register_module_forward_pre_hook", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        hooks.install()
-    monkeypatch.undo()
-    hooks.install()
-    assert (len(torch_modules._global_forward_pre_hooks), len(torch_modules._global_forward_hooks)) == (1, 1)
-    hooks.remove()
-    assert not torch_modules._global_forward_pre_hooks
-    assert not torch_modules._global_forward_hooks
-
-
-def interrupted_removal(hooks, at):
-    """Removes hooks, interrupted at a line of what takes them out, counted from 0; whether there is such a line."""
-    left = at
-
-    def look(frame, event, _argument):
-        nonlocal left
-        if frame.f_code.co_name != "_take_out":
-            return None
-        left -= event == "line"
-        if left < 0:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        hooks.remove()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-def test_an_interrupt_amid_the_removal():
-    """At whatever line an interrupt comes, the next removal leaves nothing with torch, of the hooks that are always called neither."""
-    lines_seen = 0
-    hooks = ModuleHooks()
-    hooks.install()
-    while interrupted_removal(hooks, lines_seen):
-        hooks.remove()
-        assert not torch.nn.modules.module._has_any_global_hook(), lines_seen
-        hooks.install()
-        lines_seen += 1
-    assert lines_seen > 6

@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from otel_torchprof._sources import root_modules  # noqa: E402
 from otel_torchprof._sources.compile_events import CompileEvents  # noqa: E402
 
 X = torch.ones(2, 4)
@@ -238,7 +237,7 @@ def instrumented(detail):
     events = CompileEvents()
     events.start()
     try:
-        with installed() if detail == "ops" else nullcontext(), recorded(with_modules=detail == "ops") as found:
+        with installed() if detail == "ops" else nullcontext(), recorded() as found:
             yield found
     finally:
         events.stop()
@@ -270,7 +269,7 @@ def test_graphs(program, detail):
 
 @pytest.mark.parametrize("detail", ["steps", "ops"])
 def test_compiled_before_and_after(detail):
-    """What was compiled without hooks runs on with them, as a phase of its wrapper, and without them again."""
+    """What was compiled before a recording runs on in it, as a phase of its wrapper, and what was compiled in it after it."""
     model, other = Net(), container()
     counter = CompileCounter()
     before = torch.compile(model, backend=counter)
@@ -283,29 +282,17 @@ def test_compiled_before_and_after(detail):
     assert counter.frame_count == 2
     trained(model, before)
     trained(other, in_between)
-    assert counter.frame_count == (2 if detail == "steps" else 3)
+    assert counter.frame_count == 2
     assert found.lines().count("BACKWARD") == found.lines().count("STEP") == 8
 
 
-def test_the_search_ends_before_anything_is_compiled():
-    """No graph is made beside torch's hook for all modules; once something was compiled, none is searched any more."""
-    seen = []
-
-    def backend(graph, _inputs):
-        seen.append(root_modules.shared.searches)
-        return graph.forward
-
+def test_a_model_that_is_first_called_after_a_compilation():
+    """It is a phase as any other."""
     model, later = Net(), Net()
     with instrumented("steps") as found:
-        trained(model)
-        assert root_modules.shared.searches
-        trained(model, torch.compile(model, backend=backend))
+        trained(model, torch.compile(model, backend="eager"))
         trained(later)
-        root_modules.shared.search()
-        assert not root_modules.shared.searches
-        assert root_modules._found not in nn.modules.module._global_forward_pre_hooks.values()
-    assert seen == [False]
-    assert id(later) not in found.objects()["FORWARD"]
+    assert id(later) in found.objects()["FORWARD"]
 
 
 def test_a_graph_compiled_ahead_of_time_has_no_phases_of_torchs_own():

@@ -119,7 +119,7 @@ def test_several_users():
     """The hooks go with the last; what one of them does again changes nothing."""
     before = state_of_torch()
     session = Session(1 << 20, all_threads=True, kinds=[Kind.PHASE])
-    first, second = Phases(with_modules=False), Phases(with_modules=False)
+    first, second = Phases(), Phases()
     first.start(session)
     with_hooks = state_of_torch()
     second.start(session)
@@ -140,7 +140,7 @@ def test_stopped_in_a_finalizer():
     class Owner:
         def __init__(self):
             self.me = self
-            self.source = Phases(with_modules=False)
+            self.source = Phases()
 
         def __del__(self):
             self.source.stop()

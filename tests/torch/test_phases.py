@@ -116,7 +116,7 @@ class Fails(nn.Module):
 def test_an_exception_in_forward(with_modules):
     """It ends the phase with its class; the next phase is beside it."""
     model = Fails()
-    with installed() if with_modules else nullcontext(), recorded(with_modules=with_modules) as found:
+    with installed() if with_modules else nullcontext(), recorded() as found:
         model(X)
         model.error = KeyError("k")
         with pytest.raises(KeyError):

@@ -9,11 +9,10 @@ import pytest
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._sources import torch_hooks
 
 
 class Module:
-    """Calls the hooks around its forward, as deep in Python's and C's stacks as torch does."""
+    """Is called as torch calls modules."""
 
     def __init__(self, name, *children, then=None):
         self.name, self.children, self.then = name, children, then
@@ -24,17 +23,7 @@ class Module:
     __call__ = wrapped
 
     def _call_impl(self, *args, **kwargs):
-        def inner():
-            python_sources.module_begin(self, args)
-            result = self.forward(*args, **kwargs)
-            python_sources.module_end(self, args, result)
-            return result
-
-        try:
-            return inner()
-        except Exception:
-            python_sources.module_end(self, args, None)
-            raise
+        return self.forward(*args, **kwargs)
 
     def forward(self, x):
         for child in self.children:
@@ -54,10 +43,11 @@ def follow():
         names[id(module)] = table
         return table
 
-    python_sources.follow_modules(names, find, torch_hooks.enclosing_modules)
+    python_sources.follow_modules(names, find)
+    assert python_sources.follow_calls(Module._call_impl)
     yield
+    assert python_sources.follow_calls(None)
     python_sources.leave_modules()
-    table.clear()  # a module that was left open keeps it, and the ids are soon those of another test's modules
 
 
 def recorded(body):
@@ -136,15 +126,54 @@ def test_a_thread_that_ends_within_a_module(follow):
     assert recorded(body) == ["a ..."] * 2
 
 
-def test_hooks_swallow_what_find_raises(follow):
+def test_what_find_raises_is_swallowed(follow):
     """When no name can be found the module is no event, nothing is raised, and it is counted."""
 
     def fail(*_):
         raise RuntimeError("no name")
 
     before = python_sources.errors()
-    python_sources.follow_modules({}, fail, list)
+    python_sources.follow_modules({}, fail)
     assert recorded(lambda: Module("a")(1)) == []
-    python_sources.follow_modules({}, lambda *_: "no table", list)
+    python_sources.follow_modules({}, lambda *_: "no table")
     assert recorded(lambda: Module("a")(1)) == []
     assert python_sources.errors() == before + 2
+
+
+def test_a_function_is_what_it_was(follow):
+    """A call that is followed gets its arguments, returns and raises as it does otherwise, and its function shows nothing of it."""
+    seen = []
+
+    class Any:
+        def _call_impl(self, *args, key=1, **kwargs):
+            seen.append((args, key, kwargs))
+            if not args:
+                raise ValueError(key)
+            return self
+
+    before = vars(Any._call_impl), Any._call_impl.__code__, Any._call_impl.__defaults__, repr(Any._call_impl)
+    assert python_sources.follow_calls(Any._call_impl)  # in place of the other one
+    assert (vars(Any._call_impl), Any._call_impl.__code__, Any._call_impl.__defaults__, repr(Any._call_impl)) == before
+    owner = Any()
+    assert owner._call_impl(1, 2, key=3, more=4) is owner
+    with pytest.raises(ValueError, match="5") as raised:
+        Any._call_impl(owner, key=5)
+    assert [entry.name for entry in raised.traceback] == ["test_a_function_is_what_it_was", "_call_impl"]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'self'"):
+        Any._call_impl()
+    assert seen == [((1, 2), 3, {"more": 4}), ((), 5, {})]
+
+
+def test_a_module_whose_stack_is_left(follow):
+    """Calls of modules on stacks that are swapped end, each once, as far as they can be told."""
+    greenlet = pytest.importorskip("greenlet")
+    main = greenlet.getcurrent()
+    other = greenlet.greenlet(lambda: inner(1))
+    outer, inner, last = Module("a", then=other.switch), Module("b", then=main.switch), Module("c")
+
+    def body():
+        outer(1)
+        other.switch()
+        last(1)
+
+    assert recorded(body) == ["a", "a/b ...", "c"]

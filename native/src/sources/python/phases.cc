@@ -1,9 +1,9 @@
 // Phases of a training loop, as events: what wraps a function of torch's begins and ends them by phase_begin and
-// phase_end; roots and steps of optimizers are told by torch's hooks.
+// phase_end, module_calls.cc those of roots, and torch's hooks the steps of optimizers.
 //
-// Torch does not call the second of two hooks where an exception leaves what is between them (an optimizer's; of a
-// module, where it is none of Exception's). So these are kept on a stack, and where a phase begins while one of them is
-// open, Python's stack is looked at: those that are not on it any more end.
+// Torch does not call the second of an optimizer's hooks where an exception leaves its step. So roots and steps are
+// kept on a stack, and where a phase begins while a step is open, Python's stack is looked at: steps that are not on it
+// any more end.
 //
 // Python's lock is held in all of this.
 #include <cstddef>
@@ -18,13 +18,11 @@ namespace {
 PyObject* g_names = nullptr;            // by part
 PyObject* g_is_grad_enabled = nullptr;  // torch's
 PyObject* g_graph_task = nullptr;       // torch's: number of the backward pass that this thread runs, -1 for none
-PyObject* g_running = nullptr;     // ids of the modules and optimizers in whose calls the thread is, innermost first
-PyObject* g_look = nullptr;        // called once, by a thread that begins a phase
-PyObject* g_after_root = nullptr;  // called when a root has ended, while more are searched
-PyObject* g_found = nullptr;       // called with each root that was none before
-PyObject* g_roots = nullptr;       // weak references to the modules that were roots, by their ids
-PyObject* g_trained = nullptr;     // ids of those that were with gradients
-char g_keys[kParts];               // identities of phases that are of no object
+PyObject* g_running = nullptr;          // ids of the optimizers in whose steps the thread is, innermost first
+PyObject* g_found = nullptr;            // called with each root that was none before
+PyObject* g_roots = nullptr;            // weak references to the modules that were roots, by their ids
+PyObject* g_trained = nullptr;          // ids of those that were with gradients
+char g_keys[kParts];                    // identities of phases that are of no object
 
 bool is_root(uint32_t part) {
   return part == kForward || part == kInference || part == kEvaluation || is_of_generation(part);
@@ -69,11 +67,17 @@ void close(const OpenPhase& open, uint8_t flags, const char* error, uint32_t err
   if (open.recorded) g_api->end(key_of(open.part, open.object), flags, error, error_size);
 }
 
-// Ends those that are not on Python's stack, where they stand in the same order. `begins`: what is innermost there
+bool is_step_open(const PythonThread* thread) {
+  for (const OpenPhase& open : thread->phases)
+    if (open.part == kStep) return true;
+  return false;
+}
+
+// Ends the steps that are not on Python's stack, where they stand in the same order. `begins`: what is innermost there
 // begins only now.
 void close_left_behind(PythonThread* thread, bool begins) {
   PyObject* function = g_running;
-  if (function == nullptr) return;
+  if (function == nullptr || !is_step_open(thread)) return;
   Py_INCREF(function);
   PyObject* running = PyObject_CallNoArgs(function);
   Py_DECREF(function);
@@ -83,8 +87,11 @@ void close_left_behind(PythonThread* thread, bool begins) {
     size_t kept = phases.size();
     for (size_t i = phases.size(); i-- > 0;) {
       Py_ssize_t found = at;
-      while (found < size && PyLong_AsVoidPtr(PyList_GetItem(running, found)) != phases[i].object) ++found;
-      if (found < size) {
+      if (phases[i].part == kStep)
+        while (found < size && PyLong_AsVoidPtr(PyList_GetItem(running, found)) != phases[i].object) ++found;
+      if (phases[i].part != kStep) {
+        phases[--kept] = phases[i];
+      } else if (found < size) {
         at = found + 1;
         phases[--kept] = phases[i];
       } else {
@@ -119,13 +126,16 @@ void step_may_end(PythonThread* thread, uint32_t part) {
   thread->may_begin_step = part == kBackward && thread->may_begin_step == 0 ? 1 : 2;
 }
 
-void begin_hooked(PythonThread* thread, uint32_t part, PyObject* object, bool is_event) {
-  bool recorded = is_event && record(part, object);
+// Whether it is on the stack, to be ended.
+bool begin_nested(PythonThread* thread, uint32_t part, PyObject* object) {
+  bool recorded = record(part, object);
   try {
-    thread->phases.push_back({object, handled_exception(), part, recorded});
+    thread->phases.push_back({object, part, recorded});
   } catch (const std::bad_alloc&) {
     if (recorded) g_api->end(key_of(part, object), OTP_FLAG_UNFINISHED, nullptr, 0);
+    return false;
   }
+  return true;
 }
 
 // The innermost that is open of an object; null where there is none.
@@ -135,7 +145,7 @@ OpenPhase* open_of(PythonThread* thread, PyObject* object) {
   return at == 0 ? nullptr : &thread->phases[at - 1];
 }
 
-void end_hooked(PythonThread* thread, PyObject* object, uint8_t flags, const char* error, uint32_t error_size) {
+void end_nested(PythonThread* thread, PyObject* object, uint8_t flags, const char* error, uint32_t error_size) {
   const OpenPhase* open = open_of(thread, object);
   if (open == nullptr) return;  // it began before anybody recorded phases
   size_t left = static_cast<size_t>(open - thread->phases.data());
@@ -200,16 +210,6 @@ PyObject* wrong_count(const char* name) {
   return PyErr_Format(PyExc_TypeError, "%s(): wrong number of arguments", name);
 }
 
-// On the thread itself: of another one it is not known whether a debugger or a profiler has the variables of its
-// functions in hand just now, which writes them back.
-void look_once() {
-  PyObject* look = g_look;
-  if (look == nullptr) return;
-  g_look = nullptr;
-  Py_XDECREF(PyObject_CallNoArgs(look));
-  Py_DECREF(look);
-}
-
 // phase_begin(part, object); see _python.pyi.
 PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) return wrong_count("phase_begin");
@@ -217,8 +217,7 @@ PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
   auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
-  look_once();
-  if (!thread->phases.empty() && part <= kSave) close_left_behind(thread, false);
+  if (part <= kSave) close_left_behind(thread, false);
   bool recorded = part < kParts && record(part, args[1]);
   if (recorded && (part == kNext || part == kBackward || part == kZeroing || part == kSave))
     step_may_begin(thread, part);
@@ -264,7 +263,7 @@ PyObject* generate_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PythonThread* thread = recording_thread();
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
-  if (!thread->phases.empty()) close_left_behind(thread, false);
+  close_left_behind(thread, false);
   uint32_t part = is_evaluated(args[0], false) ? kEvaluatingGenerate : kGenerate;
   bool recorded = record(part, args[0]);
   if (recorded) step_may_begin(thread, part);
@@ -293,9 +292,8 @@ PyObject* optimizer_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PythonThread* thread = count > 0 ? recording_thread() : nullptr;
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
-  if (!thread->phases.empty()) close_left_behind(thread, true);
-  begin_hooked(thread, kStep, args[0], true);
-  if (!thread->phases.empty() && thread->phases.back().recorded) step_may_begin(thread, kStep);
+  close_left_behind(thread, true);
+  if (begin_nested(thread, kStep, args[0]) && thread->phases.back().recorded) step_may_begin(thread, kStep);
   Py_RETURN_NONE;
 }
 
@@ -304,54 +302,12 @@ PyObject* optimizer_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PythonThread* thread = count > 0 ? python_thread() : nullptr;
   if (thread == nullptr || thread->phases.empty()) Py_RETURN_NONE;
   Unraising guard;
-  end_hooked(thread, args[0], 0, nullptr, 0);
-  Py_RETURN_NONE;
-}
-
-// Of a module that is called in no other: torch's hooks before and after its forward.
-PyObject* root_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  PythonThread* thread = count > 0 ? recording_thread() : nullptr;
-  if (thread == nullptr) Py_RETURN_NONE;
-  // Where every module is an event, its phase began with that.
-  if (!thread->modules.empty() && thread->modules.back().key == args[0]) Py_RETURN_NONE;
-  Unraising guard;
-  begin_root(thread, args[0]);
-  Py_RETURN_NONE;
-}
-
-PyObject* root_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  PythonThread* thread = count > 2 ? python_thread() : nullptr;
-  const OpenPhase* open = thread == nullptr ? nullptr : open_of(thread, args[0]);
-  if (open == nullptr) Py_RETURN_NONE;
-  Unraising guard;
-  Leaving leaving(args[2], open->exception);
-  end_hooked(thread, args[0], leaving.flags, leaving.error, leaving.error_size);
-  if (PyObject* after = g_after_root) {
-    Py_INCREF(after);
-    Py_XDECREF(PyObject_CallNoArgs(after));
-    Py_DECREF(after);
-  }
+  end_nested(thread, args[0], 0, nullptr, 0);
   Py_RETURN_NONE;
 }
 
 PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-// A module's own hooks are pickled with it. A function that is bound to an object is pickled by the object and its
-// name: where the model is loaded these are contextlib.nullcontext().__exit__, which takes whatever there is and does
-// nothing, and what loads it does not need this package.
-PyMethodDef g_root_begin = {"__exit__", fast(root_begin), METH_FASTCALL, nullptr};
-PyMethodDef g_root_end = {"__exit__", fast(root_end), METH_FASTCALL, nullptr};
-
-// root_hooks(bound); see _python.pyi.
-PyObject* root_hooks(PyObject*, PyObject* bound) {
-  PyObject *begin = PyCFunction_NewEx(&g_root_begin, bound, nullptr), *end = nullptr, *both = nullptr;
-  if (begin != nullptr) end = PyCFunction_NewEx(&g_root_end, bound, nullptr);
-  if (end != nullptr) both = PyTuple_Pack(2, begin, end);
-  Py_XDECREF(begin);
-  Py_XDECREF(end);
-  return both;
 }
 
 void replace(PyObject** place, PyObject* value) {
@@ -378,18 +334,6 @@ PyObject* follow_phases(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// after_roots(function); see _python.pyi.
-PyObject* after_roots(PyObject*, PyObject* function) {
-  replace(&g_after_root, function == Py_None ? nullptr : function);
-  Py_RETURN_NONE;
-}
-
-// call_once(function); see _python.pyi.
-PyObject* call_once(PyObject*, PyObject* function) {
-  replace(&g_look, function == Py_None ? nullptr : function);
-  Py_RETURN_NONE;
-}
-
 // phase_collection(phase, info): for gc.callbacks, of full collections: the others are shorter than they are many.
 PyObject* phase_collection(PyObject*, PyObject* const* args, Py_ssize_t count) {
   bool begins = count == 2 && PyUnicode_Check(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "start") == 0;
@@ -404,30 +348,6 @@ PyObject* phase_collection(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// Of a function, and not of a module or a class, whose variables are in a dictionary anyhow.
-bool is_function(PyObject* frame) {
-  constexpr long kOptimized = 1;  // CO_OPTIMIZED
-  PyObject* code = PyObject_GetAttrString(frame, "f_code");
-  PyObject* flags = code == nullptr ? nullptr : PyObject_GetAttrString(code, "co_flags");
-  bool found = flags != nullptr && (PyLong_AsLong(flags) & kOptimized) != 0;
-  Py_XDECREF(flags);
-  Py_XDECREF(code);
-  return found;
-}
-
-// variables_of(frame); see _python.pyi. Up to Python 3.12 the interpreter keeps the dictionary that it makes for who
-// asks, and with it all that was in the variables, until the function returns: it is emptied where nobody else has it.
-PyObject* variables_of(PyObject*, PyObject* frame) {
-  PyObject* variables = PyObject_GetAttrString(frame, "f_locals");
-  if (variables == nullptr) return nullptr;
-  PyObject* values = PyMapping_Values(variables);
-  constexpr Py_ssize_t kFrameAndHere = 2;
-  if (PyDict_CheckExact(variables) && Py_REFCNT(variables) == kFrameAndHere && is_function(frame))
-    PyDict_Clear(variables);
-  Py_DECREF(variables);
-  return values;
-}
-
 // in_graph(): False; what dynamo reads in its place is True.
 PyObject* in_graph(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 
@@ -437,29 +357,27 @@ PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nul
                            {"generate_end", fast(generate_end), METH_FASTCALL, nullptr},
                            {"optimizer_begin", fast(optimizer_begin), METH_FASTCALL, nullptr},
                            {"optimizer_end", fast(optimizer_end), METH_FASTCALL, nullptr},
-                           {"root_hooks", root_hooks, METH_O, nullptr},
-                           {"after_roots", after_roots, METH_O, nullptr},
-                           {"call_once", call_once, METH_O, nullptr},
                            {"phase_collection", fast(phase_collection), METH_FASTCALL, nullptr},
                            {"follow_phases", follow_phases, METH_VARARGS, nullptr},
-                           {"variables_of", variables_of, METH_O, nullptr},
                            {"in_graph", in_graph, METH_NOARGS, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
-void begin_root(PythonThread* thread, PyObject* module) {
-  if (recording_thread() == nullptr || g_is_grad_enabled == nullptr) return;
-  if (!thread->phases.empty()) close_left_behind(thread, true);
-  bool inside = is_part(thread);
-  uint32_t part = inside ? static_cast<uint32_t>(kForward) : part_in_generation(thread, module, part_of_root(module));
-  begin_hooked(thread, part, module, !inside);
-  bool recorded = !inside && !thread->phases.empty() && thread->phases.back().recorded;
-  if (recorded && !is_of_generation(part)) step_may_begin(thread, part);
+bool begin_root(PythonThread* thread, PyObject* module) {
+  // Nearly all modules are parts of one.
+  if (thread->phases.size() > phases_around(thread) && is_root(thread->phases.back().part)) return false;
+  if (recording_thread() == nullptr || g_is_grad_enabled == nullptr) return false;
+  close_left_behind(thread, false);
+  if (is_part(thread)) return false;
+  uint32_t part = part_in_generation(thread, module, part_of_root(module));
+  if (!begin_nested(thread, part, module)) return false;
+  if (thread->phases.back().recorded && !is_of_generation(part)) step_may_begin(thread, part);
+  return true;
 }
 
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size) {
-  end_hooked(thread, module, flags, error, error_size);
+  end_nested(thread, module, flags, error, error_size);
 }
 
 int add_phases(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }

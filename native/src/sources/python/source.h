@@ -71,13 +71,10 @@ class Unraising {
 
 // A call of a module that is open on a thread.
 struct OpenModule {
-  const void* key;        // its address, which is also the event's identity
-  PyObject* names;        // where the modules inside it are looked up; owned
-  const void* exception;  // that was being handled when it began; compared only
-  const char* stack;      // where the C stack stood when it began; compared only
-  uint32_t doubts;        // times that a module began of which it is not sure whether it is inside this one
-  bool is_root;           // it is no part of the module that it was called in
-  bool is_top;            // it was called in none
+  const void* key;  // its address, which is also the event's identity
+  PyObject* names;  // where the modules inside it are looked up; owned
+  bool is_root;     // it is no part of the module that it was called in
+  bool is_top;      // its call is a phase
   bool recorded;
 };
 
@@ -105,10 +102,9 @@ enum Part : uint32_t {
 // Calls of root modules inside a call of generate.
 inline bool is_of_generation(uint32_t part) { return part == kPrefill || part == kDecode; }
 
-// A phase that torch begins and ends by hooks, of which the second may never come.
+// The call of a root module, or the step of an optimizer, whose end torch does not tell where an exception leaves it.
 struct OpenPhase {
-  PyObject* object;       // the module or optimizer; compared only
-  const void* exception;  // that was being handled when it began; compared only
+  PyObject* object;  // the module or optimizer; compared only
   uint32_t part;
   bool recorded;
 };
@@ -140,14 +136,11 @@ struct PythonThread {
 // The calling thread's, made where there is none. Null when there is no memory.
 PythonThread* python_thread();
 
-// The exception that is being handled, or null. `kind`: where its class is put, a new reference.
-const void* handled_exception(PyObject** kind = nullptr);
-
-// How a module was left whose hook gets this output, where `before` was being handled when it was called: torch calls
-// with no output when forward has raised. Its names live as long as this.
+// How a call was left, from the class of the exception that it raised; null where it returned. Its names live as long
+// as this.
 class Leaving {
  public:
-  Leaving(PyObject* output, const void* before);
+  explicit Leaving(PyObject* type);
   ~Leaving();
   Leaving(const Leaving&) = delete;
   Leaving& operator=(const Leaving&) = delete;
@@ -160,8 +153,14 @@ class Leaving {
   PyObject *name_ = nullptr, *owner_ = nullptr;
 };
 
-// The phase of a root module, around its event where modules are events. Nothing where no session has phases.
-void begin_root(PythonThread* thread, PyObject* module);
+// The event of a module's call; begin_module says whether there is something to end. Nothing where nobody has set
+// names.
+bool begin_module(PythonThread* thread, PyObject* module);
+void end_module(PythonThread* thread, PyObject* module, const Leaving& leaving);
+
+// The phase of a root module, around its event where modules are events; begin_root says whether there is something to
+// end: not inside of another root, and not where no session has phases.
+bool begin_root(PythonThread* thread, PyObject* module);
 void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char* error, uint32_t error_size);
 
 // Calls of generate on the calling thread, see generations.cc; what was open around the innermost one is around
@@ -183,6 +182,7 @@ void note_usage(PythonThread* thread);
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
+int add_module_calls(PyObject* module);
 int add_phases(PyObject* module);
 int add_generations(PyObject* module);
 int add_usage(PyObject* module);

@@ -1,0 +1,93 @@
+"""Calls of modules: each an event where somebody requests modules, a phase where it is called at top level."""
+
+from __future__ import annotations
+
+import os
+import threading
+import types
+from typing import NamedTuple
+
+from otel_torchprof._native import python_sources
+from otel_torchprof._native.module_names import ModuleNames
+
+from .compiled_code import leave_uncompiled
+
+
+class ModuleCalls:
+    """Follows the calls of all modules, for any number of users in a process; for any thread, modules may run in others meanwhile.
+
+    Torch calls every module by one function, ``Module._call_impl``, of which the interpreter is told another way to call it. So a
+    program sees nothing of it: no hook is registered, classes and objects are as they were, and so are torch's paths for modules
+    without hooks and what it compiles. Inside of another, a module costs 20 ns where modules are no events.
+
+    An event has the full name of the module in the top-level one that its thread is in, the root
+    (``encoder.layers.2.linear1``); the root has the name of its class. Wrappers of torch's (``torch.compile``,
+    ``DataParallel``, ``DistributedDataParallel``) and what they wrap are one module, named as if it were not wrapped. It is there from
+    before the module's own hooks to after them. A module that raises an Exception is marked with its class; one that something else
+    leaves (KeyboardInterrupt) is unfinished. Inside a compiled graph there are no modules any more, so there are no
+    events: the module that was compiled is one. TorchScript's inner modules are none either.
+    """
+
+    def __init__(self) -> None:
+        self.names = ModuleNames()
+        """Names of the modules that were called since somebody requests them as events."""
+        self.is_possible = True
+        """Whether this interpreter lets calls be followed."""
+        self._users: dict[object, _Request] = {}
+        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+
+    def install(self, user: object, *, as_events: bool, survives_fork: bool = False) -> None:
+        """Begins to follow them.
+
+        Args:
+            user: whom :meth:`remove` is told.
+            as_events: whether each call is an event; else only those at top level are phases, for sessions that have these.
+            survives_fork: whether it goes on in a forked child; else nobody there has to remove it.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
+        from torch.nn.modules.module import Module
+
+        with self._lock:
+            self._users[user] = _Request(as_events, survives_fork)
+            if as_events:
+                python_sources.follow_modules(self.names.tables, self.names.find)
+            function = vars(Module).get("_call_impl")
+            self.is_possible = isinstance(function, types.FunctionType) and python_sources.follow_calls(function)
+
+    def remove(self, user: object) -> None:
+        """Ends it, if nobody else uses this; without effect for no user. What is open ends as it would have."""
+        with self._lock:
+            if self._users.pop(user, None) is None and self._users:
+                return
+            if not any(request.as_events for request in self._users.values()):
+                python_sources.leave_modules()
+                self.names = ModuleNames()
+            if not self._users:
+                python_sources.follow_calls(None)
+
+    def notes(self) -> list[str]:
+        """That this interpreter does not let them be followed, where that is so."""
+        if self.is_possible:
+            return []
+        return ["calls of modules are not recorded: this interpreter has no way to follow the calls of a function"]
+
+    def after_fork_in_child(self) -> None:
+        """Whoever recorded in the parent does not here, unless it survives; the lock may have been another thread's."""
+        self._lock = threading.RLock()
+        for user in [user for user, request in self._users.items() if not request.survives_fork]:
+            self.remove(user)
+
+
+class _Request(NamedTuple):
+    """What a user wants."""
+
+    as_events: bool
+    survives_fork: bool
+
+
+shared = ModuleCalls()
+"""Those of the process."""
+leave_uncompiled(__name__)
+os.register_at_fork(after_in_child=shared.after_fork_in_child)
