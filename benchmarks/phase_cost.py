@@ -90,7 +90,7 @@ def _root_call() -> Callable[[], Any]:
 def _phases(_call: Any, kinds: tuple[Kind, ...]) -> Iterator[None]:
     """The hooks, and a session that records phases or nothing."""
     session = Session(64 << 20, keep_newest=True, all_threads=True, kinds=kinds)
-    source = Phases(with_modules=False)
+    source = Phases()
     session.start()
     try:
         source.start(session)

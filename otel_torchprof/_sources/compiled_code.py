@@ -133,26 +133,21 @@ def _decorated_for_torchscript(home: dict[str, Any]) -> Action:
 
 
 class _TracedGraph(threads.local):
-    """The labels that are open in the graph that this thread traces, each with the graph's value that ends it there."""
+    """The labels that are open in the graphs that this thread traces, each with the graph's value that ends it there."""
 
     def __init__(self) -> None:
         self.labels: list[tuple[Any, Any]] = []
-
-    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """``trace``, whose graphs have the labels of the function that it calls."""
-
-        @functools.wraps(trace)
-        def with_labels(*arguments: Any, **keywords: Any) -> Any:
-            around, self.labels = self.labels, []
-            try:
-                return python_sources.traced(trace, *arguments, **keywords)
-            finally:
-                self.labels = around
-
-        return with_labels
+        """In front of those of a graph None, with nothing."""
 
     def tell(self, label: Any, begins: bool) -> None:
         """Adds what torch's own label would; without running it, since the label is recorded as any other meanwhile."""
+        if label is None:
+            if begins:
+                self.labels.append((None, None))
+            else:
+                while self.labels.pop()[0] is not None:
+                    pass
+            return
         core: Any = sys.modules["torch._C"]
         state = core._get_tracing_state()  # noqa: SLF001 - what torch's own modules ask
         if state is None:  # what traces runs something untraced
@@ -165,10 +160,22 @@ class _TracedGraph(threads.local):
             self.labels.append((label, node.output()))
             return
         for place in reversed(range(len(self.labels))):
-            if self.labels[place][0] is label:
-                _, opened = self.labels.pop(place)
+            found, opened = self.labels[place]
+            if found is label:
+                del self.labels[place]
                 graph.insertNode(graph.create("profiler::_record_function_exit", [opened], 0))
+            if found is label or found is None:
                 return
+
+
+class _TracedMethod:
+    """A method of a class of C's whose graphs have labels, called without a function of Python's."""
+
+    def __init__(self, trace: Any) -> None:
+        self._trace = trace
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return functools.partial(python_sources.traced, self._trace.__get__(owner, kind))
 
 
 def _printable(text: str) -> str:
@@ -185,9 +192,10 @@ def _labels_for_traces(_trace: Any) -> None:
     graph = _TracedGraph()
     python_sources.show_labels(graph.tell)
     core: Any = sys.modules["torch._C"]
-    for owner, what in ((core, "function"), (core.ScriptModule, "method")):
-        for name in (f"_create_{what}_from_trace", f"_create_{what}_from_trace_with_dict"):
-            setattr(owner, name, graph.traced(getattr(owner, name)))
+    for end in ("", "_with_dict"):
+        function, method = f"_create_function_from_trace{end}", f"_create_method_from_trace{end}"
+        setattr(core, function, functools.partial(python_sources.traced, getattr(core, function)))
+        setattr(core.ScriptModule, method, _TracedMethod(vars(core.ScriptModule)[method]))
 
 
 def teach_label(label: type, home: dict[str, Any]) -> None:

@@ -91,6 +91,7 @@ def _phase(function: Callable[..., Any], call: _Call) -> Wrapper:
             result = function(*arguments, **keywords)
         except BaseException as error:
             end(part, owner, type(error))
+            _leave_out_caller(error)
             raise
         end(part, owner, None)
         return result
@@ -133,6 +134,7 @@ def _generating(function: Callable[..., Any]) -> Wrapper:
         except BaseException as error:
             generations.ended(call, model, None, error)
             end(model, type(error))
+            _leave_out_caller(error)
             raise
         end(model, None)
         return result
@@ -142,6 +144,12 @@ def _generating(function: Callable[..., Any]) -> Wrapper:
         is_none = _always
 
     return generate, retire
+
+
+def _leave_out_caller(error: BaseException) -> None:
+    """Takes the caller, which handles it, out of its traceback; without effect in Python 3.10, which raises the one that it had."""
+    traceback = error.__traceback__
+    error.__traceback__ = None if traceback is None else traceback.tb_next
 
 
 def _always() -> bool:

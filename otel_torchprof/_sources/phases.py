@@ -23,6 +23,7 @@ from . import module_calls, phase_calls
 from .compiled_code import leave_out_of_graphs, leave_uncompiled
 from .generations import shared as generations
 from .source import Source
+from .torch_hooks import PHASES
 
 if TYPE_CHECKING:
     import types
@@ -99,12 +100,8 @@ class _Hooks:
 
         with self._lock:
             self._users.add(user)
-            for hooks, hook, register in (
-                (optimizer._global_optimizer_pre_hooks, python_sources.optimizer_begin, "pre"),  # noqa: SLF001
-                (optimizer._global_optimizer_post_hooks, python_sources.optimizer_end, "post"),  # noqa: SLF001
-            ):
-                if hook not in hooks.values():
-                    getattr(optimizer, f"register_optimizer_step_{register}_hook")(hook)
+            optimizer._global_optimizer_pre_hooks[PHASES] = python_sources.optimizer_begin  # noqa: SLF001
+            optimizer._global_optimizer_post_hooks[PHASES] = python_sources.optimizer_end  # noqa: SLF001
             if python_sources.phase_collection not in gc.callbacks:
                 gc.callbacks.append(python_sources.phase_collection)
 
@@ -118,11 +115,8 @@ class _Hooks:
             module = sys.modules.get(_OPTIMIZERS)
             if module is None:
                 return
-            ours = (python_sources.optimizer_begin, python_sources.optimizer_end)
-            # Not by the handles that torch gives: an interrupt may come before they are kept.
             for hooks in (module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks):  # noqa: SLF001
-                for key in [key for key, hook in hooks.copy().items() if hook in ours]:
-                    hooks.pop(key, None)
+                hooks.pop(PHASES, None)
 
     def after_fork_in_child(self) -> None:
         self._lock = threads.RLock()

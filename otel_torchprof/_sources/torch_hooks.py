@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 _TORCHS_OPTIMIZERS = "torch.optim.optimizer"
+AFTER_STEPS, PHASES = -1, -2
+"""Keys of our hooks among torch's. Those that torch gives count up from 0, and are in what a program saves with hooks of its own."""
 
 
 class OptimizerHooks:
@@ -77,13 +79,11 @@ class _AfterSteps:
             if called:
                 importlib.import_module(_TORCHS_OPTIMIZERS)
             self._called, module = called, sys.modules.get(_TORCHS_OPTIMIZERS)
-            # Not by the handle that torch gives: an interrupt may come before it is kept.
             hooks = getattr(module, "_global_optimizer_post_hooks", {})
-            there = [key for key, known in hooks.copy().items() if known is self]
-            if called and module is not None and not there:
-                module.register_optimizer_step_post_hook(self)
-            for key in there[1:] if called else there:
-                hooks.pop(key, None)
+            if called:
+                hooks.setdefault(AFTER_STEPS, self)
+            else:
+                hooks.pop(AFTER_STEPS, None)
 
     def after_fork_in_child(self) -> None:
         self._lock = threads.RLock()

@@ -254,7 +254,7 @@ with otp.profile(operators=False) as prof:
     with otp.record_function("after"):
         pass
 assert [event.name for event in prof.events()] == ["label", "after"]
-assert python_sources.errors() == 2
+assert python_sources.errors() == 4
 """
 
 
