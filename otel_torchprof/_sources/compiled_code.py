@@ -223,15 +223,6 @@ def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:
     when_imported("torch._dynamo", teach)
 
 
-def read_as_true(function: Callable[[], bool]) -> None:
-    """Lets dynamo read a built-in function, which is false wherever it is called, as one that is true."""
-
-    def teach(dynamo: Any) -> None:
-        dynamo.substitute_in_graph(function, skip_signature_check=True)(_true)
-
-    when_imported("torch._dynamo", teach)
-
-
 def leave_uncompiled(*names: str) -> None:
     """Lets dynamo leave the functions of these modules alone, of which some run in the middle of a compiled call.
 
@@ -271,3 +262,11 @@ def _nothing(*_arguments: Any) -> None:
 
 def _true() -> bool:
     return True
+
+
+def _teach_in_graph(dynamo: Any) -> None:
+    """A built-in function that is false wherever it is called: dynamo reads it as one that is true."""
+    dynamo.substitute_in_graph(python_sources.in_graph, skip_signature_check=True)(_true)
+
+
+when_imported("torch._dynamo", _teach_in_graph)

@@ -11,7 +11,7 @@ from otel_torchprof._native import python_sources
 from otel_torchprof._process.wrapped_calls import WrappedCalls
 
 from . import generations
-from .compiled_code import leave_uncompiled, read_as_true
+from .compiled_code import leave_uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,6 @@ def _always() -> bool:
 
 
 leave_uncompiled(__name__)
-read_as_true(python_sources.in_graph)
 
 shared = WrappedCalls(_CALLS, _wrapper)
 """Those of the process."""

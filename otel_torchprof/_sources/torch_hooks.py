@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._native import python_sources
 from otel_torchprof._process import threads
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class _AfterSteps:
         self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if python_sources.in_graph():  # a graph of a step has no place for what they do
+            return
         for hook in self._called:
             hook(optimizer, args, kwargs)
 

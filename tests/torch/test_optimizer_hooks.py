@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 
 from observed import succeeds  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._dynamo.testing import CompileCounter  # noqa: E402
 from torch.optim import optimizer as torch_optimizers  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -246,3 +247,16 @@ MAKE = {
 def test_steps_are_expected_once_an_optimizer_was_made(make):
     """In a program without an optimizer no steps are expected; once one was made, of torch or of a derived class, they are."""
     succeeds(EXPECTED.format(make=make), has_torch=True)
+
+
+def test_a_step_that_is_compiled(steps):
+    """A step compiles to one graph, as without the hook, and tells of itself where it runs outside of one."""
+    model, optimizer = model_and(torch.optim.SGD, lr=0.1)
+    counter = CompileCounter()
+    step = torch.compile(lambda: optimizer.step(), fullgraph=True, backend=counter)  # noqa: PLW0108 - as programs do
+    for _ in range(3):
+        backward(model)
+        step()
+    assert (counter.frame_count, steps) == (1, [])
+    optimizer.step()
+    assert steps == [1]
