@@ -214,8 +214,8 @@ PyObject* label_is_open(PyObject* self, PyObject*) { return PyBool_FromLong(as_l
 PyObject* label_suspend(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->suspend(self)); }
 PyObject* label_resume(PyObject* self, PyObject*) { return PyBool_FromLong(g_api->resume(self)); }
 
-// traced(function, *arguments, **keywords): calls it, and tells the graph that it begins and ends, as of a label None, and
-// of the labels of this thread meanwhile. No function of Python's, whose line would be in what is traced.
+// traced(function, *arguments, **keywords): calls it, and tells the graph that it begins and ends, as of a label None,
+// and of the labels of this thread meanwhile. No function of Python's, whose line would be in what is traced.
 PyObject* traced(PyObject*, PyObject* arguments, PyObject* keywords) {
   PyObject* function = PyTuple_GetItem(arguments, 0);
   PyObject* rest = function == nullptr ? nullptr : PyTuple_GetSlice(arguments, 1, PyTuple_Size(arguments));
