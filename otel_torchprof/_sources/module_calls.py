@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import types
 from typing import NamedTuple
 
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.module_names import ModuleNames
+from otel_torchprof._process import threads
 
 from .compiled_code import leave_uncompiled
 
@@ -34,7 +34,7 @@ class ModuleCalls:
         self.is_possible = True
         """Whether this interpreter lets calls be followed."""
         self._users: dict[object, _Request] = {}
-        self._lock = threading.RLock()  # a signal handler may shut down in the middle
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def install(self, user: object, *, as_events: bool, survives_fork: bool = False) -> None:
         """Begins to follow them.
@@ -75,7 +75,7 @@ class ModuleCalls:
 
     def after_fork_in_child(self) -> None:
         """Whoever recorded in the parent does not here, unless it survives; the lock may have been another thread's."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         for user in [user for user, request in self._users.items() if not request.survives_fork]:
             self.remove(user)
 
