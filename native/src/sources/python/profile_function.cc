@@ -21,7 +21,7 @@ PyThreadState* (*g_first_thread)(PyInterpreterState*) = nullptr;
 constexpr unsigned long kNobody = ~0UL;  // no thread's ident
 constexpr long kSeparate = 0x030B0000, kUnknownFrom = 0x030C0000;
 constexpr int kUnknown = -1;
-constexpr int kMostWords = 34;         // of a thread's state that are looked at, and the next: it has 35 at least (3.10)
+constexpr int kMostWords = 34;  // of a thread's state that are looked at, and the next: it has 35 at least (3.10)
 int g_profile_function_at = kUnknown;  // PyThreadState: its profile function, in words
 int g_ident_at = kUnknown;             // its ids: one word each, one behind the other
 bool g_has_system_id = false;

@@ -175,8 +175,8 @@ bool unobserve(uint32_t consumer, int64_t token) {
   return was_there;
 }
 
-// Nobody observes in the child, and torch's slot is free for others there. Nothing is allocated: no reporter has another
-// one behind it, that would take its nodes.
+// Nobody observes in the child, and torch's slot is free for others there. Nothing is allocated: no reporter has
+// another one behind it, that would take its nodes.
 void forget_in_child() {
   for (Reporter* reporter : g_reporters)
     if (reporter != nullptr) reporter->behind.store(nullptr, std::memory_order_relaxed);
