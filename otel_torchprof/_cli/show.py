@@ -97,7 +97,7 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
     durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)
     if durations:
         middle, longest = format_time(durations[len(durations) // 2]), format_time(durations[-1])
-        lines.append(f"{len(durations):,} steps, median {middle}, longest {longest}")
+        lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}")
     return "\n".join((*lines, ""))
 
 

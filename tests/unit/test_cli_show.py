@@ -119,6 +119,8 @@ def test_steps_with_phases(tmp_path, capsys):
     assert lines[0] == ["Step", "Started", "Duration", "data", "backward", "unattributed", "Spans"]
     assert lines[1] == ["0", "0.000us", "9.000us", "1.000ms", "2.000us", "2"]
     assert lines[2][3:6] == ["2.000ms", "500.000ms", "0.000us"]
+    assert lines[3] == ["Steps:", "2,", "median", "9.000us,", "longest", "9.000us"]
+    assert len(lines) == 4, "only lines of steps begin with a number"
 
 
 def test_a_phase_in_one_of_its_name_is_counted_once(tmp_path):
