@@ -136,6 +136,8 @@ class _Loop:
         if walk is None or self._fit is None:
             return
         found = None if learner is None else learner.take(token)
+        if found is None and learner is not None and self._fit.is_broken:
+            found = learner.of_misfits()
         late = None if learner is None or not walk.rule.is_provisional else learner.of_optimizer(token)
         if late is not None:
             self._replace(late, walk)

@@ -83,6 +83,8 @@ class Learner:
         self._rounds_needed = rounds
         self._optimizers: list[_Optimizer] = []
         self._waiting: Rule | None = None
+        self._former: Rule | None = None
+        """What was waiting when another optimizer stepped: that may be one that steps rarely, or of the next loop."""
         self._began = 0
         self._first: Anchor | None = None
         self._modules: set[int] = set()
@@ -141,6 +143,11 @@ class Learner:
         is_first = (token.part, token.key) == self._first and not self._optimizers[-1].has_next
         return self._single() if token.part is Part.NEXT or is_first else None
 
+    def of_misfits(self) -> Rule | None:
+        """The rule of two equal periods, where the one before does not fit and no batches tell steps apart until this one is sure."""
+        has_batches = any(step.has_next for step in self._optimizers)
+        return None if has_batches else self._waiting
+
     def most_work(self, anchor: Anchor) -> int:
         """Backward passes and optimizers' steps in the longest period of an anchor."""
         most = work = 0
@@ -159,7 +166,7 @@ class Learner:
         if self._is_given:
             return None
         if self._waiting is not None or self._optimizers:
-            return self._waiting or self._single()
+            return self._waiting or self._single() or self._former
         rounds = {key: count for key, (count, *_) in self._rounds.items() if count >= least}
         if rounds:
             return self._loader_rule(max(rounds, key=lambda key: rounds[key]))
@@ -181,7 +188,9 @@ class Learner:
         self._pattern_rounds = 0
         anchor = (token.part, token.key)
         if self._waiting is not None and anchor not in self._waiting.optimizers:
-            self._waiting = None
+            self._former, self._waiting = self._waiting, None
+        elif self._former is not None and anchor in self._former.optimizers:
+            self._former = None
         self._optimizers.append(_Optimizer(anchor, backwards, self._has_forward, self._has_next))
         del self._optimizers[: -_MOST_OPTIMIZERS if len(self._optimizers) > 2 * _MOST_OPTIMIZERS else 0]
         self._has_backward = self._has_forward = self._has_next = False
@@ -206,6 +215,8 @@ class Learner:
         shape = _shape(periods[0])
         if shape not in map(_shape, periods[1:2]) or not any(has_backward for _, has_backward in shape):
             return None
+        if self._former is not None:
+            return self._former
         present = {step.anchor for step in periods[0]}
         is_update = anchor[0] is Part.SCALER_UPDATE
         for other in {step.anchor for period in periods for step in period}:

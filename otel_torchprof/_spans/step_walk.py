@@ -52,6 +52,8 @@ class Walk:
         """From there to the next step, where that followed."""
         self._segment_start = self._period = 0
         self._has_compute = self._has_backward = False
+        self._strange: int | None = None
+        """An optimizer that the rule does not know, and that has stepped since."""
         self._pending: list[Token] = []
         self._zeroing_ends_steps = False
         self._of_training: dict[int, None] = {}
@@ -146,8 +148,11 @@ class Walk:
         return key in self._of_training and key not in self._of_evaluation
 
     def _precedes_step(self, token: Token) -> bool:
-        """Whether a step of a loop without an optimizer has ended before this token."""
+        """Whether a step has ended before this token: of a loop without an optimizer, or with one that the rule does not know."""
         rule = self.rule
+        if self._strange is not None and not self.waits:
+            is_alone = token.part is Part.ZEROING and token.key == self._strange and not self._of_training
+            return is_alone or token.part is Part.NEXT
         if rule.part in OPTIMIZERS or self.waits or not (self._has_backward or (rule.is_given and self._has_compute)):
             return False
         if token.part is rule.part:
@@ -290,9 +295,17 @@ class Walk:
             self._pending.clear()
             self._has_compute = True
             self._has_backward |= part is Part.BACKWARD or token.holds_backward
+            self._note_strange(token)
         self._end = self._trained_end = token.end
         if is_optimizer and (part, token.key) == (self.rule.part, self.rule.key):
             self.waits = self.has_ended_period = True
+
+    def _note_strange(self, token: Token) -> None:
+        """Keeps an optimizer whose step may have ended a step, though the rule knows only others."""
+        rule = self.rule
+        is_known = rule.is_given or rule.part not in OPTIMIZERS or (token.part, token.key) in rule.optimizers
+        if token.part in OPTIMIZERS and self._has_backward and not is_known:
+            self._strange = token.key
 
     def _begin(self, token: Token) -> None:
         """Begins a step of which this token is the first pass."""
@@ -302,6 +315,7 @@ class Walk:
         self._emit(first.start, first, Segment.STEP)
         self._pending.clear()
         self.waits = self._has_compute = self._has_backward = False
+        self._strange = None
 
     def _first_of_step(self, token: Token) -> Token:
         """The first batch, else the first zeroing, else the pass itself.

@@ -103,15 +103,32 @@ def test_an_optimizer_that_steps_rarely_is_waited_for():
 
 @pytest.mark.parametrize("times", [at_once, one_by_one, in_pieces(1), in_pieces(2)])
 def test_another_loop_is_learned_from_there_on(times):
-    """After three periods that do not fit another rule is in force; no step that was told is told otherwise."""
+    """After three periods that do not fit another rule is in force; until then the loader's batches begin the steps."""
     program = Program()("[ N F B S", 10)("[ N1 F1 B S1", 20)("|")
-    found = boundaries(program.tokens, times)
-    expected = steps(program.expected)
-    assert steps(found)[:11] == expected[:11]
-    assert steps(found)[11:] == expected[14:]
+    assert steps(boundaries(program.tokens, times)) == steps(program.expected)
     cycle = cycle_of(program, times)
     assert cycle.revision == 2
     assert cycle.rule.endswith("three periods did not fit the rule before")
+
+
+@pytest.mark.parametrize("times", [at_once, one_by_one, in_pieces(1)])
+@pytest.mark.parametrize("batches", [3, 4, 10, 30])
+def test_a_model_for_each_fold(batches, times):
+    """A loop that is run anew with another model and optimizer, and a loss module, has all its steps, however short it is."""
+    program = Program()
+    for fold in range(5):
+        program(f"[ N{100 * fold} Z{fold} F{fold} F9 B S{fold}", batches)("< n E n E n E n")
+    found = boundaries(program("|").tokens, times)
+    assert steps(found) == steps(program.expected)
+
+
+@pytest.mark.parametrize(("step", "lost"), [("Z F F9 B S", 0), ("F F9 B S", 3)])
+def test_a_model_for_each_fold_without_loader(step, lost):
+    """Zeroing tells the steps apart; where nothing does, those of the next optimizer are known after three."""
+    program = Program()
+    for fold in range(5):
+        program("[ " + " ".join(word if word in {"B", "F9"} else f"{word}{fold}" for word in step.split()), 30)
+    assert len(steps(boundaries(program("|").tokens, one_by_one))) >= 5 * 30 - 4 * lost
 
 
 def test_a_loop_that_takes_an_optimizer_more_is_learned():
