@@ -30,6 +30,7 @@ from otel_torchprof._instrument.provider_wait import sets_up_the_sdk
 from otel_torchprof._instrument.unused_processor import left_out_by
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.sdk_imports import UNSET
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.frame_filter import checked_filter
 from otel_torchprof._sources.nvml import Nvml, RefusedError
@@ -191,7 +192,8 @@ def _gpus() -> Check:
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
     unknown = {each.name: each for each in unknown_variables()}
-    for name, value in sorted(os.environ.items()):
+    environ = {**os.environ, **UNSET}
+    for name, value in sorted(environ.items()):
         if name in unknown:
             # Without its value: it may be that of headers, by a name that does not say so.
             yield Check(
@@ -199,7 +201,7 @@ def _variables(warnings: list[str]) -> Iterator[Check]:
             )
         elif name.startswith("OTEL_"):
             yield Check("variable", NOTE, f"{name}={displayed(name, value)}")
-    for message in (*warnings, *bad_values()):
+    for message in (*warnings, *bad_values(environ)):
         yield Check("variable", PROBLEM, message, "correct it, or unset it")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
 
 from .file import GZIP_FORMAT
@@ -77,7 +77,7 @@ def _opened_in_time(path: str) -> BinaryIO:
         return Path(path).open("rb", buffering=0)
     found: list[int | OSError] = []
     # Nothing else waits as an opening does: to what is opened without waiting, nobody who waits and nobody who comes are the same.
-    opening = threading.Thread(target=lambda: found.append(_descriptor(path)), daemon=True)
+    opening = threads.Thread(target=lambda: found.append(_descriptor(path)), daemon=True)
     opening.start()
     opening.join(_PATIENCE)
     descriptor = (

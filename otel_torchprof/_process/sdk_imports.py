@@ -1,12 +1,14 @@
-"""OpenTelemetry's modules that read a variable while they are imported, and raise where they do not like its value.
+"""Values of variables for which OpenTelemetry raises while it is imported, or wherever it is asked for a provider.
 
-Importing this module imports them where their variable is set. A value that they refuse is warned of and counts as not set.
+Importing this module imports what reads a variable while it is imported, where that is set. A value that is refused is warned of
+and counts as not set.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+from importlib.metadata import entry_points
 
 from otel_torchprof import config
 
@@ -14,6 +16,12 @@ _READERS = {
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "opentelemetry.sdk.trace",
     "OTEL_PROPAGATORS": "opentelemetry.propagate",
 }
+_PROVIDERS = {
+    "OTEL_PYTHON_TRACER_PROVIDER": "opentelemetry_tracer_provider",
+    "OTEL_PYTHON_METER_PROVIDER": "opentelemetry_meter_provider",
+}
+UNSET: dict[str, str] = {}
+"""Variables that are unset, since OpenTelemetry reads them at each use; what they were."""
 
 
 def _import(module: str, variable: str) -> None:
@@ -31,3 +39,8 @@ def _import(module: str, variable: str) -> None:
 for _variable, _module in _READERS.items():
     if _variable in os.environ:
         _import(_module, _variable)
+for _variable, _group in _PROVIDERS.items():
+    _name = os.environ.get(_variable)
+    if _name is not None and not entry_points(group=_group, name=_name):
+        UNSET[_variable] = os.environ.pop(_variable)
+        config.warn_once(f"{_variable}={_name!r} is ignored: no installed package has a provider of that name")

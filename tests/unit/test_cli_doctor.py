@@ -341,6 +341,7 @@ REFUSED = {
     "OTEL_ATTRIBUTE_COUNT_LIMIT": "-5",
     "OTEL_PROPAGATORS": "b4",
 }
+PROVIDERS = {"OTEL_PYTHON_TRACER_PROVIDER": "abc", "OTEL_PYTHON_METER_PROVIDER": "abc"}
 PROGRAM = """
 import os, otel_torchprof as otp
 from otel_torchprof._cli.main import main
@@ -357,13 +358,14 @@ print({name: os.environ[name] for name in %r})
 
 
 def test_values_that_the_sdk_refuses_at_import(tmp_path):
-    """With values that OpenTelemetry raises for at import, a program imports the package, records, and is warned of each."""
-    environment = {**os.environ, **REFUSED, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    """With values that OpenTelemetry raises for at import, or when it is asked for a provider, a program imports the package, records, and is warned of each."""
+    environment = {**os.environ, **REFUSED, **PROVIDERS, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-c", PROGRAM % list(REFUSED)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, f"{REFUSED}\n")
     assert "Traceback" not in done.stderr
-    for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_PROPAGATORS"):
-        assert done.stderr.count(f"{name}='{REFUSED[name]}' is ignored: ") == 1
+    given = {**REFUSED, **PROVIDERS}
+    for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_PROPAGATORS", *PROVIDERS):
+        assert done.stderr.count(f"{name}='{given[name]}' is ignored: ") == 1
