@@ -338,6 +338,8 @@ class _Loading:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threads.RLock()
+        self._ident = 0
+        """Of the greenlet that loads, where threads are greenlets, else of the thread."""
         self._loaded: TorchLibrary | None = None
         self._failure, self._again_at = "", 0.0
         fork.watch(self)
@@ -349,6 +351,8 @@ class _Loading:
             TorchLibraryError: it cannot be had now.
         """
         lock = self._lock
+        while self._is_other_greenlets(lock):
+            threads.let_greenlets_run()
         if self._loaded is not None:
             return self._loaded
         if lock._is_owned() or _thread.probes:  # type: ignore[attr-defined]  # noqa: SLF001 - as threads.Condition asks
@@ -358,8 +362,16 @@ class _Loading:
             )
         with lock:
             if self._loaded is None:
-                self._loaded = self._attempt(torch)
+                self._ident = threads.get_greenlet_ident()
+                try:
+                    self._loaded = self._attempt(torch)
+                finally:
+                    self._ident = 0
             return self._loaded
+
+    def _is_other_greenlets(self, lock: Any) -> bool:
+        """Whether another greenlet of this thread loads: others have their turn while it waits, for a lock of cffi's if nothing else."""
+        return lock._is_owned() and self._ident not in {0, threads.get_greenlet_ident()}  # noqa: SLF001 - as threads.Condition asks
 
     def _attempt(self, torch: Any) -> TorchLibrary:
         begin = self._clock()

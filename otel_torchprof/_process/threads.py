@@ -115,6 +115,16 @@ else:
 TIMEOUT_MAX = threading.TIMEOUT_MAX
 
 
+def get_greenlet_ident() -> int:
+    """Of the greenlet that runs, where threads are greenlets, else of the thread."""
+    return threading.get_ident()
+
+
+def let_greenlets_run() -> None:
+    """Other greenlets of this thread have their turn, for a hundredth of a second."""
+    threading.Event().wait(0.01)
+
+
 def _take_new_lock() -> None:
     """Of the table of threads: Python's own may be a greenlet's, and in a forked child another thread may have held it."""
     _globals["_active_limbo_lock"] = RLock()

@@ -60,3 +60,40 @@ def test_a_patched_program(library, when, tmp_path):
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr
+
+
+FIRST_USE = """
+import sys, threading
+patch, when = sys.argv[1:]
+if when == "before": exec(patch)
+import torch, otel_torchprof as otp
+if when == "after the import": exec(patch)
+counts = []
+
+def work():
+    with otp.profile() as found:
+        torch.ones(1).neg()
+    counts.append(len(found.events()) > 0)
+
+workers = [threading.Thread(target=work) for _ in range(4)]
+for worker in workers: worker.start()
+for worker in workers: worker.join()
+print(counts)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after the import"])
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_greenlets_that_begin_together(library, when):
+    """Greenlets of one thread that make the first profiles together wait for the one that loads the library for torch."""
+    pytest.importorskip(library)
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIRST_USE, PATCHES[library], when],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[True, True, True, True]\n"), done.stderr
