@@ -5,7 +5,7 @@
 #   make test INTERPRETERS="3.10 3.13"            these others too, for the tests that need no torch; `make test-all` has all
 #   make test PYTEST_ARGS="tests/unit -k labels"  one run of pytest, on one interpreter, with just these
 #   make explore RUNS=10                          the random tests with new examples, so many times
-#   make stress SECONDS=600 FLAVOUR=asan          plain (default), asan or tsan; SEED=... replays; VERSION=3.12 without torch
+#   make stress SECONDS=600 FLAVOUR=asan          plain (default), gevent, asan or tsan; SEED=... replays; VERSION=3.12 without torch
 #   make test-gpu GPU_TABLE=1                     puts what was measured into docs/measurements.md as well
 
 SHELL := bash

@@ -131,6 +131,13 @@ def threads(worker: Worker) -> None:
         thread.join()
 
 
+def yielding(worker: Worker) -> None:
+    """Calls between which another thread, or another greenlet, takes its turn."""
+    for _ in range(worker.random.randint(1, 5)):
+        with worker.label():
+            time.sleep(0)
+
+
 def _deep(calls: int) -> int:
     return 1 + _deep(calls - 1) if calls else 0
 
@@ -355,6 +362,7 @@ ACTIONS = {
     "handed over": handed_over,
     "tasks": tasks,
     "threads": threads,
+    "yielding": yielding,
     "recursion": recursion,
     "collecting": collecting,
     "switching": switching,

@@ -43,6 +43,8 @@ def chosen_weights(world: World, rng: random.Random, names: list[str]) -> None:
     for name in names:
         world.weights[name] = rng.choice([0.2, 1.0, 1.0, 5.0])
     world.weights["forked"] = 0.2 if world.forks else 0.0
+    if world.greenlets:
+        world.weights["yielding"] = 5.0
 
 
 def warm_up(world: World) -> None:
@@ -54,7 +56,7 @@ def warm_up(world: World) -> None:
         begun = time.monotonic()
         action(worker)
         print(f"first {name}: {time.monotonic() - begun:.1f} s")  # noqa: T201
-    world.tools = 0
+    world.tools = int(world.greenlets)  # a call of one greenlet ends during a call of another
 
 
 def begin_cold(world: World) -> None:
@@ -238,6 +240,7 @@ def main() -> int:
     parser.add_argument("--grpc", default="", help="by default gRPC is left out")
     parser.add_argument("--no-forks", action="store_true")
     parser.add_argument("--asan", action="store_true")
+    parser.add_argument("--greenlets", action="store_true", help="gevent has patched this process")
     given = parser.parse_args()
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     faulthandler.enable(all_threads=True)
@@ -246,9 +249,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stress-") as folder:
         # Not both: an interrupt in one of the hooks around a fork leaves locks taken, those of logging among them.
         interrupts, forks = rng.choice([(True, False), (False, not given.no_forks)])
+        interrupts = interrupts and not given.greenlets  # a greenlet's ident is not one that the interpreter knows
         # gRPC skips its own handlers of a fork while a thread is in it, and aborts in the child now and then (1.85, ev_epoll1_linux.cc).
         grpc = "" if forks else given.grpc
-        world = World(given.seed, 0.0, Path(folder), given.http, grpc, forks, interrupts, given.asan)
+        world = World(given.seed, 0.0, Path(folder), given.http, grpc, forks, interrupts, given.asan, given.greenlets)
         return acted_round(world, rng, given.seconds)
 
 
@@ -265,6 +269,9 @@ def acted_round(world: World, rng: random.Random, seconds: float) -> int:
         import torch_actions
 
         world.actions |= torch_actions.ACTIONS
+    if world.greenlets:
+        del world.actions["tasks"]  # asyncio has one running loop per thread of the system's
+        world.actions.pop("kineto", None)  # without this package too, it crashes where greenlets take turns
     make_resource_once()
     world.watch_what_nobody_catches()
     witness = Witness(world)

@@ -72,6 +72,10 @@ def operators(worker: Worker) -> None:
     for _ in range(worker.random.randint(1, 20)):
         with torch.autograd.profiler.record_function("torch's"):
             inputs = inputs * 2
+    if (
+        worker.world.greenlets
+    ):  # torch's errors walk the C stack, of which a greenlet has only the top: a crash, now and then
+        return
     with contextlib.suppress(RuntimeError):
         torch.mm(torch.ones(2), torch.ones(2))
 

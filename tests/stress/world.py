@@ -38,6 +38,8 @@ class World:
     forks: bool
     interrupts: bool
     asan: bool
+    greenlets: bool
+    """Whether gevent has made greenlets of all threads."""
     failures: list[str] = field(default_factory=list)
     actions: dict[str, Action] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
