@@ -104,7 +104,10 @@ else:
     Condition, Event = _anew("Condition"), _anew("Event")
 
     class Thread(_anew("Thread")):
-        """One that the system knows by :data:`NAME`: before 3.14 Python tells it nothing of names."""
+        """One that the system knows by :data:`NAME`: before 3.14 Python tells it nothing of names.
+
+        A daemon, or joined by who started it: since 3.13 the interpreter's end does not wait for it.
+        """
 
         def run(self) -> None:
             if sys.platform == "linux":
