@@ -30,6 +30,8 @@ _PID_AT, _STATE_AT, _HEADER, _OPEN = 24, 28, 32, 1
 """Of the header of an image (``blackbox_format.h``): two fields, the bytes up to their end, and the state of an open box."""
 _INFO_AT, _INFO_BYTES = 4096, 8192
 """Where it has what its process says of itself, as JSON."""
+_DIED = "died without ending its recording"
+_SIGTERM = 15
 
 
 def start_watcher(image: int, path: str) -> None:
@@ -70,9 +72,12 @@ def watch(path: str) -> None:
     program.poll()
     header = os.pread(_IMAGE, _HEADER, 0)
     if header.startswith(_MAGIC) and _number(header, _STATE_AT) == _OPEN:
+        pid = _number(header, _PID_AT)
+        is_terminated = _is_terminated(pid)  # before a launcher has asked for its status
         rank = _rank(os.pread(_IMAGE, _INFO_BYTES, _INFO_AT))
-        said = _saved(path, _number(header, _PID_AT), is_rank=bool(rank))
-        text = f"otel-torchprof: {rank or 'the program'} died without ending its recording; what it did last {said}\n"
+        how = "was ended by SIGTERM, as launchers do when another rank has failed" if rank and is_terminated else _DIED
+        said = _saved(path, pid, is_rank=bool(rank))
+        text = f"otel-torchprof: {rank or 'the program'} {how}; what it did last {said}\n"
         with suppress(OSError):
             os.write(_STDERR, os.fsencode(text))
 
@@ -85,6 +90,14 @@ def _rank(info: bytes) -> str:
         found[name.strip(b' {"')] = value.strip()
     is_one_of_many = found.get(b"world_size", b"").isdigit() and int(found[b"world_size"]) > 1
     return f"rank {int(found[b'rank'])}" if is_one_of_many and found.get(b"rank", b"").isdigit() else ""
+
+
+def _is_terminated(pid: int) -> bool:
+    """Whether SIGTERM ended the process; False also where its parent has its status already."""
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - a fork imports nothing
+        status = int(file.read().split()[-1])
+        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGTERM
+    return False
 
 
 def _own_pidfd() -> int:

@@ -108,7 +108,7 @@ with otp.record_function(f"of rank {dist.get_rank()}"):
 
 
 def test_ranks_that_a_launcher_starts(tmp_path):
-    """Of two ranks one is killed, and so torchrun ends the other: each leaves a box with its rank and with what it was in."""
+    """Of two ranks one is killed, and so torchrun ends the other, which is said: each leaves a box with its rank and what it was in."""
     (tmp_path / "train.py").write_text(RANKS)
     words = ("-m", "otel_torchprof", "run", "-q", "-o", "none", "--blackbox", "--nproc", "2", "train.py")
     done = subprocess.run(
@@ -122,9 +122,10 @@ def test_ranks_that_a_launcher_starts(tmp_path):
     )
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL) received" in done.stderr
-    for rank in (0, 1):
+    ended = "was ended by SIGTERM, as launchers do when another rank has failed"
+    for rank, how in enumerate((ended, "died without ending its recording")):
         name = f"train.rank{rank}.otpbox"
-        assert f"rank {rank} died without ending its recording; what it did last is in {name}: " in done.stderr
+        assert f"rank {rank} {how}; what it did last is in {name}: " in done.stderr
         assert f"otel-torchprof recover {name}; to compare the ranks: otel-torchprof autopsy .\n" in done.stderr
         contents = read(str(tmp_path / name))
         assert contents.info["rank"] == rank
