@@ -8,6 +8,7 @@
 
 #include "child.h"
 #include "core_blackbox_support.h"
+#include "otel_torchprof/hang_watch.h"
 
 namespace {
 
@@ -214,6 +215,31 @@ void a_handler_that_steps_back_is_no_circle() {
   CHECK(WIFEXITED(survived) && WEXITSTATUS(survived) == 7);
 }
 
+// Lets the instruction that faulted be repeated for ever, as the handlers of Python's signal module do.
+void handler_that_returns(int) {}
+
+// A drain, and a look of the hang watch, put our handler on top of one that was set since the last chunk was taken.
+void a_handler_that_returns_is_no_endless_loop() {
+  for (bool is_drain : {true, false}) {
+    int status = end_of([is_drain] {
+      default_sigbus();
+      BoxFile file;
+      OpenBox box(file);
+      Session session;
+      record(10);
+      signal(SIGBUS, handler_that_returns);
+      if (is_drain) Batch(session.drain());
+      if (!is_drain) CHECK_EQ(otp_hang_watch_start(8'000'000, 8'000'000, 0), OTP_OK);
+      while (handler_of_sigbus() == handler_that_returns) std::this_thread::yield();
+      otp_hang_watch_stop();
+      cut(file);
+      record(10);
+      _exit(otp_blackbox_is_lost() == 1 ? 7 : 1);
+    });
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  }
+}
+
 // When the box has ended, and in a forked child, the action is the one of before.
 void the_action_of_before_comes_back() {
   default_sigbus();
@@ -242,5 +268,6 @@ int main() {
   RUN_CLEAN(other_faults_are_deadly);
   RUN_CLEAN(a_handler_of_the_program_is_called);
   RUN_CLEAN(a_handler_that_steps_back_is_no_circle);
+  RUN_CLEAN(a_handler_that_returns_is_no_endless_loop);
   RUN_CLEAN(the_action_of_before_comes_back);
 }

@@ -12,6 +12,7 @@
 #include <new>
 #include <string_view>
 
+#include "core/guarded_mapping.h"
 #include "core/registry.h"
 
 namespace otp {
@@ -88,6 +89,7 @@ uint32_t look(const Watch& watch) {
   Registry& all = registry();
   std::lock_guard<std::mutex> hold(all.mutex);
   if (all.box == nullptr) return 0;
+  GuardedMapping::guard_again();
   uint64_t now = now_ns();
   for (ThreadBuffer* thread : all.threads) {
     Progress& progress = thread->progress;

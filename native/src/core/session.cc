@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/guarded_mapping.h"
 #include "core/registry.h"
 
 using otp::Chunk;
@@ -107,6 +108,7 @@ class Drain {
   int run(otp_batch** out) {
     otp_batch* batch = nullptr;
     registry().clock.calibrate();
+    GuardedMapping::guard_again();  // threads may stay in their chunks for long
     try {
       list_chunks();
       batch = decode();
