@@ -8,6 +8,7 @@ __all__ = [
     "Label",
     "errors",
     "follow_calls",
+    "follow_compiler",
     "follow_modules",
     "follow_phases",
     "generate_begin",
@@ -29,6 +30,7 @@ __all__ = [
 
 errors = python_sources.errors
 follow_calls = python_sources.follow_calls
+follow_compiler = python_sources.follow_compiler
 follow_modules = python_sources.follow_modules
 follow_phases = python_sources.follow_phases
 generate_begin = python_sources.generate_begin

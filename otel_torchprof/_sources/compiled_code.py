@@ -269,4 +269,10 @@ def _teach_in_graph(dynamo: Any) -> None:
     dynamo.substitute_in_graph(python_sources.in_graph, skip_signature_check=True)(_true)
 
 
+def _follow_compiler(eval_frame: Any) -> None:
+    """What is run for the recorder in the middle of a compiled call, OpenTelemetry's functions too, is not looked at."""
+    python_sources.follow_compiler(eval_frame.set_eval_frame)
+
+
 when_imported("torch._dynamo", _teach_in_graph)
+when_imported("torch._dynamo.eval_frame", _follow_compiler)

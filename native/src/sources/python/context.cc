@@ -69,11 +69,7 @@ PyObject* keep_variables() {
 }
 
 uint32_t ask() {
-  PyObject* resolver = g_resolver;
-  if (resolver == nullptr) return 0;
-  Py_INCREF(resolver);
-  PyObject* answer = PyObject_CallNoArgs(resolver);
-  Py_DECREF(resolver);
+  PyObject* answer = call_uncompiled(g_resolver);
   if (answer == nullptr) return 0;
   unsigned long long context = PyLong_AsUnsignedLongLong(answer);  // all ones on failure, with an exception set
   Py_DECREF(answer);

@@ -28,15 +28,6 @@ void close_innermost(PythonThread* thread, uint8_t flags, const char* error, uin
   close(thread, open, flags, error, error_size);
 }
 
-// One of the functions above. Null, with or without an exception set, also when they have just gone.
-PyObject* call(PyObject* function, PyObject* first, PyObject* second) {
-  if (function == nullptr) return nullptr;
-  Py_INCREF(function);
-  PyObject* result = PyObject_CallFunctionObjArgs(function, first, second, nullptr);
-  Py_DECREF(function);
-  return result;
-}
-
 // The table with the module's name: the one that `inside` is in, where the module is called inside another one. A new
 // reference; null, with or without an exception set, when there is none.
 PyObject* table_of(PyObject* module, PyObject* id, PyObject* inside) {
@@ -48,7 +39,7 @@ PyObject* table_of(PyObject* module, PyObject* id, PyObject* inside) {
     return table;
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
-  table = call(g_find, module, inside == nullptr ? Py_None : inside);
+  table = call_uncompiled(g_find, module, inside == nullptr ? Py_None : inside);
   if (table == nullptr || PyDict_Check(table)) return table;
   Py_DECREF(table);
   PyErr_SetString(PyExc_TypeError, "a table of names is a dict");

@@ -76,11 +76,8 @@ bool is_step_open(const PythonThread* thread) {
 // Ends the steps that are not on Python's stack, where they stand in the same order. `begins`: what is innermost there
 // begins only now.
 void close_left_behind(PythonThread* thread, bool begins) {
-  PyObject* function = g_running;
-  if (function == nullptr || !is_step_open(thread)) return;
-  Py_INCREF(function);
-  PyObject* running = PyObject_CallNoArgs(function);
-  Py_DECREF(function);
+  if (g_running == nullptr || !is_step_open(thread)) return;
+  PyObject* running = call_uncompiled(g_running);
   if (running != nullptr && PyList_Check(running)) {
     std::vector<OpenPhase>& phases = thread->phases;
     Py_ssize_t at = begins ? 1 : 0, size = PyList_Size(running);
@@ -162,14 +159,10 @@ void end_nested(PythonThread* thread, PyObject* object, uint8_t flags, const cha
 void note_root(PyObject* module, PyObject* id) {
   PyObject* known = PyDict_GetItemWithError(g_roots, id);
   if (known != nullptr && PyWeakref_GetObject(known) == module) return;
-  PyObject *reference = PyWeakref_NewRef(module, nullptr), *function = g_found;
+  PyObject* reference = PyWeakref_NewRef(module, nullptr);
   if (reference != nullptr && PyDict_SetItem(g_roots, id, reference) == 0) PySet_Discard(g_trained, id);
   Py_XDECREF(reference);
-  if (function != nullptr && PyErr_Occurred() == nullptr) {
-    Py_INCREF(function);
-    Py_XDECREF(PyObject_CallFunctionObjArgs(function, module, nullptr));
-    Py_DECREF(function);
-  }
+  if (PyErr_Occurred() == nullptr) Py_XDECREF(call_uncompiled(g_found, module));
   if (PyErr_Occurred() != nullptr) forget_error();
 }
 

@@ -176,12 +176,18 @@ inline size_t modules_around(const PythonThread* thread) {
   return thread->generations.empty() ? 0 : thread->generations.back().modules;
 }
 
+// Calls Python code for the recorder, in the middle of the program's: dynamo, which may be about to compile that, looks
+// at nothing that runs here meanwhile. Null ends the arguments. A new reference; null with an exception set on failure,
+// and without one where the function is null.
+PyObject* call_uncompiled(PyObject* function, PyObject* first = nullptr, PyObject* second = nullptr);
+
 // Asks the system about the calling thread, for the phase that has just begun on it.
 void note_usage(PythonThread* thread);
 
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
+int add_uncompiled(PyObject* module);
 int add_module_calls(PyObject* module);
 int add_phases(PyObject* module);
 int add_generations(PyObject* module);
