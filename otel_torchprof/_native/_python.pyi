@@ -63,6 +63,11 @@ def follow_phases(
     /,
 ) -> None: ...
 
+# Calls function, as the phase that is the first of parts, where there is one.
+def in_phase(
+    parts: list[int], owner: object, function: Callable[..., Any], /, *arguments: Any, **keywords: Any
+) -> Any: ...
+
 # Calls of transformers' generate; prefills: calls of the model up to its first token. generation(): of the innermost call of the model on the
 # calling thread the id of its event (0: it is not recorded), ns since it began, ns from its begin until the first token was there (-1: it was not,
 # or nobody could tell), and how many such calls it is in; None where nobody recorded phases when it began.

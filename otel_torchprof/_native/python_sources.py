@@ -15,6 +15,7 @@ __all__ = [
     "generate_end",
     "generation",
     "in_graph",
+    "in_phase",
     "leave_modules",
     "optimizer_begin",
     "optimizer_end",
@@ -37,6 +38,7 @@ generate_begin = python_sources.generate_begin
 generate_end = python_sources.generate_end
 generation = python_sources.generation
 in_graph = python_sources.in_graph
+in_phase = python_sources.in_phase
 leave_modules = python_sources.leave_modules
 optimizer_begin = python_sources.optimizer_begin
 optimizer_end = python_sources.optimizer_end

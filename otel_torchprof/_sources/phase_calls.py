@@ -31,6 +31,9 @@ class _Call(NamedTuple):
     """From the positional arguments the object that the phase is of."""
     is_given: bool = False
     """The phase is not this method, but the function that is its first argument, whenever it runs."""
+    is_bare: bool = False
+    """It runs without a function of Python's around it: for those that dynamo does not read. What they warn of is at a line that is found by counting
+    functions."""
 
 
 def _first(arguments: tuple[Any, ...]) -> Any:
@@ -43,10 +46,10 @@ def _dataset(arguments: tuple[Any, ...]) -> Any:
 
 
 _CALLS = (
-    _Call("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", Part.NEXT, _dataset),
+    _Call("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", Part.NEXT, _dataset, is_bare=True),
     # Where Tensor.backward and torch.autograd.grad look it up: wrapped themselves, these would split compiled graphs.
-    _Call("torch.autograd", "_engine_run_backward", Part.BACKWARD),
-    _Call("torch.autograd.graph", "_engine_run_backward", Part.BACKWARD),
+    _Call("torch.autograd", "_engine_run_backward", Part.BACKWARD, is_bare=True),
+    _Call("torch.autograd.graph", "_engine_run_backward", Part.BACKWARD, is_bare=True),
     # Of checkpoints that are not re-entrant, and of the others, in whose backward is another backward pass.
     _Call("torch.utils.checkpoint", "_CheckpointFrame.__init__", Part.RECOMPUTATION, is_given=True),
     _Call("torch.utils.checkpoint", "CheckpointFunction.backward", Part.RECOMPUTATION),
@@ -73,6 +76,8 @@ _CALLS = (
 def _wrapper(call: _Call, function: Callable[..., Any]) -> Wrapper:
     if call.part is Part.GENERATE:
         return _generating(function)
+    if call.is_bare:
+        return _bare(function, call)
     return _giving(function, call) if call.is_given else _phase(function, call)
 
 
@@ -101,6 +106,33 @@ def _phase(function: Callable[..., Any], call: _Call) -> Wrapper:
         is_none = _always
 
     return in_phase, retire
+
+
+def _bare(function: Callable[..., Any], call: _Call) -> Wrapper:
+    """``function`` as a phase, with no function of Python's around it."""
+    parts = [int(call.part)]
+    as_phase = functools.partial(python_sources.in_phase, parts)
+    if call.object_of is not None:
+        return _BareMethod(as_phase, function, call.object_of), parts.clear
+    return functools.update_wrapper(functools.partial(as_phase, None, function), function), parts.clear
+
+
+class _BareMethod:
+    """A method as a phase of what ``object_of`` finds."""
+
+    def __init__(
+        self,
+        as_phase: Callable[..., Any],
+        function: Callable[..., Any],
+        object_of: Callable[[tuple[Any, ...]], Any],
+    ) -> None:
+        self._as_phase, self._function, self._object_of = as_phase, function, object_of
+        functools.update_wrapper(self, function)
+
+    def __get__(self, owner: Any, _kind: type | None = None) -> Callable[..., Any]:
+        if owner is None:
+            return functools.update_wrapper(functools.partial(self._as_phase, None, self._function), self._function)
+        return functools.partial(self._as_phase, self._object_of((owner,)), self._function, owner)
 
 
 def _giving(method: Callable[..., Any], call: _Call) -> Wrapper:

@@ -34,7 +34,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizers
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,6 +245,17 @@ def loaded(see: See) -> None:
             "exception of a loader" if not settings else "exception of a worker",
             raised_by(lambda rows=rows: next(rows)),
         )
+    see("too many", [list(rows) for rows in DataLoader(Short(), batch_size=1)])
+
+
+class Short(IterableDataset):
+    """Says that it is shorter than it is, of which torch warns."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Any:
+        return iter((X, X, X))
 
 
 def loaded_elsewhere(see: See) -> None:

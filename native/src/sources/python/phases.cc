@@ -203,18 +203,23 @@ PyObject* wrong_count(const char* name) {
   return PyErr_Format(PyExc_TypeError, "%s(): wrong number of arguments", name);
 }
 
-// phase_begin(part, object); see _python.pyi.
-PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return wrong_count("phase_begin");
+void begin_phase(uint32_t part, PyObject* object) {
   PythonThread* thread = recording_thread();
-  if (thread == nullptr) Py_RETURN_NONE;
+  if (thread == nullptr) return;
   Unraising guard;
-  auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
   if (part <= kSave) close_left_behind(thread, false);
-  bool recorded = part < kParts && record(part, args[1]);
+  bool recorded = part < kParts && record(part, object);
   if (recorded && (part == kNext || part == kBackward || part == kZeroing || part == kSave))
     step_may_begin(thread, part);
   if (part == kCompilation) ++thread->compilations;
+}
+
+// phase_begin(part, object); see _python.pyi.
+PyObject* phase_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return wrong_count("phase_begin");
+  auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  begin_phase(part, args[1]);
   Py_RETURN_NONE;
 }
 
@@ -224,7 +229,7 @@ bool is_end(PyObject* type) {
          PyErr_GivenExceptionMatches(type, PyExc_GeneratorExit) != 0;
 }
 
-void end_phase(uint32_t part, PyObject* object, PyObject* type) {
+void end_event(uint32_t part, PyObject* object, PyObject* type) {
   if (is_end(type)) type = Py_None;
   PyObject *name = type == Py_None ? nullptr : class_name(type), *owner = nullptr;
   Py_ssize_t size = 0;
@@ -236,18 +241,44 @@ void end_phase(uint32_t part, PyObject* object, PyObject* type) {
   Py_XDECREF(owner);
 }
 
-// phase_end(part, object, type); see _python.pyi. Not asked whether anybody records: what is open ends.
-PyObject* phase_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return wrong_count("phase_end");
+// Not asked whether anybody records: what is open ends.
+void end_phase(uint32_t part, PyObject* object, PyObject* type) {
   Unraising guard;
-  auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
   PythonThread* thread = python_thread();
   if (thread != nullptr && part == kCompilation && thread->compilations != 0) --thread->compilations;
-  bool has_no_more = part == kNext && args[2] != Py_None;  // and what comes next begins with another loader
+  bool has_no_more = part == kNext && type != Py_None;  // and what comes next begins with another loader
   bool may_end = part == kBackward || part == kScalerStep || part == kScalerUpdate || part == kSave || has_no_more;
   if (thread != nullptr && may_end) step_may_end(thread, part);
-  if (part < kParts) end_phase(part, args[1], args[2]);
+  if (part < kParts) end_event(part, object, type);
+}
+
+// phase_end(part, object, type); see _python.pyi.
+PyObject* phase_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return wrong_count("phase_end");
+  auto part = static_cast<uint32_t>(PyLong_AsUnsignedLong(args[0]));
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  end_phase(part, args[1], args[2]);
   Py_RETURN_NONE;
+}
+
+// in_phase(parts, object, function, *arguments, **keywords); see _python.pyi. Torch counts functions of Python's to
+// find the line that a warning is about: this is none.
+PyObject* in_phase(PyObject*, PyObject* arguments, PyObject* keywords) {
+  Py_ssize_t count = PyTuple_Size(arguments);
+  if (count < 3 || !PyList_Check(PyTuple_GetItem(arguments, 0))) return wrong_count("in_phase");
+  PyObject *parts = PyTuple_GetItem(arguments, 0), *object = PyTuple_GetItem(arguments, 1);
+  PyObject *function = PyTuple_GetItem(arguments, 2), *rest = PyTuple_GetSlice(arguments, 3, count);
+  if (rest == nullptr) return nullptr;
+  auto part = PyList_Size(parts) == 0 ? kParts : static_cast<uint32_t>(PyLong_AsLong(PyList_GetItem(parts, 0)));
+  if (part != kParts) begin_phase(part, object);
+  PyObject* result = PyObject_Call(function, rest, keywords);
+  Py_DECREF(rest);
+  if (part == kParts) return result;
+  PyObject* type = result == nullptr ? PyErr_Occurred() : Py_None;
+  Py_INCREF(type);
+  end_phase(part, object, type);
+  Py_DECREF(type);
+  return result;
 }
 
 // generate_begin(model, prefills); see _python.pyi.
@@ -276,7 +307,7 @@ PyObject* generate_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
     thread->phases.pop_back();
   }
   step_may_end(thread, kGenerate);
-  end_phase(kGenerate, args[0], args[1]);
+  end_event(kGenerate, args[0], args[1]);
   Py_RETURN_NONE;
 }
 
@@ -346,6 +377,8 @@ PyObject* in_graph(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 
 PyMethodDef g_methods[] = {{"phase_begin", fast(phase_begin), METH_FASTCALL, nullptr},
                            {"phase_end", fast(phase_end), METH_FASTCALL, nullptr},
+                           {"in_phase", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(in_phase)),
+                            METH_VARARGS | METH_KEYWORDS, nullptr},
                            {"generate_begin", fast(generate_begin), METH_FASTCALL, nullptr},
                            {"generate_end", fast(generate_end), METH_FASTCALL, nullptr},
                            {"optimizer_begin", fast(optimizer_begin), METH_FASTCALL, nullptr},
