@@ -129,9 +129,12 @@ class _BareMethod:
         self._as_phase, self._function, self._object_of = as_phase, function, object_of
         functools.update_wrapper(self, function)
 
+    def __call__(self, owner: Any, *arguments: Any, **keywords: Any) -> Any:
+        return self._as_phase(self._object_of((owner,)), self._function, owner, *arguments, **keywords)
+
     def __get__(self, owner: Any, _kind: type | None = None) -> Callable[..., Any]:
         if owner is None:
-            return functools.update_wrapper(functools.partial(self._as_phase, None, self._function), self._function)
+            return self
         return functools.partial(self._as_phase, self._object_of((owner,)), self._function, owner)
 
 
