@@ -36,23 +36,26 @@ def _leave_package_out(rules: Any) -> None:
 
 def _leave_generated_out(convert_frame: Any) -> None:
     """The same for what dataclasses of the package generate, which has no file: dynamo fails at arrays that cannot be written."""
-    call, check = convert_frame.CatchErrorsWrapper.__call__, convert_frame.trace_rules.check
-    generated: dict[int, types.CodeType] = {}
-
-    @functools.wraps(call)
-    def call_after_look(self: Any, frame: Any, *arguments: Any) -> Any:
-        if frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith(
-            f"{_PACKAGE.name}."
-        ):
-            generated[id(frame.f_code)] = frame.f_code
-        return call(self, frame, *arguments)
+    check = convert_frame.trace_rules.check
 
     @functools.wraps(check)
     def is_skipped(found: Any, *arguments: Any, **keywords: Any) -> Any:
-        return id(found) in generated or check(found, *arguments, **keywords)
+        is_generated = getattr(found, "co_filename", "") == _GENERATED and id(found) in _generated(len(sys.modules))
+        return is_generated or check(found, *arguments, **keywords)
 
-    convert_frame.CatchErrorsWrapper.__call__ = call_after_look
     convert_frame.trace_rules.check = is_skipped
+
+
+_GENERATED = "<string>"
+
+
+@functools.lru_cache(maxsize=1)
+def _generated(_modules: int) -> frozenset[int]:
+    """By id, since equal code may be the program's: what was generated for classes of the package, with so many modules imported."""
+    own = [module for name, module in list(sys.modules.items()) if name.startswith(f"{_PACKAGE.name}.")]
+    classes = [found for module in own for found in vars(module).values() if isinstance(found, type)]
+    functions = [each for found in classes for each in vars(found).values() if isinstance(each, types.FunctionType)]
+    return frozenset(id(each.__code__) for each in functions if each.__code__.co_filename == _GENERATED)
 
 
 when_imported("torch._dynamo.trace_rules", _leave_package_out)
