@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import THREAD_AT
 from otel_torchprof._native.recorder import SLICE_BYTES
@@ -48,7 +49,7 @@ def last_moments(contents: Contents) -> tuple[list[LastMoment], int]:
     count = 0
     for batch in contents.events(SLICE_BYTES):
         count += len(batch)
-        for index in np.unique(batch["thread"]).tolist():
+        for index in distinct_values(batch["thread"]).tolist():
             rows = np.flatnonzero(batch["thread"] == index)
             thread = int(batch["id"][rows[0]]) >> THREAD_AT  # the system gives a number again
             threads.setdefault(thread, _Seen(batch.threads[index])).add(batch, rows, contents)

@@ -133,7 +133,7 @@ def test_what_is_open_no_more_is_forgotten(service):
 
 def test_events_that_no_sampler_wants(service):
     """Averages have the device times of what is recorded only."""
-    service.answers["refused"] = service.new_trace("refused", -1, None)._replace(recorded=False)
+    service.answers["refused"] = replace(service.new_trace("refused", -1, None), recorded=False)
     found = placed(service, label("refused", 0, 9), label("kept", 10, 19), pairs=[("refused", 0, 5), ("kept", 0, 7)])
     running = RunningAverages()
     running.add(*_displayed(found))
