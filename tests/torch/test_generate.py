@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 transformers = pytest.importorskip("transformers")
 
 from generating import DECODE, GENERATE, PREFILL, Letters, below, decoder, named, phases, prompts, translator  # noqa: E402
-from instrumented import Collecting, instrumented  # noqa: E402
+from instrumented import Collecting, Instrumented, instrumented  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -60,7 +60,8 @@ def test_inside_a_request(model):
 
 def test_with_calls_of_functions(model):
     """With `detail="frames"` the functions of transformers are below the call, and none that we call ourselves."""
-    with instrumented(detail="frames") as service:
+    service = Instrumented()
+    with service.on("frames", policy=otp.SpanPolicy(max_spans=50_000, max_bytes=50_000_000)):
         generate(model)
         spans = service.spans()
     (root,) = named(spans, GENERATE)
