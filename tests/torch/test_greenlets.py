@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", minversion="2.6")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 PATCHES = {
