@@ -85,7 +85,7 @@ def test_values_that_are_none(tmp_path, capsys, changed, said):
     assert cli.main(["show", str(tmp_path / "t")]) == (said is not None)
     found = capsys.readouterr()
     (row,) = [line.split() for line in found.out.splitlines() if line.strip().startswith("good")]
-    assert row[-2] == "2"
+    assert row[-1] == "2"
     if said is None:
         assert found.err == ""
         assert " bad " in found.out
