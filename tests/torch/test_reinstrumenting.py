@@ -57,7 +57,8 @@ def test_many_times(detail, new_processor):
         if new_processor:
             processors.pop().shutdown()
             exporter._stopped = False  # which the processor has shut down
-        names = Counter(span.name for span in exporter.get_finished_spans())
+        # A thread of the package that begins just then may have its first calls among them, which are those of threading.
+        names = Counter(span.name for span in exporter.get_finished_spans() if ": _bootstrap" not in span.name)
         exporter.clear()
         return names
 

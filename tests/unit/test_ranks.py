@@ -92,7 +92,7 @@ def test_processes_that_are_begun_anew_with_the_same_store(monkeypatch, counted)
     """What torchrun begins anew is the same run, and has other ids; whether it counts that, and whoever had got how far before."""
 
     def joins(process: str, rank: int, restart: str) -> Ranks:
-        monkeypatch.setattr(rank_store, "_process", (os.getpid(), process))
+        monkeypatch.setattr(rank_store, "_own_words", {os.getpid(): process})
         environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": restart if counted else "0"}
         return joined(rank, 2, store, environ=environ)
 
