@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from followed_calls import is_followed
 
 import otel_torchprof as otp
 
@@ -98,9 +99,9 @@ def what_is_on(world: World) -> dict[str, object]:
     """What is registered with torch, on the calling thread."""
     torch.ones(2).add(1)  # callbacks that another thread has stopped go with the next operator
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    modules, optimizers = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
+    optimizers = sys.modules["torch.optim.optimizer"]
     found: dict[str, object] = {
-        "hooks of modules": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
+        "calls of modules": is_followed(torch.nn.Module._call_impl),
         "hooks of optimizers": [*optimizers._global_optimizer_post_hooks],
     }
     if not world.done["kineto interrupted"]:  # an interrupt leaves torch's own profiler half on

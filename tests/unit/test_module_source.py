@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from followed_calls import is_followed
 
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
@@ -45,8 +46,10 @@ def follow():
 
     python_sources.follow_modules(names, find)
     assert python_sources.follow_calls(Module._call_impl)
+    assert is_followed(Module._call_impl)
     yield
     assert python_sources.follow_calls(None)
+    assert not is_followed(Module._call_impl)
     python_sources.leave_modules()
 
 
