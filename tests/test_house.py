@@ -36,7 +36,7 @@ SOURCES = sorted(
     path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".cc", ".h"}
 )
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-MOST_LINES = 500
+MOST_LINES = 700
 MOST_LINES_OF_A_FUNCTION = 60
 
 
@@ -46,7 +46,7 @@ def name(path: Path) -> str:
 
 
 def test_files_are_short():
-    """A source file that does not fit into a head is two files."""
+    """A source file of more than 700 lines has two topics; a topic that is told in fewer is not cut to be short."""
     assert [name(path) for path in SOURCES if len(path.read_text().splitlines()) > MOST_LINES] == []
 
 
