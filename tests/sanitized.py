@@ -51,10 +51,16 @@ DEVICE_TESTS = ["tests/torch/test_device_times.py", "tests/torch/test_device_tro
 """In a process of their own, which gets the device and is not forked as otherwise."""
 LEFT_OUT = ("fake_tensors", "inductors_code", "language_model", "two_hundred_thousand", "torch_may_come_later")
 """Minutes of Python's in torch, or of a compiler's, or as many events as tests of memory have."""
+ASAN_LEFT_OUT = ("greenlet",)
+"""Greenlets copy a stack together with what ASan has put between its variables."""
 TSAN_LEFT_OUT = ("fork", "torchrun")
 """Tests that fork, and those of collectives: threads of gloo and of torchrun's store race in code that is not instrumented."""
 FLAVOURS = {
-    "asan": ("address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all", ("libasan.so", "libubsan.so"), LEFT_OUT),
+    "asan": (
+        "address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all",
+        ("libasan.so", "libubsan.so"),
+        (*LEFT_OUT, *ASAN_LEFT_OUT),
+    ),
     "tsan": ("thread", ("libtsan.so",), (*LEFT_OUT, *TSAN_LEFT_OUT)),
 }
 FIRST = "import sys, torch, pytest; from otel_torchprof._native import torch_library; torch_library.load(); sys.exit(pytest.main())"

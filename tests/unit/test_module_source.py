@@ -167,7 +167,7 @@ def test_a_function_is_what_it_was(follow):
     assert seen == [((1, 2), 3, {"more": 4}), ((), 5, {})]
 
 
-def test_a_module_whose_stack_is_left(follow):
+def test_a_module_that_greenlets_leave(follow):
     """Calls of modules on stacks that are swapped end, each once, as far as they can be told."""
     greenlet = pytest.importorskip("greenlet")
     main = greenlet.getcurrent()
