@@ -116,10 +116,11 @@ def prepared(flavour: str) -> tuple[Path, list[str], dict[str, str]]:
         "PYTHONHASHSEED": "0",
         "NO_PROXY": "*",
     }
-    if flavour in {"plain", "gevent"}:
-        return ROOT, [], {**environment, "PYTHONPATH": str(ROOT)}
-    copy = sanitized.sanitized_copy(flavour)
-    return copy.place, list(copy.command), {**environment, **copy.environment}
+    place, command = ROOT, list[str]()
+    if flavour not in {"plain", "gevent"}:
+        copy = sanitized.sanitized_copy(flavour)
+        place, command, environment = copy.place, list(copy.command), {**environment, **copy.environment}
+    return place, command, {**environment, "PYTHONPATH": f"{place}:{place / 'tests' / 'helpers'}"}
 
 
 def round_command(flavour: str, python: str, seed: int, seconds: float) -> list[str]:
