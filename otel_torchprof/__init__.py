@@ -11,7 +11,7 @@ from ._process import sdk_imports as _sdk_imports  # noqa: F401
 
 # isort: split
 # Third: callbacks at forks and exits keep their order, whatever the order of imports.
-from ._instrument import process_changes as _process_changes
+from ._process import process_changes as _process_changes
 
 # isort: split
 from ._columns.frame_info import (

@@ -286,8 +286,8 @@ def test_only_one_module_takes_threads_and_locks_from_python():
     allowed |= {
         "_native.recorder: threading.Thread",
         "_blackbox.hang_watch: threading.Thread",
-        "_process.fork: threading.Lock",
-        "_process.fork: threading.RLock",
+        "_process.process_changes: threading.Lock",
+        "_process.process_changes: threading.RLock",
     }
     assert set(found) <= allowed
     taken = {
@@ -297,3 +297,15 @@ def test_only_one_module_takes_threads_and_locks_from_python():
         if isinstance(node, ast.ImportFrom) and node.module in {"threading", "queue", "_thread"}
     }
     assert taken == {"_process.threads"}
+
+
+def test_only_one_module_is_called_at_forks_and_at_exit():
+    """What happens then, and in which order, is read in one place."""
+    found = {
+        dotted(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in {"atexit", "os.register_at_fork"})
+        or (isinstance(node, ast.ImportFrom) and node.module == "atexit")
+    }
+    assert found == {"_process.process_changes"}

@@ -13,7 +13,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.blackbox import BoxSession, is_lost, set_info
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, without_waiting
 from otel_torchprof._sources.collective_source import CollectiveSource
@@ -131,7 +131,7 @@ class BlackBox:
             self._cleanup.close()
             self._file = None
             raise
-        fork.watch(self)
+        process_changes.watch(self)
         set_info(self._info())
 
     def _watch(self) -> None:

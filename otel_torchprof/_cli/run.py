@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
@@ -207,7 +207,7 @@ class _Recorded:
                 is_child = os.getpid() != self._pid
                 waits = any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
                 if waits and not is_child:
-                    atexit.register(self._end)
+                    process_changes.before_exit(self._end)
         except Exception as error:  # noqa: BLE001 - the script may have changed anything that it needs
             self._say_why_not(error)
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from otel_torchprof._process import process_changes
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
@@ -44,4 +46,4 @@ def _in_child() -> None:
     _pid, _last = os.getpid(), None
 
 
-os.register_at_fork(after_in_child=_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof import config
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 _log = LimitedLog()
-fork.watch(_log)
+process_changes.watch(_log)
 
 
 class _Trace:
@@ -48,7 +48,7 @@ class _Traces:
     def __init__(self) -> None:
         self._begin()
         self._exporters: weakref.WeakSet[ChromeTraceExporter] = weakref.WeakSet()
-        fork.watch(self)
+        process_changes.watch(self)
 
     def _begin(self) -> None:
         self._lock = threads.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
@@ -58,7 +58,9 @@ class GrpcTransport:
         import grpc
 
         # What grpc imports for its first channel, and what an error's details are read with.
-        fork.import_now("grpc._channel", "grpc.experimental", "google.rpc.error_details_pb2", "google.rpc.status_pb2")
+        process_changes.import_now(
+            "grpc._channel", "grpc.experimental", "google.rpc.error_details_pb2", "google.rpc.status_pb2"
+        )
         self._grpc = grpc
         self._settings = settings
         self._metadata = tuple(settings.headers.items())

@@ -13,7 +13,7 @@ import requests
 from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
@@ -45,7 +45,7 @@ class HttpTransport:
 
     def __init__(self, settings: Settings) -> None:
         # What requests imports for its first request, and what an error is read with.
-        fork.import_now("netrc", "google.rpc.status_pb2")
+        process_changes.import_now("netrc", "google.rpc.status_pb2")
         self._settings = settings
         self._headers = {"user-agent": f"otel-torchprof/{__version__}", **settings.headers, "content-type": _PROTOBUF}
         if settings.compression == GZIP:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def import_encoders(*, json: bool = False) -> None:
     """Imports what :func:`messages` needs, for an exporter that may be used by threads of this package."""
-    fork.import_now("opentelemetry.exporter.otlp.proto.common.trace_encoder")
+    process_changes.import_now("opentelemetry.exporter.otlp.proto.common.trace_encoder")
     if json:
-        fork.import_now("google.protobuf.json_format")
+        process_changes.import_now("google.protobuf.json_format")
 
 
 def messages(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = False) -> Iterator[tuple[bytes, int]]:

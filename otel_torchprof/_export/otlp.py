@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.deadline import Deadline
 
 from .delivery import Delivery
@@ -102,7 +102,7 @@ class OTLPExporter(SpanExporter):
         )
         import_encoders()
         self._sender = Sender(settings, f"<OTLPExporter {settings.protocol} to {settings.displayed_endpoint}>")
-        fork.watch(self)
+        process_changes.watch(self)
 
     @property
     def displayed_endpoint(self) -> str:

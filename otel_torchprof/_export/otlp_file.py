@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from otel_torchprof import config, parsers
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._encode.otlp_json import is_json
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError
 
@@ -99,7 +99,7 @@ class OTLPFileExporter(SpanExporter):
                 raise
             self._log.warning("%s; spans are lost (%s names another file)", error, config.OTLP_FILE)
         self._begin(own_path(self._template))
-        fork.watch(self)
+        process_changes.watch(self)
 
     @property
     def path(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +12,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NoOpTracer, SpanContext, SpanKind, TraceFlags
 
 from otel_torchprof._encode.process_resource import of_this_process
+from otel_torchprof._process import process_changes
 from otel_torchprof._spans.step_spans import NO_ATTRIBUTES, Trace
 from otel_torchprof.version import __version__
 
@@ -155,7 +155,7 @@ class Provider:
 
 # Asking the system for each id would cost 40 us in a virtual machine (measured).
 _random = random.Random()  # noqa: S311 - ids are no secrets
-os.register_at_fork(after_in_child=_random.seed)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_random.seed)
 
 
 def _rank_span(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanContext:

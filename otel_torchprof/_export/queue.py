@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
@@ -76,7 +76,7 @@ class ExportQueue:
         self._export_keywords = timeout if takes_timeout(exporter) else {}
         self._closing = False
         self._reset()
-        fork.watch(self)
+        process_changes.watch(self)
 
     def _reset(self) -> None:
         """What belongs to one process."""

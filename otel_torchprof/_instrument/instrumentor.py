@@ -21,7 +21,7 @@ from otel_torchprof._metrics import operator_metrics
 from otel_torchprof._metrics.gpu_polling import GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.health import ProcessorHealth
@@ -469,7 +469,7 @@ _forking = _Forking()
 def _before_fork() -> None:
     """Waits up to a second for a start or stop on another thread, of which the child would get half."""
     _forking.prepared = None
-    _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=fork.LONGEST_WAIT)  # noqa: SLF001 - our own
+    _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=process_changes.LONGEST_WAIT)  # noqa: SLF001 - our own
     if (running := _running_metrics()) is not None:
         _forking.prepared = running, running.before_fork()
 
@@ -491,4 +491,9 @@ def _after_fork_in_child() -> None:
         instance._after_fork_in_child()  # noqa: SLF001 - our own
 
 
-fork.call_late(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+process_changes.at_fork(
+    process_changes.Order.RECORDINGS,
+    before=_before_fork,
+    in_parent=_after_fork_in_parent,
+    in_child=_after_fork_in_child,
+)

@@ -22,7 +22,7 @@ from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.recording import checked_memory_limit
@@ -129,7 +129,7 @@ class TorchSpanProcessor(SpanProcessor):
         export_timeout_millis: float | None = None,
     ) -> None:
         _check_exporters(exporters)
-        fork.import_now("numpy.ma")  # numpy.unique would
+        process_changes.import_now("numpy.ma")  # numpy.unique would
         self.memory_limit = checked_memory_limit(memory_limit)
         self._settings = QueueSettings.from_environment(
             max_queue_size=max_queue_size,
@@ -486,4 +486,4 @@ def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
     return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
 
 
-fork.call_late(after_in_child=TorchSpanProcessor.after_fork_in_child)
+process_changes.at_fork(process_changes.Order.EXPORT, in_child=TorchSpanProcessor.after_fork_in_child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from opentelemetry import trace
 
 from otel_torchprof import config
 from otel_torchprof._export.provider import is_sdk_provider
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ class ProviderWait:
     def __init__(self, on_provider: Callable[[ProviderWait], None]) -> None:
         self._on_provider = on_provider
         self._given_up = threads.Event()
-        atexit.register(self._at_exit)
+        self._call_off = process_changes.before_exit(self._at_exit)
         threads.Thread(target=self._run, name="otel-torchprof-wait", daemon=True).start()
 
     @property
@@ -47,7 +46,7 @@ class ProviderWait:
     def give_up(self) -> None:
         """Ends it. Again without effect."""
         self._given_up.set()
-        atexit.unregister(self._at_exit)
+        self._call_off()
 
     def _run(self) -> None:
         looks = 0

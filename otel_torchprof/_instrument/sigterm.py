@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from opentelemetry import metrics
 
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._native import sigterm
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import NativeError
 
@@ -116,4 +115,4 @@ def _end_of_the_signal() -> None:
         threads.sleep(0.01)
 
 
-atexit.register(_end_of_the_signal)
+process_changes.at_exit(process_changes.Order.STATE, _end_of_the_signal)

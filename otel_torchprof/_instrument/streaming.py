@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from otel_torchprof import config
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.finders import is_there
@@ -29,7 +28,7 @@ from .unused_processor import unused
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from opentelemetry.sdk.resources import Resource
@@ -127,6 +126,7 @@ class stream:  # noqa: N801 - beside profile
             policy=checked_policy(policy),
         )
         self._cleanup = CleanupStack(self)
+        self._call_off_exit: Callable[[], None] | None = None
         self._seconds: float | None = None
         self._state = _NOT_STARTED
         self._last: ProcessorHealth | None = None
@@ -152,8 +152,8 @@ class stream:  # noqa: N801 - beside profile
         self._state = ""
         if self._off:
             return
-        fork.watch(self)
-        atexit.register(self.stop)
+        process_changes.watch(self)
+        self._call_off_exit = process_changes.before_exit(self.stop)
         self._cleanup.push(self._shut_down)
         try:
             self._instrumentation.start()
@@ -179,7 +179,8 @@ class stream:  # noqa: N801 - beside profile
         # Only now all steps are known.
         self._last = replace(self._last, sources={**self._last.sources, "steps": self._instrumentation.steps_state})
         self._state = _IS_STOPPED
-        atexit.unregister(self.stop)
+        if self._call_off_exit is not None:
+            self._call_off_exit()
 
     def _shut_down(self) -> None:
         seconds = _STOP_SECONDS if self._seconds is None else self._seconds

@@ -7,8 +7,7 @@ import sys
 
 from otel_torchprof import config
 from otel_torchprof._export.sdk import is_disabled
-from otel_torchprof._process import fork
-from otel_torchprof._process.cleanup import call_at_exit
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.workers import starts_loader_worker
 
 _STARTS_ANEW = (
@@ -68,5 +67,7 @@ class UnusedProcessors:
 
 unused = UnusedProcessors()
 """Those of the process."""
-call_at_exit(unused.warn)
-fork.call_late(after_in_parent=unused.after_fork_in_parent, after_in_child=unused.after_fork_in_child)
+process_changes.at_exit(process_changes.Order.LAST, unused.warn)
+process_changes.at_fork(
+    process_changes.Order.STATE, in_parent=unused.after_fork_in_parent, in_child=unused.after_fork_in_child
+)

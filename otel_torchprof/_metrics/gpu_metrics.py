@@ -7,14 +7,13 @@ whoever is started at that time.
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from otel_torchprof._export.sdk import SCHEMA_URL
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof.version import __version__
 
 from .gpu_quantities import METRICS
@@ -35,7 +34,7 @@ def _in_child() -> None:
     _lock = threads.Lock()
 
 
-os.register_at_fork(after_in_child=_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)
 _by_provider: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
 
 

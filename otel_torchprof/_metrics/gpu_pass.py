@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from otel_torchprof._process import threads
-from otel_torchprof._process.fork import watch
+from otel_torchprof._process.process_changes import watch
 from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError
 from otel_torchprof._sources.visible_devices import Visible, visible
 

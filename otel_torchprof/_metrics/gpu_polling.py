@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from otel_torchprof import config
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof.health import GpuHealth
 
 from .gpu_metrics import instruments_of
@@ -73,7 +73,7 @@ class GpuMetrics:
         self._pass: GpuPass | None = None
         self._instruments: Instruments | None = None
         self._state = "off: not started"
-        fork.watch(self)
+        process_changes.watch(self)
 
     def start(self, *, look: bool = True) -> Self:
         """Starts the metrics and returns self; has no effect while they run.

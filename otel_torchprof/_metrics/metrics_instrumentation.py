@@ -17,7 +17,7 @@ from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._process.deadline import Deadline
@@ -89,7 +89,7 @@ class MetricsInstrumentation:
         self._metrics = metrics
         self._is_unwanted = is_unwanted
         self._provider = provider
-        fork.import_now("numpy.ma")  # numpy.unique would
+        process_changes.import_now("numpy.ma")  # numpy.unique would
         self._overhead = overhead
         self._memory_limit = memory_limit
         self._exporters = exporters
@@ -218,7 +218,7 @@ class MetricsInstrumentation:
 
         Returns whether the lock was taken, for :meth:`after_fork_in_parent`: other threads may fork at the same time.
         """
-        has_lock = self._lock.acquire(timeout=fork.LONGEST_WAIT)
+        has_lock = self._lock.acquire(timeout=process_changes.LONGEST_WAIT)
         try:
             self._sampler.break_off(time.monotonic())
         except BaseException:  # an interrupt: what follows is not notified of this fork

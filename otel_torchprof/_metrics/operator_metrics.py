@@ -14,7 +14,7 @@ from otel_torchprof._averages.operator_sums import OperatorSums
 from otel_torchprof._columns import generation
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof.version import __version__
 
 from .generation_metrics import SCOPE, GenerationMetrics
@@ -217,8 +217,8 @@ class TorchMetrics:
 
     def after_fork_in_child(self) -> None:
         """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
-        fork.release_locks(self._meter, "opentelemetry.")
-        fork.release_locks(self.generations.meter, "opentelemetry.")
+        process_changes.release_locks(self._meter, "opentelemetry.")
+        process_changes.release_locks(self.generations.meter, "opentelemetry.")
         self._lock = threads.Lock()
         self._make_sums(self._most)
         self.times, self.refresh = _none, _nothing

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import opcode
 import operator
 import os
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.waiting import WaitingStack
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 from .ffi import python_sources
 from .frame_book import Book
@@ -132,7 +130,6 @@ class Tracing:
             FramesError: see :func:`check`; nothing has begun then.
         """
         check()
-        at_process_changes()
         self._begun = True
         self.new_threads_tool = _follow_new_threads(self._consumer)
         self.passed_over = _start(session, filtering, self._book or _shared_book())
@@ -255,22 +252,17 @@ def _leave_new_threads(consumers: set[int]) -> None:
             threading.setprofile(None)
 
 
-def _off() -> None:
+def off() -> None:
+    """Off, whoever began it: in forked children, and before the interpreter is taken down."""
     python_sources.stop_frames(_EVERY_SESSION)
     _leave_new_threads(set(_all_threads))
 
 
-def _off_in_child() -> None:
+def off_in_child() -> None:
+    """In a forked child: off, as it is in a process that has not begun it."""
     global _lock  # noqa: PLW0603 - whoever held it is not in this process
     _lock = threads.RLock()
-    _off()
+    off()
 
 
-@functools.cache
-def at_process_changes() -> None:
-    """Off in forked children, and before the interpreter is taken down.
-
-    Who starts the tracer again in a child calls this before it registers for that.
-    """
-    os.register_at_fork(after_in_child=_off_in_child)
-    atexit.register(_off)
+process_changes.at_exit(process_changes.Order.SOURCES, off)

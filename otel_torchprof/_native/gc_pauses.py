@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import gc
-import os
 from typing import TYPE_CHECKING
 
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 from .ffi import python_sources
 
@@ -32,7 +29,6 @@ class GcPauses:
 
     def start(self) -> None:
         """Begins it, once the session runs. To be stopped also where this is interrupted."""
-        at_process_changes()
         with _lock:
             python_sources.follow_collections(self._consumer)
             if python_sources.on_collection not in gc.callbacks:
@@ -50,18 +46,16 @@ def _leave(consumers: int) -> None:
                 gc.callbacks.remove(python_sources.on_collection)
 
 
-def _off() -> None:
+def off() -> None:
+    """Off, whoever began it: in forked children, and before the interpreter is taken down."""
     _leave(_EVERY_SESSION)
 
 
-def _off_in_child() -> None:
+def off_in_child() -> None:
+    """In a forked child: off, as it is in a process that has not begun it."""
     global _lock  # noqa: PLW0603 - whoever held it is not in this process
     _lock = threads.RLock()
-    _off()
+    off()
 
 
-@functools.cache
-def at_process_changes() -> None:
-    """Off in forked children, and before the interpreter is taken down; see the tracer's own."""
-    os.register_at_fork(after_in_child=_off_in_child)
-    atexit.register(_off)
+process_changes.at_exit(process_changes.Order.SOURCES, off)

@@ -6,11 +6,10 @@ It begins only where it sees one of torch's profilers, so that what it labels wo
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 if TYPE_CHECKING:
     from .torch_functions import TorchFunctions
@@ -112,4 +111,4 @@ def _beginning_here(original: Any, functions: TorchFunctions, records: FastRecor
 fast_records = FastRecords()
 """The one of the process."""
 
-os.register_at_fork(after_in_child=fast_records.after_fork_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=fast_records.after_fork_in_child)

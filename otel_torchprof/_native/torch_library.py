@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import enum
@@ -17,7 +16,7 @@ import numpy as np
 from opentelemetry import context
 
 from otel_torchprof import config
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.finders import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError
 
@@ -233,7 +232,7 @@ def _attached(handle: int, path: Path) -> TorchFunctions:
         native.otp_torch_attach_collectives(api)
     if functions.times_devices:
         native.otp_torch_attach_devices(api)
-        atexit.register(native.otp_torch_devices_exit)
+        process_changes.before_exit(native.otp_torch_devices_exit)
     return functions
 
 
@@ -342,7 +341,7 @@ class _Loading:
         """Of the greenlet that loads, where threads are greenlets, else of the thread."""
         self._loaded: TorchLibrary | None = None
         self._failure, self._again_at = "", 0.0
-        fork.watch(self)
+        process_changes.watch(self)
 
     def library(self, torch: Any) -> TorchLibrary:
         """The library.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
@@ -11,7 +10,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from . import threads
+from . import process_changes, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,22 +190,9 @@ def close_due() -> None:
         stack.close_if_due()
 
 
-_last: list[Callable[[], None]] = []
-
-
-def call_at_exit(function: Callable[[], None]) -> None:
-    """Has a function called at the process's exit, after all stacks are closed.
-
-    For modules that are imported later than the package: what they gave to Python would be called before what the program did.
-    """
-    _last.append(function)
-
-
 def _close_all() -> None:
     for stack in _stacks.copy():
         stack.close_at_exit()
-    for function in _last:
-        function()
 
 
-atexit.register(_close_all)
+process_changes.at_exit(process_changes.Order.RECORDINGS, _close_all)

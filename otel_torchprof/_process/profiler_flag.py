@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from . import threads
+from . import process_changes, threads
 from .after_import import when_imported
 
 if TYPE_CHECKING:
@@ -121,4 +120,4 @@ profiler_flag = _ProfilerFlag()
 """The one of the process."""
 
 # In a forked child nothing of ours runs, and a lock that another thread held at that moment stays locked for ever.
-os.register_at_fork(after_in_child=profiler_flag.forget)
+process_changes.at_fork(process_changes.Order.STATE, in_child=profiler_flag.forget)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import _queue
 import ctypes
 import importlib.util
-import os
 import sys
 import threading
 import types
@@ -128,10 +127,9 @@ def let_greenlets_run() -> None:
     threading.Event().wait(0.01)
 
 
-def _take_new_lock() -> None:
-    """Of the table of threads: Python's own may be a greenlet's, and in a forked child another thread may have held it."""
+def after_fork_in_child() -> None:
+    """Renews the lock of the table of threads: another thread of the parent may have held it."""
     _globals["_active_limbo_lock"] = RLock()
 
 
-_take_new_lock()
-os.register_at_fork(after_in_child=_take_new_lock)
+after_fork_in_child()  # Python's own may be a greenlet's

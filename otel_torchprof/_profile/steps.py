@@ -13,7 +13,7 @@ import sys
 import warnings
 from typing import Any, ClassVar
 
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.torch_hooks import OptimizerHooks
 
@@ -184,4 +184,4 @@ def _in_child() -> None:
     KinetoStepTracker._lock = threads.RLock()  # noqa: SLF001 - another thread of the parent may have held it
 
 
-os.register_at_fork(after_in_child=_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)

@@ -14,7 +14,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.device_source import DeviceSource
@@ -83,7 +83,7 @@ class Recording:
         self._library: torch_library.TorchLibrary | None = None
         if self._operators == ON or self._can_record_more():
             self._library = torch_library.load()
-        fork.watch(self)
+        process_changes.watch(self)
         self._short_frames = ShortFrames(options.frame_filter.min_duration)
         self._requested: list[Source] = []
         if config.ENABLED.read():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.joined import joined
-from otel_torchprof._process import fork, threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.profiler_flag import profiler_flag
 from otel_torchprof.errors import TorchProfError
@@ -42,7 +42,7 @@ class Segments:
         self._times: tuple[int, int] | None = None
         self._pid = os.getpid()
         self.after_fork_in_child()
-        fork.watch(self)
+        process_changes.watch(self)
 
     @property
     def is_parents(self) -> bool:

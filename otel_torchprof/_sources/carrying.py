@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.wrapped_calls import WrappedCalls
 
 if TYPE_CHECKING:
@@ -150,4 +150,6 @@ started_threads = WrappedCalls((_Method("threading", "Thread.start"),), _start)
 own recipe for streaming is ``Thread(target=model.generate)``. A thread that has a current span already, from
 ``opentelemetry-instrumentation-threading`` or later Pythons, keeps it. Other threads are left alone: a thread
 that a program starts inside its first request, such as a batcher, may work for all later ones."""
-os.register_at_fork(after_in_child=started_threads.renew_lock)  # recordings may continue in the child
+process_changes.at_fork(
+    process_changes.Order.STATE, in_child=started_threads.renew_lock
+)  # recordings may continue in the child

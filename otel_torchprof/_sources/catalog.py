@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from otel_torchprof._native import torch_library
+from otel_torchprof._process import process_changes
 from otel_torchprof.parsers import nearest
 
 from .collective_source import CollectiveSource
@@ -37,6 +38,8 @@ class Entry(NamedTuple):
     """A source and how it is chosen."""
 
     name: str
+    kind: type[Source]
+    """Its ``forked`` is called in a forked child."""
     make: Callable[[Request], Source | None]
     """The source, not started; None where it is not requested or has nothing to record."""
     needs_torch: bool = True
@@ -106,20 +109,23 @@ def _frames(request: Request) -> Source | None:
 
 
 SOURCES = (
-    Entry("energy", _energy, checks={"energy": checked_energy}),
-    Entry("memory", _memory),
-    Entry("operators", _operators, survives_fork=True),
-    Entry("collectives", _collectives),
-    Entry("devices", _devices),
-    Entry("phases", _phases),
-    Entry("compilations", _compilations, needs_torch=False),
-    Entry("modules", _modules),
+    Entry("energy", EnergySource, _energy, checks={"energy": checked_energy}),
+    Entry("memory", Memory, _memory),
+    Entry("operators", Operators, _operators, survives_fork=True),
+    Entry("collectives", CollectiveSource, _collectives),
+    Entry("devices", DeviceSource, _devices),
+    Entry("phases", Phases, _phases),
+    Entry("compilations", CompileEvents, _compilations, needs_torch=False),
+    Entry("modules", Modules, _modules),
     # Among the last to start and so the first to stop: the calls that stop the others are not recorded.
-    Entry("frames", _frames),
+    Entry("frames", Calls, _frames),
     # A collection that began before the calls around it would have these inside: see look_at_calls in collections.cc.
-    Entry("collections", _collections),
+    Entry("collections", Collections, _collections),
 )
-"""A source starts after those before it, and stops before them."""
+"""A source starts after those before it, stops before them, and is taken back after them in a forked child."""
+process_changes.at_fork(
+    process_changes.Order.SOURCES, in_child=lambda: process_changes.call_each(entry.kind.forked for entry in SOURCES)
+)
 
 
 def requested(request: Request, chooses: Callable[[Entry], bool] = lambda _entry: True) -> Iterator[Source]:

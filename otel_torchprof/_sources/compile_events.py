@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,11 @@ class CompileEvents(Source):
     def start(self, _session: Session | None = None) -> None:
         """Begins; as soon as dynamo is imported, if it is not yet."""
         _shared.install(self)
+
+    @classmethod
+    def forked(cls) -> None:
+        """Ends it."""
+        _shared.after_fork_in_child()
 
     def stop(self) -> None:
         """Takes the callbacks out of dynamo, if nobody else wants them; without effect where there are none."""
@@ -136,4 +140,3 @@ def _take_out(callbacks: list[Any], callback: Any) -> None:
 
 
 _shared = _SharedCallbacks()
-os.register_at_fork(after_in_child=_shared.after_fork_in_child)

@@ -6,8 +6,7 @@ up again by the one that drains the recorder.
 
 from __future__ import annotations
 
-import atexit
-import os
+import functools
 import time
 import weakref
 from collections import deque
@@ -20,7 +19,7 @@ from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.recorder import CONTEXT_MUTED, now_ns
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 from .step_marks import recorder_ahead_ns
 
@@ -37,9 +36,8 @@ SUPPRESSION_KEYS: tuple[str, ...] = (
     "suppress_instrumentation",  # what instrumentations set before that key was there, and still do beside it
 )
 
-# Once the interpreter shuts down no thread may be called into any more. This module is imported before anything registers
-# what still wants to record then, so this runs after it.
-atexit.register(python_sources.set_context_resolver, None)
+# Once the interpreter shuts down no thread may be called into any more.
+process_changes.at_exit(process_changes.Order.STATE, functools.partial(python_sources.set_context_resolver, None))
 
 
 _MOST_ENDED = 100_000
@@ -250,4 +248,4 @@ class ContextTable:
             self._gone.append(number)
 
 
-os.register_at_fork(after_in_child=_following.clear)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_following.clear)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -141,6 +140,11 @@ class DeviceSource(Source):
         if self._timing is not None:
             self._timing.pause(paused=paused)
 
+    @classmethod
+    def forked(cls) -> None:
+        """Leaves captures of graphs alone."""
+        graph_hooks.after_fork_in_child()
+
     def stop(self) -> None:
         """Ends it; a second call does nothing. Waits for what the device has under way, seconds at most."""
         if self._timing is None or self.last_times is not None:
@@ -264,7 +268,6 @@ class _GraphHooks:
 
 
 graph_hooks = _GraphHooks()
-os.register_at_fork(after_in_child=graph_hooks.after_fork_in_child)
 
 
 def _held_from(original: Any) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.finders import is_there
 
@@ -17,6 +16,7 @@ from .label_lines import Found, Line, LineError, MissingError, find, read_lines
 from .labels import is_labelled, record_function
 
 if TYPE_CHECKING:
+    import os
     import types
     from collections.abc import Callable, Iterable
 
@@ -278,4 +278,4 @@ def _in_child() -> None:
     _lock = threads.RLock()
 
 
-os.register_at_fork(after_in_child=_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)

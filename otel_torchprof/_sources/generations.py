@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import OrderedDict
 from pathlib import PurePath
@@ -81,7 +80,6 @@ class Generations:
 
 shared = Generations()
 """Those of the process."""
-os.register_at_fork(after_in_child=shared.after_fork_in_child)
 
 
 class Call(NamedTuple):

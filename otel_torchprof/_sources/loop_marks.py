@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 
 from .step_marks import LOOP_END
 
@@ -69,4 +69,4 @@ class LoopMarks:
 
 shared = LoopMarks()
 """Those of the process."""
-fork.call_late(after_in_child=shared.after_fork_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=shared.after_fork_in_child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import types
 from typing import NamedTuple
 
@@ -90,4 +89,3 @@ class _Request(NamedTuple):
 shared = ModuleCalls()
 """Those of the process."""
 leave_uncompiled(__name__)
-os.register_at_fork(after_in_child=shared.after_fork_in_child)

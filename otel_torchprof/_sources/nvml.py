@@ -12,7 +12,7 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process.fork import watch
+from otel_torchprof._process.process_changes import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

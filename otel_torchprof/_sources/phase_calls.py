@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Part
@@ -195,4 +194,3 @@ leave_uncompiled(__name__)
 
 shared = WrappedCalls(_CALLS, _wrapper)
 """Those of the process."""
-os.register_at_fork(after_in_child=shared.after_fork_in_child)

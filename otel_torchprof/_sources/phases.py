@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -64,6 +63,13 @@ class Phases(Source):
         _hooks.install(self)
         module_calls.shared.install(self, as_events=False)
         self._is_on = True
+
+    @classmethod
+    def forked(cls) -> None:
+        """Ends it; calls of ``generate`` are forgotten."""
+        phase_calls.shared.after_fork_in_child()
+        _hooks.after_fork_in_child()
+        generations.after_fork_in_child()
 
     def stop(self) -> None:
         """Takes them out."""
@@ -150,4 +156,3 @@ def _optimizer_file() -> str | None:
 
 leave_uncompiled(__name__)
 _hooks = _Hooks()
-os.register_at_fork(after_in_child=_hooks.after_fork_in_child)

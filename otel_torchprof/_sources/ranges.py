@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from otel_torchprof import config
 from otel_torchprof._native.python_sources import Label
 from otel_torchprof._native.torch_ranges import Parts, itt_functions, nvtx_functions, ranges
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.profiler_flag import profiler_flag
 
 from .labels import record_function
@@ -209,7 +209,7 @@ class _LabelRanges:
 
 
 _labels = _LabelRanges()
-os.register_at_fork(after_in_child=_labels.after_fork)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_labels.after_fork)
 
 
 def _label_methods(native: TorchRanges) -> dict[str, Any]:

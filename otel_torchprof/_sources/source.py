@@ -6,8 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from otel_torchprof._native import frame_book, frames, module_names, record_function_fast, tensor_notes
-from otel_torchprof._native.gc_pauses import GcPauses
+from otel_torchprof._native import frame_book, frames, gc_pauses, module_names, record_function_fast, tensor_notes
 from otel_torchprof.health import ON
 
 from . import frame_filter, module_calls, torch_hooks
@@ -45,6 +44,14 @@ class Source:
 
     def stop(self) -> None:
         """Ends it, from any thread, in a finalizer too; again without effect, but for the rest of a stop that was interrupted."""
+
+    @classmethod
+    def forked(cls) -> None:
+        """Takes back, in a forked child, what the process has of this kind of source: locks anew, hooks and wrappers removed.
+
+        Called once for each kind in the catalog, in its order, before any recording continues in the child; the instances are the
+        parent's, and start no more. Nothing of it may wait for another thread.
+        """
 
     def decorate(self, batch: Batch) -> Batch:
         """A batch that was just drained, with what the source knows of its events. For one thread at a time."""
@@ -200,6 +207,11 @@ class Modules(Source):
         """Ends it."""
         module_calls.shared.remove(self)
 
+    @classmethod
+    def forked(cls) -> None:
+        """Ends it for all users but those that continue in a child."""
+        module_calls.shared.after_fork_in_child()
+
     def notes(self) -> list[str]:
         """Where they cannot be followed."""
         return module_calls.shared.notes()
@@ -209,17 +221,22 @@ class Collections(Source):
     """Pauses of Python's garbage collector, on every thread."""
 
     def __init__(self) -> None:
-        self._pauses: GcPauses | None = None
+        self._pauses: gc_pauses.GcPauses | None = None
 
     def start(self, session: Session) -> None:
         """Begins."""
-        self._pauses = GcPauses(session)
+        self._pauses = gc_pauses.GcPauses(session)
         self._pauses.start()
 
     def stop(self) -> None:
         """Ends it."""
         if self._pauses is not None:
             self._pauses.stop()
+
+    @classmethod
+    def forked(cls) -> None:
+        """Ends it."""
+        gc_pauses.off_in_child()
 
 
 class Calls(Source):
@@ -250,6 +267,11 @@ class Calls(Source):
         if self._tracing is not None:
             self._tracing.stop()
         self._stopped = True
+
+    @classmethod
+    def forked(cls) -> None:
+        """Ends it."""
+        frames.off_in_child()
 
     def waiting(self) -> list[WaitingStack]:
         """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""

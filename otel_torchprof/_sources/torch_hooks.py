@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native import python_sources
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +92,7 @@ class _AfterSteps:
 
 
 _after_steps = _AfterSteps()
-os.register_at_fork(after_in_child=_after_steps.after_fork_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=_after_steps.after_fork_in_child)
 
 
 def _post_hook(callback: Callable[[Any], None]) -> _Hook:

@@ -7,7 +7,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.wrapped_calls import WrappedCalls
 
 from .actions import Actions
@@ -141,4 +141,4 @@ class Frameworks:
 
 shared = Frameworks()
 """Instance of the process."""
-fork.call_late(after_in_child=shared.after_fork_in_child)
+process_changes.at_fork(process_changes.Order.STATE, in_child=shared.after_fork_in_child)

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._process.wrapped_calls import WrappedCalls
 
 from .loop import Loop, ending_loops
@@ -52,4 +52,4 @@ def _nothing() -> None:
 
 shared = WrappedCalls(_CALLS, _ending)
 """Wrapped calls of the process."""
-fork.call_late(after_in_child=shared.renew_lock)
+process_changes.at_fork(process_changes.Order.STATE, in_child=shared.renew_lock)

@@ -172,6 +172,7 @@ def test_a_fork_while_hooks_are_put_in():
     assert (
         run("""
 held, done = threading.Event(), threading.Event()
+otp.profile  # imports the catalog of sources, as everything that puts hooks in
 def hold():
     with device_source.graph_hooks._lock:
         held.set()

@@ -19,7 +19,7 @@ from otel_torchprof._metrics import metrics_instrumentation
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, metrics_of
 from otel_torchprof._native.recorder import Session, recorder_stats
-from otel_torchprof._process import fork
+from otel_torchprof._process import process_changes
 from otel_torchprof._sources.step_counter import StepTracker
 
 LONG = 30
@@ -337,7 +337,7 @@ def is_taken(lock) -> bool:
 
 def test_forks_on_two_threads(provider, library, monkeypatch):
     """Of two forks at the same time each releases the lock that it took, and no other; whoever is instrumented by then."""
-    monkeypatch.setattr(fork, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(process_changes, "LONGEST_WAIT", 0.01)
     monkeypatch.setattr(draining, "_LOOK_SECONDS", 60)  # nobody else takes the lock
     running = instrument(provider)
     instrumentor._before_fork()

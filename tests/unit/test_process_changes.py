@@ -38,22 +38,54 @@ NAMES_REGISTER_NOTHING = """
 import atexit, os
 registered = []
 atexit.register = lambda function, *_, **__: registered.append(function)
-os.register_at_fork = lambda **functions: registered.append(functions)
+os.register_at_fork = lambda **functions: registered.extend(functions.values())
+def own():
+    return sorted(f.__name__ for f in registered if "otel_torchprof" in str(getattr(f, "__module__", "")))
 import otel_torchprof as otp
-functions = [f for each in registered for f in (each.values() if isinstance(each, dict) else [each])]
-print(sum("otel_torchprof" in str(getattr(f, "__module__", "")) for f in functions) > 10)
+print(own())
 registered.clear()
 for name in dir(otp):
     getattr(otp, name)
 from otel_torchprof import dynamo, legacy, profiler, profiler_util
-own = [f for each in registered for f in (each.values() if isinstance(each, dict) else [each])]
-print([f for f in own if "otel_torchprof" in str(getattr(f, "__module__", ""))])
+print(own())
 """
 
 
 def test_asking_for_names_registers_nothing():
     """What is called at forks and exits is registered by the import, before a program's own, and by nothing that comes later."""
-    assert printed(NAMES_REGISTER_NOTHING) == ["True", "[]"]
+    by_import = ["_after_fork_in_child", "_after_fork_in_parent", "_before_fork", "_exit"]
+    assert printed(NAMES_REGISTER_NOTHING) == [str(by_import), "[]"]
+
+
+ORDER = """
+import os
+from otel_torchprof._process.process_changes import Order, at_exit, at_fork
+def says(text, fails=False):
+    def say():
+        os.write(1, f"{text}\\n".encode())  # in one piece: parent and child speak at once
+        if fails:
+            raise OSError(text)
+    return say
+for order in reversed(Order):  # as if the modules had been imported the other way round
+    at_fork(
+        order, before=says(f"before {order.name}"), in_parent=says(f"parent {order.name}"), in_child=says(f"child {order.name}", order == 1)
+    )
+    at_exit(order, says(f"exit {order.name}"))
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_the_order_of_imports_is_of_no_consequence():
+    """At forks and at exit functions are called in the order of their places, however they were registered; one that raises stops none."""
+    names = ["STATE", "SOURCES", "EXPORT", "RECORDINGS", "LAST"]
+    done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True, check=True, timeout=LONG)
+    said = done.stdout.splitlines()
+    assert "OSError: child SOURCES" in done.stderr
+    assert [line for line in said if line.startswith("before")] == [f"before {name}" for name in reversed(names)]
+    for when in ("parent", "child", "exit"):
+        assert [line for line in said if line.startswith(when)] == [f"{when} {name}" for name in names]
 
 
 IN_CHILD = """

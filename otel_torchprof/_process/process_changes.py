@@ -1,0 +1,174 @@
+"""Forks and the end of a process: the one module that Python calls at them, and what it calls then, in which order.
+
+Python's own lists have the order of imports. Here everything has a place by its :class:`Order`, and those with the same place do not
+depend on one another, so that a module may be imported at any time. The package's import puts this module into Python's lists: exit
+functions that a program registers later run before.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+# These have locks to release in a child, or state to renew, before ours. The threads' holds a lock of its own over a fork, and
+# releases it in the order of imports: a TracerProvider of the SDK uses it at a fork too, and where it is what imports it, in a child,
+# the next child waits for ever.
+import concurrent.futures.thread  # noqa: F401
+import enum
+import importlib
+import logging  # noqa: F401 - it also shuts down after us, who may log
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Order(enum.IntEnum):
+    """The order of what is called in a forked child, in the parent after a fork, and at exit; before a fork it is the reverse."""
+
+    STATE = 0
+    """State of modules, such as locks that another thread of the parent may have held. Calls no other module."""
+    SOURCES = 1
+    """Sources of events: those of the parent are off, ``Source.forked`` for each in the order of the catalog."""
+    EXPORT = 2
+    """Processors and exporters begin anew."""
+    RECORDINGS = 3
+    """Recordings continue in the child; at exit they stop, and send."""
+    LAST = 4
+
+
+class BegunAnew(Protocol):
+    """What :func:`watch` takes."""
+
+    def after_fork_in_child(self) -> None:
+        """Called in the child, before any other Python code of it, on its only thread."""
+
+
+LONGEST_WAIT = 1.0
+"""Seconds that a fork may wait for what another thread is doing."""
+_LOCKS = tuple({type(make()) for make in (threading.Lock, threading.RLock, threads.Lock, threads.RLock)})
+_Calls = dict[Order, "list[Callable[[], object]]"]
+
+_before: _Calls = {order: [] for order in Order}
+_in_parent: _Calls = {order: [] for order in Order}
+_in_child: _Calls = {order: [] for order in Order}
+_at_exit: _Calls = {order: [] for order in Order}
+_watched: weakref.WeakSet[BegunAnew] = weakref.WeakSet()
+_importing = threads.RLock()
+_forking = threads.local()
+"""On a thread that forks. ``has_lock``: whether it took the lock above."""
+
+
+def at_fork(
+    order: Order,
+    *,
+    before: Callable[[], object] | None = None,
+    in_parent: Callable[[], object] | None = None,
+    in_child: Callable[[], object] | None = None,
+) -> None:
+    """Has functions called at each fork from now on, for the life of the process."""
+    for calls, function in ((_before, before), (_in_parent, in_parent), (_in_child, in_child)):
+        if function is not None:
+            calls[order].append(function)
+
+
+def at_exit(order: Order, function: Callable[[], object]) -> None:
+    """Has a function called when the process exits, after what programs registered since the package was imported."""
+    _at_exit[order].append(function)
+
+
+def before_exit(function: Callable[[], object]) -> Callable[[], None]:
+    """Has a function called when the process exits, before everything that was registered until now; returns what calls it off."""
+    atexit.register(function)
+    return lambda: atexit.unregister(function)
+
+
+def watch(thing: BegunAnew) -> None:
+    """Calls ``thing.after_fork_in_child()`` in every child that is forked while ``thing`` lives: a part of its :attr:`Order.STATE`."""
+    _watched.add(thing)
+
+
+def imported(module: str) -> Any:
+    """Imports a module on access to one of its names; a fork waits for it.
+
+    Python does not release the lock of a module that another thread was importing at the fork: a child that imports it
+    waits forever.
+    """
+    with _importing:
+        return importlib.import_module(module)
+
+
+def import_now(*modules: str) -> None:
+    """Imports what threads of this package would import later, for the same reason."""
+    for module in modules:
+        importlib.import_module(module)
+
+
+def release_locks(root: object, package: str) -> None:
+    """Releases the locks of ``root`` and of all that it refers to, as far as that is of ``package``: only in a forked child.
+
+    As ``threading`` and ``logging`` do it for their own.
+    """
+    waiting, seen = [root], set()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, _LOCKS):
+            if getattr(thing, "_is_owned", bool)():  # by the thread that forked, which is to release it
+                continue
+            thing._at_fork_reinit()  # type: ignore[union-attr]  # noqa: SLF001 - what threading itself calls
+        elif isinstance(thing, dict):
+            waiting += [*thing, *thing.values()]
+        elif isinstance(thing, list | tuple | set):
+            waiting += thing
+        elif type(thing).__module__.startswith(package):
+            waiting += getattr(thing, "__dict__", {}).values()
+
+
+def call_each(functions: Iterable[Callable[[], object]]) -> None:
+    """Calls all of them in turn, also those after one that raises; then raises the last exception, with those before as its context."""
+    error = None
+    for function in functions:
+        try:
+            function()
+        except:  # noqa: E722, PERF203 - at exit a program may have cleared the builtins, which have the names of exceptions
+            error = sys.exc_info()[1]
+    if error is not None:
+        raise error
+
+
+def _before_fork() -> None:
+    _forking.has_lock = False  # the wait may be interrupted
+    _forking.has_lock = _importing.acquire(timeout=LONGEST_WAIT)
+    call_each(function for order in reversed(Order) for function in _before[order])
+
+
+def _after_fork_in_parent() -> None:
+    try:
+        call_each(function for calls in _in_parent.values() for function in calls)
+    finally:
+        if _forking.has_lock:
+            _importing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _importing  # noqa: PLW0603 - another thread of the parent may have held it
+    _importing = threads.RLock()
+    threads.after_fork_in_child()
+    watched = [thing.after_fork_in_child for thing in list(_watched)]
+    call_each([*watched, *(function for calls in _in_child.values() for function in calls)])
+
+
+def _exit() -> None:
+    call_each(function for calls in _at_exit.values() for function in calls)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+atexit.register(_exit)
