@@ -1,4 +1,4 @@
-"""Trace files to ranks: each file is read twice, first for its steps, then for what ran in them."""
+"""Spans, of a trace file or of a profile, to ranks: all are read twice, first for the steps, then for what ran in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._trace_files.reading import read_events
+from otel_torchprof._trace_files.reading import hand_over, read_events
 from otel_torchprof._trace_files.records import check_can_be_read_twice, check_given_once
 from otel_torchprof.errors import TorchProfError
 
@@ -20,6 +20,7 @@ from .steps import COUNTERS, Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._export.byte_stream import ByteStream
     from otel_torchprof._trace_files.chrome_events import Events
 
@@ -43,9 +44,24 @@ def read_ranks(
     ranks: list[tuple[int | None, Rank]] = []
     problems: list[str] = []
     for parts in _recordings(paths):
-        found, said = _read(parts, watch)
-        ranks += found
+        listed, said, read_again = read_steps(parts, watch)
+        ranks += _ranks_of(Path(parts[0]).name, listed, read_again)
         problems += said
+    return _named(ranks), problems
+
+
+def rank_of_spans(name: str, spans: SpanList) -> Rank:
+    """The rank whose steps are among the spans, as a file of them would have it.
+
+    Raises:
+        TorchProfError: there are no steps.
+    """
+    listed, _ = _steps_of(name, lambda events: hand_over(spans, events))
+    return _named(_ranks_of(name, listed, lambda events: hand_over(spans, events)))[0]
+
+
+def _named(ranks: list[tuple[int | None, Rank]]) -> list[Rank]:
+    """In order, by their numbers where all have one."""
     numbers = [number for number, _ in ranks]
     if None not in numbers and len(set(numbers)) == len(numbers):
         ranks.sort(key=lambda each: each[0] or 0)
@@ -54,7 +70,7 @@ def read_ranks(
     elif len({rank.name for _, rank in ranks}) < len(ranks):
         for place, (_, rank) in enumerate(ranks):
             rank.name += f" ({place})"
-    return [rank for _, rank in ranks], problems
+    return [rank for _, rank in ranks]
 
 
 def _recordings(paths: Sequence[str]) -> list[list[str]]:
@@ -79,8 +95,13 @@ def read_steps(
 
     for each in paths:
         check_can_be_read_twice(each)
-    path, listed = paths[0], StepList()
-    problems = read(listed)
+    return *_steps_of(paths[0], read), read
+
+
+def _steps_of(path: str, read: Callable[[Events], list[str] | None]) -> tuple[StepList, list[str]]:
+    """The steps in what is read, and what is to be said of it."""
+    listed = StepList()
+    problems = read(listed) or []
     listed.settle()
     problems += _left_out(path, listed)
     if not listed.processes:
@@ -89,7 +110,7 @@ def read_steps(
             "each ends, by TorchInstrumentor().step(), prof.step(), or a schedule of torch.profiler"
             + "".join(f"; {problem}" for problem in problems)
         )
-    return listed, problems, read
+    return listed, problems
 
 
 def _left_out(path: str, listed: StepList) -> list[str]:
@@ -104,10 +125,8 @@ def _left_out(path: str, listed: StepList) -> list[str]:
     return found
 
 
-def _read(
-    paths: Sequence[str], watch: Callable[[str, ByteStream], None]
-) -> tuple[list[tuple[int | None, Rank]], list[str]]:
-    listed, problems, read_again = read_steps(paths, watch)
+def _ranks_of(name: str, listed: StepList, read_again: Callable[[Events], object]) -> list[tuple[int | None, Rank]]:
+    """The processes whose steps are known, each with its rank's number."""
     details = Details(listed)
     read_again(details)
     details.settle()
@@ -116,13 +135,13 @@ def _read(
     for place, process in enumerate(listed.processes.values()):
         steps = details.steps(place)
         of_steps = operators[steps.first : steps.first + len(process.steps)]
-        rank = rank_of_process(Path(paths[0]).name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
+        rank = rank_of_process(name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
         if len(listed.processes) == 1:
             rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
             if listed.device_slices:
                 rank.device = np.minimum(details.device_times(len(process.steps)), rank.seconds)
         ranks.append((process.rank, rank))
-    return ranks, problems
+    return ranks
 
 
 def rank_of_process(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from otel_torchprof._tree.span_table import AttributeType
+
 from .chrome_events import ChromeEvents
 from .records import RecordReading, json_attributes, object_of, objects, protobuf_attributes
 from .values import id_in, key_of, text_in, values_of, whole
@@ -11,8 +15,9 @@ from .wanted import INSTANCE, RANK
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
+    from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._export.byte_stream import ByteStream
 
     from .chrome_events import Events
@@ -60,6 +65,28 @@ def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] =
     return Reading(reading.problems, left_out)
 
 
+def hand_over(spans: SpanList, events: Events) -> None:
+    """Hands over spans that stand in no file, as :func:`read_events` would those of a file with them. Some microseconds each."""
+    records, table = Interpreted(events), spans.table
+    records.begin_resource(dict(spans.resource.attributes))
+    attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
+    for column in table.attributes:
+        if column.key in events.wanted:
+            rows = np.arange(len(table)) if column.present is None else np.flatnonzero(column.present)
+            values = column.values[rows].tolist()
+            if column.type == AttributeType.NAME:
+                values = [table.names[value] for value in values]
+            for row, value in zip(rows.tolist(), values, strict=True):
+                attributes[row][column.key] = value
+    traces = [trace_id.tobytes() for trace_id in table.trace_ids]
+    columns = (table.name, table.start, table.end, table.span_id, table.parent_span_id, table.trace)
+    for (name, start, end, *ids, trace), given in zip(
+        zip(*(each.tolist() for each in columns), strict=True), attributes, strict=True
+    ):
+        of_span = (*ids, traces[trace])
+        records.add_own_span(table.names[name], start, end, of_span, values_of(given.items()))
+
+
 class Interpreted:
     """Takes records, and hands over the events that they are."""
 
@@ -93,6 +120,12 @@ class Interpreted:
         self._process = process_of(attributes)
         if rank is not None:
             self._events.name_rank(self._process, whole(rank, RANK))
+
+    def add_own_span(
+        self, name: str, start: int, end: int, ids: tuple[int, int, Hashable], values: Mapping[str, Any]
+    ) -> None:
+        """A span of that process, read already."""
+        self._events.add_span(name, start, max(0, end - start), ids, values, process=self._process)
 
     def add_span(self, span: Any, _scope: str) -> None:
         """A span of that process."""

@@ -132,7 +132,11 @@ def test_what_a_profile_recorded(tmp_path):
     prof.export_otlp(tmp_path / "t.otlp")
     found = otp.explain(tmp_path / "t.json")
     assert verdicts(found) == ("input-bound",)
-    assert otp.explain(tmp_path / "t.otlp").headline == prof.explain().headline == found.headline
+    of_file, of_profile = otp.explain(tmp_path / "t.otlp"), prof.explain()
+    assert of_file.headline == found.headline
+    assert str(of_profile) == str(of_file).replace("t.otlp", "the profile")
+    assert of_profile.findings == of_file.findings
+    assert (of_profile.phases, of_profile.step_median) == (of_file.phases, of_file.step_median)
 
 
 def test_a_profile_without_steps():
