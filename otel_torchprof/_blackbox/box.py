@@ -13,11 +13,11 @@ from otel_torchprof import config
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.blackbox import BoxSession, is_lost, set_info
-from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.after_import import when_imported
-from otel_torchprof._process.cleanup import CleanupStack, without_waiting
+from otel_torchprof._process import process_changes
+from otel_torchprof._process.cleanup import without_waiting
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.collective_source import CollectiveSource
-from otel_torchprof._sources.source import Operators, Sources
+from otel_torchprof._sources.source import Operators
 from otel_torchprof.errors import NativeError, TorchProfError
 from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
@@ -71,9 +71,7 @@ class BlackBox:
         self._identity = dict(identity or {})
         self._file = file
         self._running_step = running_step
-        self._lock = threads.RLock()
-        self._cleanup = CleanupStack(self)
-        self._call_off: Callable[[], None] = _nothing
+        self._recording = Recording()
         self._state = _NOT_STARTED
 
     @property
@@ -89,7 +87,7 @@ class BlackBox:
     @without_waiting
     def start(self) -> None:
         """Opens it; torch's operators are in it as soon as torch is imported. Some milliseconds: its memory is touched."""
-        with self._lock:
+        with self._recording.lock:
             try:
                 self._open()
             except TorchProfError as error:
@@ -98,7 +96,7 @@ class BlackBox:
                 return
             self._state = ON
             self._watch()
-        self._call_off = when_imported("torch", self._on_torch)
+        self._recording.when_torch(self._on_torch)
 
     def _open(self) -> None:
         place, options = self._identity, self._options
@@ -122,13 +120,11 @@ class BlackBox:
             hides_shapes="torch.op.input_shapes" in hidden_attributes,
             hides_threads=_THREAD_NAME in hidden_attributes,
         )
-        self._sources = Sources(session, self._cleanup)
-        self._cleanup.at_exit = self._file.keep_if_failed
-        self._cleanup.push(self._file.remove)
+        self._recording.cleanup.at_exit = self._file.keep_if_failed
+        self._recording.cleanup.push(self._file.remove)
         try:
-            self._sources.start()
+            self._recording.start(session)
         except NativeError:
-            self._cleanup.close()
             self._file = None
             raise
         process_changes.watch(self)
@@ -139,7 +135,7 @@ class BlackBox:
             return
         hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & (_CODE | {_THREAD_NAME}))  # stacks have both
         watch = HangWatch(self._options.hang, hides_code=hides_code, running_step=self._running_step)
-        self._cleanup.push(watch.stop)
+        self._recording.cleanup.push(watch.stop)
         try:
             watch.start()
         except NativeError as error:
@@ -160,37 +156,27 @@ class BlackBox:
         }
 
     def _on_torch(self, _torch: Any) -> None:
-        with self._lock:
-            if not self._state.startswith(ON):
-                return
-            try:
-                library = torch_library.load()
-                if self._options.detail == "ops":
-                    self._sources.add(Operators(library, torch_library.Requested(0)))
-                self._sources.add(CollectiveSource(library, most=0))
-            except TorchProfError as error:
-                self._state += f", without operators: {error}"
+        try:
+            library = torch_library.load()
+            if self._options.detail == "ops":
+                self._recording.add(Operators(library, torch_library.Requested(0)))
+            self._recording.add(CollectiveSource(library, most=0))
+        except TorchProfError as error:
+            self._state += f", without operators: {error}"
 
     def stop(self) -> None:
         """Closes it and removes the file; again without effect. Any thread."""
-        with self._lock:
-            self._call_off()
-            self._cleanup.close_and_log()
+        with self._recording.lock:
+            self._recording.stop()
             self._file = None
             if self._state.startswith(ON):
                 self._state = "off: stopped"
 
     def after_fork_in_child(self) -> None:
         """In a forked child: what it would write is not in the file, which stays the parent's. Called by itself."""
-        self._lock = threads.RLock()
-        self._call_off()
-        self._cleanup = CleanupStack(self)
+        self._recording.leave()
         if self._file is not None:
             self._file.close()
             self._file = None
         if self._state.startswith(ON):
             self._state = "off: this process was forked from the one that has it"
-
-
-def _nothing() -> None:
-    """What there is to call off where nothing was called for."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import notes_on_names
 from otel_torchprof._process import threads
-from otel_torchprof._process.after_import import when_imported
-from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
+from otel_torchprof._process.cleanup import close_due, without_waiting
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.carrying import started_threads
 from otel_torchprof._sources.catalog import Request, requested
@@ -102,15 +102,13 @@ class Instrumentation:
         self._detail = detail
         self._options = recording
         self._has_torch = False
-        self._lock = threads.RLock()
-        self._running = False
-        self._cleanup = CleanupStack(self)
+        self._recording = Recording()
+        self._ended = True
         self._states = _states(detail)
         if recording.device is not None:
             self._states["devices"] = _WAITING
         if recording.reads_energy:
             self._states["energy"] = _WAITING
-        self._call_off: Callable[[], None] = _nothing
         self._marks = StepMarks()
         # It has to be known before a step begins whether its events are recorded, if they may not be.
         chooses = not (provider.samples_everything and self._policy.choice().is_all)
@@ -121,7 +119,7 @@ class Instrumentation:
         self._marks.clear()
         self._program_says = False
         self._steps_lock = threads.RLock()  # a signal handler may shut down in the middle
-        self._recording = self._new_recording()
+        self._live = self._new_recording()
 
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
@@ -141,13 +139,13 @@ class Instrumentation:
     def keep_step(self) -> None:
         """The step that runs keeps its detail, whatever the policy would say. Some microseconds."""
         self._take_marks()
-        self._recording.keep_step()
+        self._live.keep_step()
 
     def _new_recording(self) -> LiveRecording:
         self._contexts = ContextTable()
         return LiveRecording(
             self._provider,
-            self._cleanup,
+            self._recording,
             detail=self._detail,
             contexts=self._contexts,
             averages=self._processor.averages,
@@ -171,97 +169,89 @@ class Instrumentation:
         close_due()
         if self._states["labels"] == ON:
             label_by_environment(is_early=True)
+        self._ended = False
         if self._ranks is not None:
-            self._cleanup.push(self._ranks.stop)
+            self._recording.cleanup.push(self._ranks.stop)
             self._ranks.start()
-        with self._lock:
-            self._running = True
+        with self._recording.lock:
             self._push_hooks()
             self._attach()
-        self._call_off = when_imported("torch", self._on_torch)
+        self._recording.when_torch(self._on_torch)
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and not stopped."""
-        return self._running
+        return self._recording.running
 
     def stop(self, deadline: Deadline | None = None) -> None:
         """Removes everything from torch, and hands the processor what was recorded, within 30 seconds.
 
         A stop that was interrupted is done by the next one, of whatever.
         """
-        with self._lock:
-            if not self._running:
-                close_due()
-                return
-            self._call_off()
-            self._cleanup.close_and_log()
-            self._running = False
-        close_due()
+        self._recording.stop()
+        if self._ended:
+            return
         if self._states["labels"] == ON:
             label_by_environment()
         self._processor.detach(deadline)
         _numbered.clear()
-        _numbered.append((_reference(self._provider), self._recording.steps.next_number))
+        _numbered.append((_reference(self._provider), self._live.steps.next_number))
         if self._metrics is not None:
             self._metrics.end()
             self._metrics.recorder.source = None
+        self._ended = True
 
     @property
     def steps(self) -> int:
         """Steps that have ended, as far as the recorder was drained."""
-        return self._recording.steps.completed
+        return self._live.steps.completed
 
     @property
     def running_step(self) -> SpanContext | None:
         """The span of the step that runs; None where there is none, or it is not sent. Any thread."""
-        span = self._recording.steps.running_span()
+        span = self._live.steps.running_span()
         return None if span is None else span.span_context
 
     def discard(self) -> None:
         """Records nothing more, and throws away what was recorded and not taken yet; :meth:`stop` has to follow."""
-        self._recording.discard()
+        self._live.discard()
 
     @property
     def steps_state(self) -> str:
         """Of health: whether steps are seen, and the rule by which they end."""
-        return f"{ON}: {self._recording.segments.rule}" if self._has_torch else _WAITING
+        return f"{ON}: {self._live.segments.rule}" if self._has_torch else _WAITING
 
     def leave_in_child(self) -> None:
         """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
-        self._lock = threads.RLock()
-        self._running = False
         self._push_hooks()
-        self._cleanup.close()
-        self._call_off()
+        self._recording.leave()
 
     def restart_in_child(self) -> None:
         """Continues in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
-        self._lock = threads.RLock()
         if self._ranks is not None:
             self._ranks.after_fork()
-        if not self._running:
+        if not self.is_running:
             return
         self._first_step = 0
         self._begin()
         self._push_hooks()
         if self._ranks is not None:
-            self._cleanup.push(self._ranks.stop)
+            self._recording.cleanup.push(self._ranks.stop)
         self._attach()
         if self._has_torch:
             self._add_sources(lambda entry: self._awaits_torch(entry) and not entry.survives_fork)
 
     def _attach(self) -> None:
-        self._cleanup.push(self._contexts.unfollow)
+        self._recording.cleanup.push(self._contexts.unfollow)
         self._contexts_are_cheap = self._contexts.follow()
-        self._recording.sources.start()
+        self._recording.start(self._live.session)
         self._add_sources(lambda entry: not self._awaits_torch(entry))
         loop_marks.add(self)
         if self._step_rule.is_learned:
             frameworks.install(self)
-        self._processor.attach(self._recording, self.stop, self._states, self._notes)
+        self._processor.attach(self._live, self.stop, self._states, self._notes)
         if self._metrics is not None:
-            self._cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
+            self._recording.cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
             generations.listen(self._metrics.generations.record)
         self._measure_processor()
 
@@ -273,12 +263,12 @@ class Instrumentation:
 
     def move_to(self, processor: TorchSpanProcessor) -> bool:
         """Has another processor get the spans from now on, and the averages so far; False where it does not run."""
-        with self._lock:
-            if self._running:
+        with self._recording.lock:
+            if self.is_running:
                 self._processor.hand_over(processor)
                 self._processor = processor
                 self._measure_processor()
-            return self._running
+            return self.is_running
 
     def _notes(self) -> list[str]:
         notes = [*notes_of_environment(), *notes_on_names()]
@@ -287,8 +277,8 @@ class Instrumentation:
             self._states |= self._ranks.state()
         if not self._contexts_are_cheap:
             notes.append(_SLOW_CONTEXTS)
-        self._states |= self._recording.sources.states()
-        notes += self._recording.sources.notes()
+        self._states |= self._recording.states()
+        notes += self._recording.notes()
         if errors := python_sources.errors():
             notes.append(
                 f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
@@ -296,13 +286,10 @@ class Instrumentation:
         return notes
 
     def _on_torch(self, _torch: Any) -> None:
-        with self._lock:
-            if not self._running:
-                return
-            self._install_modules()
-            self._has_torch = True
-            self._add_sources(self._awaits_torch)
-            self._recording.sources.stop_session_first()
+        self._install_modules()
+        self._has_torch = True
+        self._add_sources(self._awaits_torch)
+        self._recording.stop_batches_first()
 
     def _install_modules(self) -> None:
         started_threads.install(self)
@@ -319,11 +306,11 @@ class Instrumentation:
         library = self._loaded_library() if self._has_torch else None
         for source in requested(Request(self._options, library, self._processor.memory_limit), chooses):
             self._add(source)
-        self._states |= self._recording.sources.states()
+        self._states |= self._recording.states()
 
     def _add(self, source: Source) -> None:
         try:
-            self._recording.sources.add(source)
+            self._recording.add(source)
         except TorchLibraryError as error:
             self._library_is_missing(error)
 
@@ -347,18 +334,18 @@ class Instrumentation:
             _logger.warning("torch's operators are not recorded, modules and labels are: %s", error)
 
     def _push_hooks(self) -> None:
-        self._cleanup.push(functools.partial(module_calls.remove, self))
-        self._cleanup.push(functools.partial(started_threads.remove, self))
-        self._cleanup.push(self._leave_frameworks)
+        self._recording.cleanup.push(functools.partial(module_calls.remove, self))
+        self._recording.cleanup.push(functools.partial(started_threads.remove, self))
+        self._recording.cleanup.push(self._leave_frameworks)
 
     def _leave_frameworks(self) -> None:
         loop_marks.remove(self)
         frameworks.remove(self)
 
     def _before_drain(self) -> None:
-        if self._running and self._is_unwanted():
+        if self.is_running and self._is_unwanted():
             self.discard()
-        if self._states["labels"] == ON and self._running:
+        if self._states["labels"] == ON and self.is_running:
             label_by_environment(is_early=True)
         if self._ranks is not None:
             self._ranks.look()
@@ -369,7 +356,7 @@ class Instrumentation:
         with self._steps_lock:
             for mark in self._marks.take():
                 context = self._contexts.number_of(mark.context)
-                self._recording.change_segment(mark, context)
+                self._live.change_segment(mark, context)
 
 
 def _states(detail: str) -> dict[str, str]:

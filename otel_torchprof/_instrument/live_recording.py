@@ -22,7 +22,6 @@ from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.source import Sources
 from otel_torchprof._spans.collectives import LiveCollectives
 from otel_torchprof._spans.jobs import Job
 from otel_torchprof._spans.live import LiveTrees
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from otel_torchprof._averages.running import RunningAverages
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._export.provider import Provider
-    from otel_torchprof._process.cleanup import CleanupStack
+    from otel_torchprof._record.recording import Recording
     from otel_torchprof._sources.contexts import ContextTable
     from otel_torchprof._sources.step_marks import StepMark
     from otel_torchprof._spans.collectives import Ranks
@@ -83,13 +82,13 @@ class Drained(NamedTuple):
 
 
 class LiveRecording:
-    """Records every thread from the start of its :attr:`sources` to :meth:`stop`, once.
+    """Makes spans and sums of what a recording of every thread brings, which starts with this :attr:`session`.
 
     :meth:`drain` may be called from any thread; a second waits for the first.
 
     Args:
         provider: whose rules hold.
-        cleanup: gets what stops it.
+        recording: whose batches it takes.
         detail: a key of :data:`KINDS`.
         contexts: which span a context stands for.
         averages: added to with every drain.
@@ -113,7 +112,7 @@ class LiveRecording:
     def __init__(
         self,
         provider: Provider,
-        cleanup: CleanupStack,
+        recording: Recording,
         *,
         detail: str,
         contexts: ContextTable,
@@ -188,8 +187,7 @@ class LiveRecording:
             contexts=True,
             devices=devices,
         )
-        self.sources = Sources(self.session, cleanup)
-        """What feeds it."""
+        self._recording = recording
 
     def now(self) -> int:
         """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
@@ -258,7 +256,7 @@ class LiveRecording:
         """Drains the recorder, and learns from that where steps begin; whether there is more."""
         now = self.now()
         self._contexts.begin_drain(now)
-        drained = self.sources.drain(self._slice_bytes)
+        drained = self._recording.drain(self._slice_bytes)
         self._slice_bytes = _next_slice(self._slice_bytes, len(drained))
         give_way()
         self._take_marks()

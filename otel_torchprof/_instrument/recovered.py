@@ -21,7 +21,7 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, SessionStats
-from otel_torchprof._process.cleanup import CleanupStack
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._spans.step_cycle import StepCycle
 
@@ -79,6 +79,9 @@ class _ReadSession(Session):
     def stats(self) -> SessionStats:
         return SessionStats(self._recorded, {}, 0, 0, 0, 0)
 
+    def start(self) -> None:
+        """It has begun long ago."""
+
     def mute_roots(self, muted: bool) -> None:
         """Nothing begins any more."""
 
@@ -123,7 +126,7 @@ class _Recovered(LiveRecording):
         limits = span_limits_of_environment()
         super().__init__(
             Provider(TracerProvider(ALWAYS_ON, resource, id_generator=ids, span_limits=limits), None),
-            CleanupStack(self),
+            recording := Recording(),
             detail="ops",
             contexts=ContextTable(),
             averages=RunningAverages(),
@@ -136,6 +139,7 @@ class _Recovered(LiveRecording):
             id_key=ids.generate_span_id(),
             step_rule=_UnendedRule(),
         )
+        recording.start(self.session)
         self._buffer.max_bytes = _MOST_BUFFERED
 
     def now(self) -> int:

@@ -18,11 +18,11 @@ from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import SLICE_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.after_import import when_imported
-from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
+from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.catalog import Request, requested
-from otel_torchprof._sources.source import Operators, Sources
+from otel_torchprof._sources.source import Operators
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.step_marks import RawMarks
 from otel_torchprof._sources.torch_hooks import OptimizerHooks
@@ -98,22 +98,19 @@ class MetricsInstrumentation:
             recording, operators=False, compilations=False, frames=False, sources={**recording.sources, "energy": False}
         )
         self._optimizers = OptimizerHooks()
-        self._running = False
+        self._recording = Recording()
         self._ended = True
-        self._cleanup = CleanupStack(self)
         self._library: TorchLibrary | None = None
         self._operators: Operators | None = None
         self._event_cost: float | None = None
         names = ("steps", "operators") if not self._options.times_device else ("steps", "operators", "devices")
         self._states = dict.fromkeys(names, "off: torch is not imported")
-        self._call_off: Callable[[], None] = lambda: None
         self._ledger = Ledger()
         self._marks = RawMarks(self._at_boundary)
         self._begin()
 
     def _begin(self) -> None:
         """What belongs to one process."""
-        self._lock = threads.RLock()  # a signal handler may shut down in the middle
         self._drainer = Drainer(math.inf, self._take_over, self._look, self._is_behind)
         self._marks.clear()
         self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark_ns)
@@ -135,7 +132,6 @@ class MetricsInstrumentation:
             contexts=True,
             devices=self._options.times_device,
         )
-        self._recorder = Sources(self._session, self._cleanup)
         self._session.mute_roots(True)
 
     # ---- from start to stop ----
@@ -143,26 +139,28 @@ class MetricsInstrumentation:
     @without_waiting
     def start(self) -> None:
         """Begins; torch's part as soon as torch is imported."""
-        close_due()
         with self._lock:
-            self._running = True
             self._attach()
-        self._call_off = when_imported("torch", self._on_torch)
+        self._recording.when_torch(self._on_torch)
 
     def _attach(self) -> None:
+        self._ended = False
         for stop in (self._optimizers.remove, self._unobserve):
-            self._cleanup.push(stop)
-        self._recorder.start()
+            self._recording.cleanup.push(stop)
+        self._recording.start(self._session)
         self._metrics.times = lambda: self._sampler.times(time.monotonic())
         self._metrics.refresh = self.refresh
         self._metrics.recorder.source = self._figures
-        self._ended = False
         self._drainer.start()
+
+    @property
+    def _lock(self) -> Any:
+        return self._recording.lock
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and not stopped."""
-        return self._running
+        return self._recording.running
 
     def step(self, _attributes: object = None) -> None:
         """The program's own word that a step has ended, of which there is no span. Some microseconds."""
@@ -171,14 +169,11 @@ class MetricsInstrumentation:
     def stop(self, _deadline: Any = None) -> None:
         """Takes everything back, and adds what was recorded to the sums. A stop that was interrupted is done by the next one."""
         with self._lock:
-            if self._running:
+            if self.is_running:
                 self._take_marks()
                 self._sampler.stop(time.monotonic())
                 self._marks.ask_at = float("inf")
-                self._call_off()
-                self._cleanup.close_and_log()
-                self._running = False
-        close_due()
+            self._recording.stop()
         if self._ended:
             return
         ending = Ending(lambda: None, self._take_over, self._give_up, self._abandon)
@@ -190,8 +185,8 @@ class MetricsInstrumentation:
     @property
     def health(self) -> ProcessorHealth:
         """What is on, what is off and why, how many steps are recorded, and what that costs."""
-        states = {"recording": ON if self._running else "off: not instrumented", **self._states}
-        states |= self._recorder.states()
+        states = {"recording": ON if self.is_running else "off: not instrumented", **self._states}
+        states |= self._recording.states()
         recorded, dropped, _ = self._ledger.read()
         return ProcessorHealth(states, recorded, dropped, {}, (*self._notes(), *notes_on_names()))
 
@@ -208,7 +203,7 @@ class MetricsInstrumentation:
 
     def _figures(self) -> RecorderFigures:
         share = None if self._sampler.always else self._sampler.share(time.monotonic())
-        held = self._session.stats().bytes_buffered if self._running else 0
+        held = self._session.stats().bytes_buffered if self.is_running else 0
         return RecorderFigures(self._ledger.read(), held, self._memory_limit, share, tuple(self._exporters()))
 
     # ---- forks ----
@@ -218,7 +213,7 @@ class MetricsInstrumentation:
 
         Returns whether the lock was taken, for :meth:`after_fork_in_parent`: other threads may fork at the same time.
         """
-        has_lock = self._lock.acquire(timeout=process_changes.LONGEST_WAIT)
+        has_lock: bool = self._lock.acquire(timeout=process_changes.LONGEST_WAIT)
         try:
             self._sampler.break_off(time.monotonic())
         except BaseException:  # an interrupt: what follows is not notified of this fork
@@ -240,7 +235,7 @@ class MetricsInstrumentation:
         """Continues in a forked child, from nothing: torch's hook came along with the memory, the recording did not."""
         self._operators = None  # the parent's
         self._begin()
-        if self._running:
+        if self.is_running:
             self._attach()
             if self._library is not None:
                 self._add_sources()
@@ -249,25 +244,22 @@ class MetricsInstrumentation:
     # ---- torch ----
 
     def _on_torch(self, _torch: Any) -> None:
-        with self._lock:
-            if not self._running:
-                return
-            self._optimizers.install_bare(self._marks.note)
-            self._states["steps"] = ON
-            try:
-                self._library = torch_library.load()
-            except TorchProfError as error:
-                self._operators_are_off(error)
-                return
-            self._states["operators"] = ON
-            self._add_sources()
-            if self._sampler.always:
-                self._may_record(0.0)
+        self._optimizers.install_bare(self._marks.note)
+        self._states["steps"] = ON
+        try:
+            self._library = torch_library.load()
+        except TorchProfError as error:
+            self._operators_are_off(error)
+            return
+        self._states["operators"] = ON
+        self._add_sources()
+        if self._sampler.always:
+            self._may_record(0.0)
 
     def _add_sources(self) -> None:
         if self._options.times_device:
             for source in requested(Request(self._options, self._library, self._memory_limit)):
-                self._recorder.add(source)
+                self._recording.add(source)
 
     def _may_record(self, cost: float | None) -> None:
         if cost is not None:
@@ -359,7 +351,7 @@ class MetricsInstrumentation:
         if self._library is not None and self._event_cost is None and not self._sampler.always and has_reader:
             self._event_cost = event_cost(self._library)
             with self._lock:
-                if self._running:
+                if self.is_running:
                     self._may_record(self._event_cost)
         self._record_window()
         with self._lock:
@@ -400,7 +392,7 @@ class MetricsInstrumentation:
         with self._lock:
             self._take_marks()
             is_whole = not self._sampler.is_on
-        batch = self._recorder.drain(SLICE_BYTES)
+        batch = self._recording.drain(SLICE_BYTES)
         try:
             self._metrics.add(batch)
         except Exception:

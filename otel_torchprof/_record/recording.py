@@ -1,38 +1,28 @@
-"""One bounded recording: the session, the observer of torch's operators, and what came of it.
+"""A recording: what comes from a source of batches between a start and a stop, whatever interrupts either.
 
-What ``profile`` does between its start and its stop, without torch's names around it.
+Profiles, streams, the instrumentation, metrics and the black box have one each. What differs is given: the session, the sources that feed
+it, and who drains it.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
 
 from otel_torchprof import config
-from otel_torchprof._columns.batch import Batch
-from otel_torchprof._native import torch_library
-from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
+from otel_torchprof._native.recorder import CHUNK_BYTES
 from otel_torchprof._process import process_changes, threads
+from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
-from otel_torchprof._sources.catalog import Request, requested
-from otel_torchprof._sources.device_source import DeviceSource
-from otel_torchprof._sources.energy_source import EnergySource
-from otel_torchprof._sources.frame_filter import ALL_FRAMES
-from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
-from otel_torchprof._sources.source import Calls, Source, Sources
-from otel_torchprof._tree.frames import ShortFrames, with_info
-from otel_torchprof._tree.input_words import InputKept, kept
-from otel_torchprof._tree.waiting import with_waiting
-from otel_torchprof.errors import NativeError, TorchProfError
-from otel_torchprof.health import ON, Health
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
-    from otel_torchprof._columns.waiting import WaitingStack
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._native.recorder import SessionStats
+    from otel_torchprof._sources.source import Source
 
 
 def checked_memory_limit(given: int | None) -> int:
@@ -51,113 +41,130 @@ def checked_memory_limit(given: int | None) -> int:
     return limit
 
 
-_logger = logging.getLogger("otel_torchprof")
-_S = TypeVar("_S", bound=Source)
+class Batches(Protocol):
+    """Where the events come from: a session of the recorder, or a file that one wrote."""
 
-_OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
+    def start(self) -> None:
+        """Begins."""
+
+    def stop(self) -> None:
+        """Ends; again without effect."""
+
+    def drain(self, max_bytes: int = 0) -> Batch:
+        """The next events, the oldest first; 0: all there are."""
+
+    def discard(self) -> None:
+        """Throws away what was not drained before the stop."""
+
+    def stats(self) -> SessionStats:
+        """Figures so far."""
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: whoever held its locks is not in this process."""
+
+
+class State(Enum):
+    """Of a recording. An interrupted start leaves it new, an interrupted stop stopping: the next stop does the rest."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
 
 
 class Recording:
-    """Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
+    """A source of batches with what feeds it and decorates its batches, from start to stop. Any thread may call any method.
 
-    Raises:
-        TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
-        TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
+    What it starts it owns: it is stopped in reverse order by :meth:`stop`, when the recording is freed, and at exit, but first of all
+    the source of batches, since what stops the others is not recorded. In a forked child it is the parent's: nothing of it runs there,
+    it cannot be read, and it may be started anew.
+
+    Args:
+        dropped: called where it is freed while it runs.
+        raises: whether a stop raises what a source raised; else that is logged.
     """
 
-    def __init__(self, options: RecordingOptions) -> None:
-        self._limit = checked_memory_limit(options.memory_limit)
-        self.options = options
-        self._sources: Sources | None = None
-        self._clock_steps = 0
-        self._names_refused: Mapping[str, int] = {}
-        self._times = (0, 0)
-        self._pid = os.getpid()
-        self._batch: Batch | None = None
-        self._waiting: list[WaitingStack] = []
-        self._lock = threads.Lock()
-        self._started = self._stopped = False
-        self.cleanup = CleanupStack(self, say_dropped)
+    batches: Batches
+    """Of the latest start."""
+
+    def __init__(self, *, dropped: Callable[[], object] | None = None, raises: bool = False) -> None:
+        self.state = State.NEW
+        self.lock = threads.RLock()  # a signal handler may stop it in the middle
+        """Held while it starts and stops, and while a source is added."""
+        self.cleanup = CleanupStack(self, dropped)
         """What stops it, and what else is to be undone then."""
-        self._operators = self._state_of_operators(options.operators)
-        self._library: torch_library.TorchLibrary | None = None
-        if self._operators == ON or self._can_record_more():
-            self._library = torch_library.load()
+        self._raises = raises
+        self._pid = os.getpid()
+        self._started: list[Source] = []
+        self._call_off: Callable[[], None] = _nothing
         process_changes.watch(self)
-        self._short_frames = ShortFrames(options.frame_filter.min_duration)
-        self._requested: list[Source] = []
-        if config.ENABLED.read():
-            self._requested = list(requested(Request(options, self._library, self._limit)))
-        self._calls = self._of(Calls)
-        self._devices = self._of(DeviceSource)
-        self._energy = self._of(EnergySource)
-
-    def _of(self, kind: type[_S]) -> _S | None:
-        return next((source for source in self._requested if isinstance(source, kind)), None)
-
-    @staticmethod
-    def _state_of_operators(operators: bool | None) -> str:
-        if not config.ENABLED.read():
-            return _OFF_BY_SWITCH
-        if operators is False:
-            return "off: operators=False"
-        if operators is None and torch_library.installed_torch() is None:
-            return "off: torch is not installed"
-        return ON
-
-    def _can_record_more(self) -> bool:
-        return (
-            (self.options.memory or self.options.times_device)
-            and config.ENABLED.read()
-            and torch_library.installed_torch() is not None
-        )
 
     @without_waiting
-    def start(self) -> None:
-        """Starts recording on the calling thread (or all).
+    def start(self, batches: Batches, sources: Iterable[Source] = ()) -> None:
+        """Starts a source of batches, and sources in this order, but first those that start before it.
 
         Raises:
             NativeError: 16 recordings run already.
-            TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
+            TorchProfError: as :meth:`Source.start`. Nothing is recorded then.
         """
         close_due()
-        if not config.ENABLED.read():
-            self._times = now_ns(), 0
-            self._started = True
-            return
-        label_by_environment()
-        recorder = recorder_stats()
-        self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
-        session = Session(
-            self._limit,
-            all_threads=self.options.all_threads,
-            inputs=self.options.info() != 0,
-            memory=self.options.memory,
-            devices=self.options.times_device,
-            kinds=self.options.kinds(),
-        )
-        self._sources = sources = Sources(session, self.cleanup)
-        try:
-            sources.start(self._requested)
-        except BaseException:  # a KeyboardInterrupt too
-            self._sources = None
-            self.cleanup.close()
-            raise
-        self._started = True
+        with self.lock:
+            self.batches, self._started, self._pid = batches, [], os.getpid()
+            ordered = sorted(sources, key=lambda source: not source.starts_before_session)  # else the order stays
+            early = sum(source.starts_before_session for source in ordered)
+            self.state = State.RUNNING
+            try:
+                for source in ordered[:early]:
+                    self._add(source)
+                self.stop_batches_first()
+                batches.start()
+                for source in ordered[early:]:
+                    self._add(source)
+                self.stop_batches_first()
+            except BaseException:  # a KeyboardInterrupt too
+                self.state = State.NEW
+                self.cleanup.close()
+                raise
+
+    def add(self, source: Source) -> None:
+        """Starts one more source. Raises as :meth:`Source.start`."""
+        with self.lock:
+            self._add(source)
+            self.stop_batches_first()
+
+    def _add(self, source: Source) -> None:
+        self.cleanup.push(source.stop)
+        source.start(self.batches)  # type: ignore[arg-type]  # a file has no sources
+        self._started.append(source)
+
+    def stop_batches_first(self) -> None:
+        """Before all that is on the cleanup stack by now."""
+        self.cleanup.push(self.batches.stop)
+
+    def when_torch(self, function: Callable[[Any], object]) -> None:
+        """Calls a function with the lock once torch is imported, unless the recording has stopped by then."""
+
+        def there(torch: Any) -> None:
+            with self.lock:
+                if self.state is State.RUNNING:
+                    function(torch)
+
+        self._call_off = when_imported("torch", there)
+
+    def leave(self) -> None:
+        """In a forked child in which it is not started anew: undoes what came along with the memory, as far as that was pushed there."""
+        self.cleanup.close()
+        self._call_off()
+        self.state = State.STOPPED
 
     @property
     def running(self) -> bool:
         """Whether it was started, and no stop of it has come to its end."""
-        return self._started and not self._stopped
-
-    def time_devices(self, *, on: bool) -> None:
-        """Continues with the times of devices, or leaves them out."""
-        if self._devices is not None:
-            self._devices.pause(paused=not on)
+        return self.state is State.RUNNING or self.state is State.STOPPING
 
     @property
     def is_parents(self) -> bool:
-        """Whether this process was forked from the one that made the recording."""
+        """Whether this process was forked from the one that started it."""
         return self._pid != os.getpid()
 
     def stop(self) -> None:
@@ -166,140 +173,47 @@ class Recording:
         Raises:
             NativeError: this process was forked while the parent recorded.
         """
-        if not self.running:
-            close_due()
-            return
-        try:
-            if self._sources is None:
-                self._times = self._times[0], now_ns()
-            elif self.is_parents:
-                self._sources.session.stop()  # says so
-            elif self._calls is not None:
-                self._waiting = self._waiting or self._calls.waiting()
-            self.cleanup.close()
-        except Exception:
-            self.cleanup.close()
-            self._stopped = True
-            raise
-        self._stopped = True  # only now: a stop that was interrupted is to be called again
+        with self.lock:
+            if self.running or not self.cleanup.is_empty:
+                self.state = State.STOPPING
+                try:
+                    self._call_off()
+                    if self.is_parents and self._raises:
+                        self.batches.stop()  # says so
+                    if self._raises:
+                        self.cleanup.close()
+                    else:
+                        self.cleanup.close_and_log()
+                except Exception:
+                    self.state = State.STOPPED
+                    raise
+                self.state = State.STOPPED  # only now: a stop that was interrupted is to be called again
         close_due()
 
-    def batch(self) -> Batch:
-        """All events; empty when nothing was recorded. The same object every time.
+    def drain(self, max_bytes: int = 0) -> Batch:
+        """The next events, with what the sources know of them."""
+        return self.decorated(self.batches.drain(max_bytes))
 
-        Raises:
-            TorchProfError: it has not stopped yet.
-        """
-        if self.running:
-            raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
-        if self._sources is None:
-            return Batch.of({"start": []}, [""])
-        with self._lock:
-            if self._batch is None:
-                drained = self._sources.decorated(self._sources.session.final_batch())
-                whole = with_waiting(drained, self._waiting, self.times())
-                own = kept(whole, InputKept(int(self.options.info())), torch_library.Observation.ever_requested)
-                self._batch = self._with_own_info(own)
-            return self._batch
+    def decorated(self, batch: Batch) -> Batch:
+        """A batch with what the sources know of its events; once for each batch."""
+        for source in self._started:
+            batch = source.decorate(batch)
+        return batch
 
-    def _with_own_info(self, batch: Batch) -> Batch:
-        """Without short calls, and with the facts of those that are in it."""
-        left = self._short_frames.without(batch)
-        info = left.frame_info
-        return left if info is None else with_info(left, replace(info, since=self.times()[0]))
+    def states(self) -> dict[str, str]:
+        """The states of all sources."""
+        return {name: state for source in self._started for name, state in source.states().items()}
 
-    def drain(self) -> Batch:
-        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
-
-        For a recording that is only ever read like this. Threads that only wait have no calls in it.
-
-        Raises:
-            NativeError: another thread drains it, or this process was forked from the one that recorded.
-        """
-        if self._sources is None:
-            return Batch.of({"start": []}, [""])
-        return self._with_own_info(self._sources.drain())
-
-    def times(self) -> tuple[int, int]:
-        """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
-        if self._sources is not None and not self.is_parents:
-            stats = self._sources.session.stats()
-            self._times = stats.start_ns, stats.stop_ns
-        start, stop = self._times
-        return start or now_ns(), stop or now_ns()
+    def notes(self) -> list[str]:
+        """The notes of all sources."""
+        return [note for source in self._started for note in source.notes()]
 
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held the locks is not in this process. Called by itself."""
-        self._lock = threads.Lock()
-        if self._sources is not None:
-            self._sources.session.after_fork_in_child()
-
-    def health(self) -> Health:
-        """State and figures so far."""
-        labels = ON if config.ENABLED.read() else _OFF_BY_SWITCH
-        notes = [*self._notes(), *notes_of_environment()]
-        devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
-        if not config.ENABLED.read():
-            devices = _OFF_BY_SWITCH if self.options.times_device else devices
-            energy = _OFF_BY_SWITCH if self.options.reads_energy else energy
-        state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
-        if self._sources is None:
-            return state
-        try:
-            stats = self._sources.session.stats()
-        except NativeError as error:
-            forked = f"off: {error}"
-            return Health(forked, forked, 0, {}, 0, self._limit, devices=forked, energy=forked)
-        recorder = recorder_stats()
-        if recorder.clock_steps > self._clock_steps:
-            notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
-        notes += notes_on_names(self._names_refused)
-        recorded = 0 if self.running else _entries(self.batch())
-        return Health(
-            self._operators,
-            labels,
-            recorded,
-            stats.dropped,
-            stats.bytes_buffered_max,
-            self._limit,
-            stats.start_ns,
-            stats.stop_ns,
-            tuple(notes),
-            devices=devices,
-            energy=energy,
-        )
-
-    def _state_of_devices(self) -> str:
-        if self._devices is not None:
-            return self._devices.state
-        if self.options.device_events == "off":
-            return "off: device_events='off'"
-        return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
-
-    def _notes(self) -> list[str]:
-        """What is off, and what the sources say; nothing before the start."""
-        if self._sources is None:
-            return []
-        notes = []
-        if self.options.memory and self._library is None:
-            notes.append("memory is not recorded: torch is not installed")
-        if self._calls is None and self.options.frame_filter != ALL_FRAMES:
-            notes.append("frames off: a filter of calls was given without with_stack=True")
-        told = ("devices", "energy")  # by fields of their own
-        notes += [
-            f"{name} {state}" for name, state in self._sources.states().items() if state != ON and name not in told
-        ]
-        return notes + self._sources.notes()
+        self.lock = threads.RLock()
+        if self.state is not State.NEW:
+            self.batches.after_fork_in_child()
 
 
-def say_dropped() -> None:
-    """Warns of a profile that nobody has stopped, and never will."""
-    _logger.warning(
-        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or "
-        "call stop() before it is collected or the program ends"
-    )
-
-
-def _entries(batch: Batch) -> int:
-    """Rows, and records of memory, which a full memory leaves out alike."""
-    return len(batch) + (0 if batch.memory is None else len(batch.memory["time"]))
+def _nothing() -> None:
+    """What there is to call off where torch is not waited for."""

@@ -1,25 +1,274 @@
-"""The segments of a profile: it may be paused, entered again, and record one cycle of steps after another."""
+"""What a profile records: segments, each bounded and read as a whole, joined where it was paused, entered again, or has cycles of steps.
+
+What ``profile`` does between its start and its stop, without torch's names around it.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from otel_torchprof import config
+from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.recorder import Session, notes_on_names, now_ns, recorder_stats
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.profiler_flag import profiler_flag
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.device_source import DeviceSource
+from otel_torchprof._sources.energy_source import EnergySource
+from otel_torchprof._sources.frame_filter import ALL_FRAMES
+from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
+from otel_torchprof._sources.source import Calls, Source
+from otel_torchprof._tree.frames import ShortFrames, with_info
+from otel_torchprof._tree.input_words import InputKept, kept
+from otel_torchprof._tree.waiting import with_waiting
+from otel_torchprof.errors import NativeError, TorchProfError
+from otel_torchprof.health import ON, Health
 
-from .recording import Recording, say_dropped
+from .recording import Recording, checked_memory_limit
 
 if TYPE_CHECKING:
-    from otel_torchprof._columns.batch import Batch
+    from collections.abc import Mapping
+
+    from otel_torchprof._columns.waiting import WaitingStack
     from otel_torchprof._sources.recording_options import RecordingOptions
-    from otel_torchprof.health import Health
+
+_logger = logging.getLogger("otel_torchprof")
+_S = TypeVar("_S", bound=Source)
+
+_OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
+
+
+class Segment:
+    """One bounded recording. Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
+
+    Raises:
+        TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
+        TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
+        self._limit = checked_memory_limit(options.memory_limit)
+        self.options = options
+        self._clock_steps = 0
+        self._names_refused: Mapping[str, int] = {}
+        self._times = (0, 0)
+        self._batch: Batch | None = None
+        self._waiting: list[WaitingStack] = []
+        self.recording = Recording(dropped=say_dropped, raises=True)
+        """What starts and stops it."""
+        self._session: Session | None = None
+        self._operators = self._state_of_operators(options.operators)
+        self._library: torch_library.TorchLibrary | None = None
+        if self._operators == ON or self._can_record_more():
+            self._library = torch_library.load()
+        self._short_frames = ShortFrames(options.frame_filter.min_duration)
+        self._requested: list[Source] = []
+        if config.ENABLED.read():
+            self._requested = list(requested(Request(options, self._library, self._limit)))
+        self._calls = self._of(Calls)
+        self._devices = self._of(DeviceSource)
+        self._energy = self._of(EnergySource)
+
+    def _of(self, kind: type[_S]) -> _S | None:
+        return next((source for source in self._requested if isinstance(source, kind)), None)
+
+    @staticmethod
+    def _state_of_operators(operators: bool | None) -> str:
+        if not config.ENABLED.read():
+            return _OFF_BY_SWITCH
+        if operators is False:
+            return "off: operators=False"
+        if operators is None and torch_library.installed_torch() is None:
+            return "off: torch is not installed"
+        return ON
+
+    def _can_record_more(self) -> bool:
+        return (
+            (self.options.memory or self.options.times_device)
+            and config.ENABLED.read()
+            and torch_library.installed_torch() is not None
+        )
+
+    def start(self) -> None:
+        """Starts recording on the calling thread (or all).
+
+        Raises:
+            NativeError: 16 recordings run already.
+            TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
+        """
+        if not config.ENABLED.read():
+            self._times = now_ns(), 0
+            return
+        label_by_environment()
+        recorder = recorder_stats()
+        self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
+        session = Session(
+            self._limit,
+            all_threads=self.options.all_threads,
+            inputs=self.options.info() != 0,
+            memory=self.options.memory,
+            devices=self.options.times_device,
+            kinds=self.options.kinds(),
+        )
+        self._session = session
+        try:
+            self.recording.start(session, self._requested)
+        except BaseException:  # a KeyboardInterrupt too
+            self._session = None
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and no stop of it has come to its end."""
+        return self.recording.running or (self._session is None and self._times[0] > self._times[1])
+
+    def time_devices(self, *, on: bool) -> None:
+        """Continues with the times of devices, or leaves them out."""
+        if self._devices is not None:
+            self._devices.pause(paused=not on)
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that made the recording."""
+        return self.recording.is_parents
+
+    def stop(self) -> None:
+        """Stops recording; again without effect, but for the rest of a stop that was interrupted.
+
+        Raises:
+            NativeError: this process was forked while the parent recorded.
+        """
+        try:
+            if not self.running or self.is_parents:
+                return
+            if self._session is None:
+                self._times = self._times[0], now_ns()
+            elif self._calls is not None:
+                self._waiting = self._waiting or self._calls.waiting()
+        finally:
+            self.recording.stop()
+
+    def batch(self) -> Batch:
+        """All events; empty when nothing was recorded. The same object every time.
+
+        Raises:
+            TorchProfError: it has not stopped yet.
+        """
+        if self.running:
+            raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
+        if self._session is None:
+            return Batch.of({"start": []}, [""])
+        with self.recording.lock:
+            if self._batch is None:
+                drained = self.recording.decorated(self._session.final_batch())
+                whole = with_waiting(drained, self._waiting, self.times())
+                own = kept(whole, InputKept(int(self.options.info())), torch_library.Observation.ever_requested)
+                self._batch = self._with_own_info(own)
+            return self._batch
+
+    def _with_own_info(self, batch: Batch) -> Batch:
+        """Without short calls, and with the facts of those that are in it."""
+        left = self._short_frames.without(batch)
+        info = left.frame_info
+        return left if info is None else with_info(left, replace(info, since=self.times()[0]))
+
+    def drain(self) -> Batch:
+        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
+
+        For a recording that is only ever read like this. Threads that only wait have no calls in it.
+
+        Raises:
+            NativeError: another thread drains it, or this process was forked from the one that recorded.
+        """
+        if self._session is None:
+            return Batch.of({"start": []}, [""])
+        return self._with_own_info(self.recording.drain())
+
+    def times(self) -> tuple[int, int]:
+        """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
+        if self._session is not None and not self.is_parents:
+            stats = self._session.stats()
+            self._times = stats.start_ns, stats.stop_ns
+        start, stop = self._times
+        return start or now_ns(), stop or now_ns()
+
+    def health(self) -> Health:
+        """State and figures so far."""
+        labels = ON if config.ENABLED.read() else _OFF_BY_SWITCH
+        notes = [*self._notes(), *notes_of_environment()]
+        devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
+        if not config.ENABLED.read():
+            devices = _OFF_BY_SWITCH if self.options.times_device else devices
+            energy = _OFF_BY_SWITCH if self.options.reads_energy else energy
+        state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
+        if self._session is None:
+            return state
+        try:
+            stats = self._session.stats()
+        except NativeError as error:
+            forked = f"off: {error}"
+            return Health(forked, forked, 0, {}, 0, self._limit, devices=forked, energy=forked)
+        recorder = recorder_stats()
+        if recorder.clock_steps > self._clock_steps:
+            notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
+        notes += notes_on_names(self._names_refused)
+        recorded = 0 if self.running else _entries(self.batch())
+        return Health(
+            self._operators,
+            labels,
+            recorded,
+            stats.dropped,
+            stats.bytes_buffered_max,
+            self._limit,
+            stats.start_ns,
+            stats.stop_ns,
+            tuple(notes),
+            devices=devices,
+            energy=energy,
+        )
+
+    def _state_of_devices(self) -> str:
+        if self._devices is not None:
+            return self._devices.state
+        if self.options.device_events == "off":
+            return "off: device_events='off'"
+        return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
+
+    def _notes(self) -> list[str]:
+        """What is off, and what the sources say; nothing before the start."""
+        if self._session is None:
+            return []
+        notes = []
+        if self.options.memory and self._library is None:
+            notes.append("memory is not recorded: torch is not installed")
+        if self._calls is None and self.options.frame_filter != ALL_FRAMES:
+            notes.append("frames off: a filter of calls was given without with_stack=True")
+        told = ("devices", "energy")  # by fields of their own
+        notes += [
+            f"{name} {state}" for name, state in self.recording.states().items() if state != ON and name not in told
+        ]
+        return notes + self.recording.notes()
+
+
+def say_dropped() -> None:
+    """Warns of a profile that nobody has stopped, and never will."""
+    _logger.warning(
+        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or "
+        "call stop() before it is collected or the program ends"
+    )
+
+
+def _entries(batch: Batch) -> int:
+    """Rows, and records of memory, which a full memory leaves out alike."""
+    return len(batch) + (0 if batch.memory is None else len(batch.memory["time"]))
 
 
 class Segments:
@@ -29,14 +278,14 @@ class Segments:
         options: what each of them records.
 
     Raises:
-        TypeError, ValueError, TorchLibraryError: as :class:`Recording`.
+        TypeError, ValueError, TorchLibraryError: as :class:`Segment`.
     """
 
     def __init__(self, options: RecordingOptions) -> None:
         self._options = options
-        self._next: Recording | None = Recording(options)
-        self._recordings: list[Recording] = []
-        self._running: Recording | None = None
+        self._next: Segment | None = Segment(options)
+        self._recordings: list[Segment] = []
+        self._running: Segment | None = None
         self._kept: Batch | None = None
         self._figures: list[Health] = []
         self._times: tuple[int, int] | None = None
@@ -58,7 +307,7 @@ class Segments:
         """Makes the next segment ready, so that it begins quickly."""
         with self._lock:
             if self._next is None or self._next.is_parents:
-                self._next = Recording(self._options)
+                self._next = Segment(self._options)
 
     @without_waiting
     def begin(self) -> int:
@@ -69,10 +318,10 @@ class Segments:
         """
         with self._lock:
             self.prepare()
-            recording = self._next or Recording(self._options)
+            recording = self._next or Segment(self._options)
             flag = object()
-            recording.cleanup.push(functools.partial(profiler_flag.down, flag))
-            recording.cleanup.at_exit = say_dropped
+            recording.recording.cleanup.push(functools.partial(profiler_flag.down, flag))
+            recording.recording.cleanup.at_exit = say_dropped
             recording.start()
             self._pid = os.getpid()
             self._next, self._running = None, recording
@@ -144,7 +393,7 @@ class Segments:
             known = [] if self._times is None else [self._times]
             known += [recording.times() for recording in self._recordings]
             if not known:
-                known = [(self._next or Recording(self._options)).times()]
+                known = [(self._next or Segment(self._options)).times()]
             return known[0][0], known[-1][1]
 
     def health(self) -> Health:
@@ -152,7 +401,7 @@ class Segments:
         with self._lock:
             states = [*self._figures, *(recording.health() for recording in self._recordings)]
             if not states:
-                return (self._next or Recording(self._options)).health()
+                return (self._next or Segment(self._options)).health()
         dropped: Counter[str] = Counter()
         for state in states:
             dropped.update(state.dropped)

@@ -1,4 +1,4 @@
-"""What feeds a session, and how it is started, read and stopped: the same for profiles, for live recordings and for metrics."""
+"""What feeds a session: the same for profiles, for live recordings and for metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from . import frame_filter, module_calls, torch_hooks
 from .compiled_code import leave_uncompiled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.waiting import WaitingStack
     from otel_torchprof._native.recorder import Session
     from otel_torchprof._native.torch_library import MemoryObservation, Observation, Requested, TorchLibrary
-    from otel_torchprof._process.cleanup import CleanupStack
 
     from .frame_filter import FrameFilter
 
@@ -64,65 +61,6 @@ class Source:
     def notes(self) -> list[str]:
         """What a reader of the recording should know, a sentence each; all of it after the stop."""
         return []
-
-
-class Sources:
-    """A session with what feeds it. Starting is for one thread; what stops them is on the cleanup stack of their owner.
-
-    Args:
-        session: not started yet.
-        cleanup: gets what stops the session and each source. The session stops first: what stops the others is not recorded.
-    """
-
-    def __init__(self, session: Session, cleanup: CleanupStack) -> None:
-        self.session = session
-        self._cleanup = cleanup
-        self._started: list[Source] = []
-
-    def start(self, given: Iterable[Source] = ()) -> None:
-        """Starts the session, and sources in this order.
-
-        Raises:
-            NativeError: as :meth:`Session.start`.
-            TorchProfError: as :meth:`Source.start`.
-        """
-        sources = sorted(given, key=lambda source: not source.starts_before_session)  # else the order stays
-        early = sum(source.starts_before_session for source in sources)
-        for source in sources[:early]:
-            self.add(source)
-        self.stop_session_first()
-        self.session.start()
-        for source in sources[early:]:
-            self.add(source)
-
-    def add(self, source: Source) -> None:
-        """Starts a source, before the session too, if it feeds it with nothing. Raises as :meth:`Source.start`."""
-        self._cleanup.push(source.stop)
-        source.start(self.session)
-        self._started.append(source)
-        self.stop_session_first()
-
-    def stop_session_first(self) -> None:
-        """Before all that is on the cleanup stack by now."""
-        self._cleanup.push(self.session.stop)
-
-    def drain(self, max_bytes: int = 0) -> Batch:
-        """As :meth:`Session.drain`, with what the sources know of the events."""
-        return self.decorated(self.session.drain(max_bytes))
-
-    def decorated(self, batch: Batch) -> Batch:
-        """A batch of the session with what the sources know of its events; once for each batch."""
-        for source in self._started:
-            batch = source.decorate(batch)
-        return batch
-
-    def states(self) -> dict[str, str]:
-        """The states of all sources."""
-        return {name: state for source in self._started for name, state in source.states().items()}
-
-    def notes(self) -> list[str]:
-        """The notes of all sources."""
-        return [note for source in self._started for note in source.notes()]
 
 
 class Operators(Source):

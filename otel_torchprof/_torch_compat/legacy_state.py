@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import threads
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof.errors import TorchProfError
 
@@ -129,8 +129,8 @@ class _State:
         self._marks = []
 
 
-def _recording(config: ProfilerConfig, device: str | None) -> Recording:
-    return Recording(
+def _recording(config: ProfilerConfig, device: str | None) -> Segment:
+    return Segment(
         RecordingOptions(
             inputs=config.report_input_shapes,
             memory=config.profile_memory,
@@ -142,7 +142,7 @@ def _recording(config: ProfilerConfig, device: str | None) -> Recording:
     )
 
 
-def _stop(recording: Recording) -> None:
+def _stop(recording: Segment) -> None:
     if not recording.is_parents:
         recording.stop()
 

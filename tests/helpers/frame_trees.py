@@ -14,7 +14,7 @@ import pytest
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.recording_options import RecordingOptions
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def no_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording(**requested: Any) -> Iterator[Recording]:
+def recording(**requested: Any) -> Iterator[Segment]:
     """A recording of calls, without operators."""
-    record = Recording(RecordingOptions(operators=False, frames=True, **requested))
+    record = Segment(RecordingOptions(operators=False, frames=True, **requested))
     with no_collections():
         record.start()
         try:
@@ -56,7 +56,7 @@ def recording(**requested: Any) -> Iterator[Recording]:
 def recorded(program: Callable[[], object], **requested: Any) -> Batch:
     """What a program called."""
     with no_collections():
-        record = Recording(RecordingOptions(operators=False, frames=True, **requested))
+        record = Segment(RecordingOptions(operators=False, frames=True, **requested))
         record.start()
         program()
         record.stop()

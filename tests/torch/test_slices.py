@@ -29,7 +29,7 @@ class Streamed:
         self.slices = 0
         self._max_bytes = max_bytes
         self.stream = otp.stream(self.exporter, detail="ops", record_shapes=True)
-        recording = self.stream._instrumentation._recording
+        recording = self.stream._instrumentation._live
         recording._trees._key = 4711  # span ids are made of it and the event's id
         self._session = recording.session
         self._session.drain = self._drain

@@ -38,7 +38,7 @@ def trained(work, *, says_steps=False, asked=None):
     exporter = Collecting()
     stream = otp.stream(exporter, detail="steps")
     if asked is not None:
-        stream._instrumentation._recording.segments._usage = lambda event: asked.append(event) or usage_at(event)
+        stream._instrumentation._live.segments._usage = lambda event: asked.append(event) or usage_at(event)
     with stream:
         for x in data:
             model(x).sum().backward()

@@ -215,7 +215,7 @@ def test_recording_whose_cleanup_fails_is_readable():
     prof.start()
     with otp.record_function("kept"):
         pass
-    prof._segments._running.cleanup.push(lambda: 1 / 0)
+    prof._segments._running.recording.cleanup.push(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prof.stop()
     prof.stop()

@@ -13,7 +13,7 @@ import otel_torchprof as otp
 from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.frames import ShortFrames
@@ -265,10 +265,8 @@ def test_short_calls_of_a_recording():
     def called():
         return len("")
 
-    for read in (Recording.batch, Recording.drain):
-        record = Recording(
-            RecordingOptions(operators=False, frames=True, frame_filter=FrameFilter(min_duration=1000.0))
-        )
+    for read in (Segment.batch, Segment.drain):
+        record = Segment(RecordingOptions(operators=False, frames=True, frame_filter=FrameFilter(min_duration=1000.0)))
         record.start()
         called()
         record.stop()

@@ -9,7 +9,7 @@ import threading
 import pytest
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.recording_options import RecordingOptions
 
 
@@ -19,7 +19,7 @@ def _leaf():
 
 def test_stop_on_another_thread():
     """Stopped by another thread, the tracer is off on the one that started it."""
-    record = Recording(RecordingOptions(operators=False, frames=True))
+    record = Segment(RecordingOptions(operators=False, frames=True))
     record.start()
     _leaf()
     stopper = threading.Thread(target=record.stop)
@@ -106,7 +106,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     """A program that ends in the middle of a recording, with a daemon thread at work, ends as it would without it."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Recording
+        from otel_torchprof._record.segments import Segment
         from otel_torchprof._sources.recording_options import RecordingOptions
 
         def work():
@@ -114,7 +114,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
                 len("busy")
 
         threading.Thread(target=work, daemon=True).start()
-        record = Recording(RecordingOptions(operators=False, frames=True, all_threads=True))
+        record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         threading.Thread(target=work, daemon=True).start()
     """

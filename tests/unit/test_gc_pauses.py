@@ -16,7 +16,7 @@ from frame_trees import masked, recorded, recording, tree
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.frames import collection_generation
@@ -144,7 +144,7 @@ def test_the_first_thing_that_a_thread_does():
 
 def test_only_where_calls_are_wanted():
     """A recording without calls has none, and nothing is asked of the interpreter; one of modules alone has none either."""
-    record = Recording(RecordingOptions(operators=False))
+    record = Segment(RecordingOptions(operators=False))
     record.start()
     assert python_sources.on_collection not in gc.callbacks
     gc.collect()
@@ -188,7 +188,7 @@ def test_several_recordings():
 
 def test_a_recording_that_ends_in_a_collection():
     """A collection that goes on after the recording ends with it, unfinished; what comes later is not inside of it."""
-    record = Recording(RecordingOptions(operators=False, frames=True))
+    record = Segment(RecordingOptions(operators=False, frames=True))
     Garbage(record.stop)
     record.start()
     gc.collect()
@@ -206,7 +206,7 @@ def test_a_recording_that_ends_in_a_collection():
 def test_one_of_two_recordings_ends_in_a_collection():
     """A collection goes on for a recording that goes on, with what comes later beside it."""
     with recording() as outer:
-        inner = Recording(RecordingOptions(operators=False, frames=True))
+        inner = Segment(RecordingOptions(operators=False, frames=True))
         Garbage(inner.stop)
         inner.start()
         _collect()
@@ -222,7 +222,7 @@ def test_one_of_two_recordings_ends_in_a_collection():
 
 def test_a_recording_that_begins_in_a_collection():
     """A collection that was there before the recording is not in it, and its end ends nothing else."""
-    record = Recording(RecordingOptions(operators=False, frames=True))
+    record = Segment(RecordingOptions(operators=False, frames=True))
     Garbage(record.start)
     gc.collect()
     _nothing()
@@ -236,7 +236,7 @@ def test_a_recording_that_begins_in_a_collection():
 
 def test_a_recording_that_another_thread_ends_in_a_collection():
     """A recording that is stopped by another thread, while this one collects, has the collection until then."""
-    record = Recording(RecordingOptions(operators=False, frames=True))
+    record = Segment(RecordingOptions(operators=False, frames=True))
 
     def last_words():
         thread = threading.Thread(target=record.stop)
@@ -336,11 +336,11 @@ def test_generations(name, generation):
 FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.recording_options import RecordingOptions
 
 def recorded():
-    record = Recording(RecordingOptions(operators=False, frames=True))
+    record = Segment(RecordingOptions(operators=False, frames=True))
     record.start()
     gc.collect()
     record.stop()
@@ -354,7 +354,7 @@ class Forks:
         self.__class__.pid = os.fork()
 
 gc.disable()
-record = Recording(RecordingOptions(operators=False, frames=True))
+record = Segment(RecordingOptions(operators=False, frames=True))
 record.start()
 Forks()
 gc.collect()
@@ -370,7 +370,7 @@ assert recorded() == 1
 
 EXITS = """
 import gc, threading
-from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.recording_options import RecordingOptions
 
 class Late:
@@ -379,7 +379,7 @@ class Late:
     def __del__(self):
         sum(map(len, [[], []]))
 
-record = Recording(RecordingOptions(operators=False, frames=True))
+record = Segment(RecordingOptions(operators=False, frames=True))
 record.start()
 Late()
 gc.collect()

@@ -20,6 +20,7 @@ from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentati
 from otel_torchprof._metrics.operator_metrics import has_sdk, metrics_of
 from otel_torchprof._native.recorder import Session, recorder_stats
 from otel_torchprof._process import process_changes
+from otel_torchprof._record import recording
 from otel_torchprof._sources.step_counter import StepTracker
 
 LONG = 30
@@ -55,7 +56,7 @@ def library(monkeypatch) -> Library:
         action(None)
         return lambda: None
 
-    monkeypatch.setattr(metrics_instrumentation, "when_imported", imported)
+    monkeypatch.setattr(recording, "when_imported", imported)
     monkeypatch.setattr(metrics_instrumentation.OptimizerHooks, "install_bare", lambda _self, _hook: None)
     monkeypatch.setattr(metrics_instrumentation.torch_library, "load", lambda: found)
     monkeypatch.setattr(metrics_instrumentation, "event_cost", lambda _library: 1e-7)
@@ -65,7 +66,7 @@ def library(monkeypatch) -> Library:
 @pytest.fixture(autouse=True)
 def undone(monkeypatch):
     """No torch, unless a test has one; whatever it leaves switched on is switched off again."""
-    monkeypatch.setattr(metrics_instrumentation, "when_imported", lambda _name, _action: lambda: None)
+    monkeypatch.setattr(recording, "when_imported", lambda _name, _action: lambda: None)
     monkeypatch.setattr(draining, "_LOOK_SECONDS", 0.005)
     yield
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
@@ -278,7 +279,7 @@ def test_a_stop_that_was_interrupted_is_done_by_the_next(provider, reader, libra
         if interrupts:
             raise interrupts.pop()
 
-    monkeypatch.setattr(metrics_instrumentation, "close_due", close_due)
+    monkeypatch.setattr(recording, "close_due", close_due)
     with pytest.raises(KeyboardInterrupt):
         otp.TorchInstrumentor().uninstrument()
     assert running._drainer.has_thread

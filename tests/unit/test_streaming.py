@@ -116,7 +116,7 @@ def test_a_slice_that_fails_sends_no_step_twice(monkeypatch):
     """Steps that wait for a later slice are sent once, also where the slice before it failed."""
     exporter, failures = InMemorySpanExporter(), [True]
     with otp.stream(exporter, detail="modules") as streamed:
-        recording = streamed._instrumentation._recording
+        recording = streamed._instrumentation._live
         drain, spans = recording.session.drain, recording._spans
 
         def failing(*arguments, **keywords):
@@ -140,7 +140,7 @@ def test_a_stop_without_time_counts_every_event(monkeypatch):
     """What a stop takes and what it throws away are together what was recorded, an open label too."""
     exporter = InMemorySpanExporter()
     with otp.stream(exporter, detail="modules") as streamed:
-        session = streamed._instrumentation._recording.session
+        session = streamed._instrumentation._live.session
         drain = session.drain
         monkeypatch.setattr(session, "drain", lambda _: drain(CHUNK_BYTES))
         with otp.record_function("open"):
