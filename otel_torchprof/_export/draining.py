@@ -163,6 +163,10 @@ class Drainer:
         except KeyboardInterrupt:
             self._thread = self._thread or thread  # for the next call
             raise
+        except Exception:  # of who stops the recording
+            if thread is not None:
+                thread.end(deadline)
+            raise
 
     def _finish(self, ending: Ending, final: _Request, thread: _Thread | None) -> None:
         ending.stop()

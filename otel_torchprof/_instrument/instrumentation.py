@@ -7,9 +7,9 @@ import logging
 import weakref
 from typing import TYPE_CHECKING
 
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import python_sources, torch_library
-from otel_torchprof._native.recorder import notes_on_names
-from otel_torchprof._process import threads
+from otel_torchprof._native.recorder import Session, notes_on_names
 from otel_torchprof._process.cleanup import close_due, without_waiting
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sampling.span_policy import SpanPolicy
@@ -21,7 +21,7 @@ from otel_torchprof._sources.generations import shared as generations
 from otel_torchprof._sources.loop_marks import shared as loop_marks
 from otel_torchprof._sources.module_calls import shared as module_calls
 from otel_torchprof._sources.step_counter import optimizers_were_made
-from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, StepMarks
+from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange
 from otel_torchprof._spans.live_frames import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
@@ -46,6 +46,14 @@ if TYPE_CHECKING:
     from otel_torchprof._sources.source import Source
 
     from .processor import TorchSpanProcessor
+
+KINDS: Mapping[str, tuple[Kind, ...]] = {
+    "steps": (Kind.PHASE,),
+    "modules": (Kind.PHASE, Kind.MODULE, Kind.LABEL),
+    "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
+    "frames": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
+}
+"""What each detail records."""
 
 _WAITING = "off: torch is not imported"
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every top-level event asks Python for its span"
@@ -109,16 +117,13 @@ class Instrumentation:
             self._states["devices"] = _WAITING
         if recording.reads_energy:
             self._states["energy"] = _WAITING
-        self._marks = StepMarks()
         # It has to be known before a step begins whether its events are recorded, if they may not be.
         chooses = not (provider.samples_everything and self._policy.choice().is_all)
         self._asks_at_once = detail != "steps" and chooses
         self._begin()
 
     def _begin(self) -> None:
-        self._marks.clear()
         self._program_says = False
-        self._steps_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._live = self._new_recording()
 
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
@@ -132,33 +137,40 @@ class Instrumentation:
             self._note(change)
 
     def _note(self, change: SegmentChange) -> None:
-        self._marks.note(change)
+        self._live.marks.note(change)
         if self._asks_at_once:
-            self._take_marks()
+            self._live.take_marks()
 
     def keep_step(self) -> None:
         """The step that runs keeps its detail, whatever the policy would say. Some microseconds."""
-        self._take_marks()
+        self._live.take_marks()
         self._live.keep_step()
 
     def _new_recording(self) -> LiveRecording:
         self._contexts = ContextTable()
+        self._session = Session(
+            self._processor.memory_limit,
+            keep_newest=True,
+            all_threads=True,
+            inputs=self._options.inputs,
+            kinds=KINDS[self._detail],
+            contexts=True,
+            devices=self._options.times_device,
+        )
         return LiveRecording(
             self._provider,
             self._recording,
-            detail=self._detail,
             contexts=self._contexts,
             averages=self._processor.averages,
             expects_steps=optimizers_were_made,
             before_drain=self._before_drain,
-            take_marks=self._take_marks,
             budget_bytes=self._processor.memory_limit,
-            inputs=self._options.inputs,
             calls=CallRules(round(self._options.frame_filter.min_duration * 1e9), self._calls_at_once),
-            devices=self._options.times_device,
             policy=self._policy,
             ranks=self._ranks,
             step_rule=self._step_rule,
+            health=self._health,
+            mute=self._session.mute_roots,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
             first_step=self._first_step,
         )
@@ -168,6 +180,7 @@ class Instrumentation:
         """Records from now on; torch's part as soon as torch is imported."""
         close_due()
         if self._states["labels"] == ON:
+            self._recording.cleanup.push(label_by_environment)  # looks a last time
             label_by_environment(is_early=True)
         self._ended = False
         if self._ranks is not None:
@@ -191,8 +204,6 @@ class Instrumentation:
         self._recording.stop()
         if self._ended:
             return
-        if self._states["labels"] == ON:
-            label_by_environment()
         self._processor.detach(deadline)
         _numbered.clear()
         _numbered.append((_reference(self._provider), self._live.steps.next_number))
@@ -244,12 +255,12 @@ class Instrumentation:
     def _attach(self) -> None:
         self._recording.cleanup.push(self._contexts.unfollow)
         self._contexts_are_cheap = self._contexts.follow()
-        self._recording.start(self._live.session)
+        self._recording.start(self._session)
         self._add_sources(lambda entry: not self._awaits_torch(entry))
         loop_marks.add(self)
         if self._step_rule.is_learned:
             frameworks.install(self)
-        self._processor.attach(self._live, self.stop, self._states, self._notes)
+        self._processor.attach(self._live)
         if self._metrics is not None:
             self._recording.cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
             generations.listen(self._metrics.generations.record)
@@ -270,7 +281,7 @@ class Instrumentation:
                 self._measure_processor()
             return self.is_running
 
-    def _notes(self) -> list[str]:
+    def _health(self) -> tuple[Mapping[str, str], tuple[str, ...]]:
         notes = [*notes_of_environment(), *notes_on_names()]
         self._states["steps"] = self.steps_state
         if self._ranks is not None:
@@ -283,7 +294,7 @@ class Instrumentation:
             notes.append(
                 f"{errors} times a name or a span could not be asked for: something in Python raised meanwhile"
             )
-        return notes
+        return self._states, tuple(notes)
 
     def _on_torch(self, _torch: Any) -> None:
         self._install_modules()
@@ -349,14 +360,6 @@ class Instrumentation:
             label_by_environment(is_early=True)
         if self._ranks is not None:
             self._ranks.look()
-        self._take_marks()
-
-    def _take_marks(self) -> None:
-        """Makes steps of what the program said: in the drain thread, or at once in the loop's own."""
-        with self._steps_lock:
-            for mark in self._marks.take():
-                context = self._contexts.number_of(mark.context)
-                self._live.change_segment(mark, context)
 
 
 def _states(detail: str) -> dict[str, str]:

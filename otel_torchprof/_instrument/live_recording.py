@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._columns.schema import NEVER, Kind
+from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.python_sources import usage_at
-from otel_torchprof._native.recorder import SLICE_BYTES, Session, now_ns
+from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
 from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
+from otel_torchprof._sources.step_marks import StepMarks
 from otel_torchprof._spans.collectives import LiveCollectives
 from otel_torchprof._spans.jobs import Job
 from otel_torchprof._spans.live import LiveTrees
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._record.recording import Recording
     from otel_torchprof._sources.contexts import ContextTable
-    from otel_torchprof._sources.step_marks import StepMark
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.step_spans import Step, StepSpan
@@ -52,13 +52,14 @@ if TYPE_CHECKING:
 
 _FEW_EVENTS, _MANY_EVENTS = 2_500, 10_000
 """Of a drain: below, the next one may take more bytes; from there on, no more than usual."""
-KINDS: Mapping[str, tuple[Kind, ...]] = {
-    "steps": (Kind.PHASE,),
-    "modules": (Kind.PHASE, Kind.MODULE, Kind.LABEL),
-    "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
-    "frames": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
-}
-"""What each detail records."""
+
+
+def _nothing() -> None:
+    """What there is to do before a drain where nobody says anything else."""
+
+
+def _nobody(_is_muted: bool) -> None:
+    """Nobody can be muted where all has been recorded."""
 
 
 class Drained(NamedTuple):
@@ -82,28 +83,26 @@ class Drained(NamedTuple):
 
 
 class LiveRecording:
-    """Makes spans and sums of what a recording of every thread brings, which starts with this :attr:`session`.
+    """Makes spans and sums of what a recording brings: the recorder's events of every thread, while it runs, or a file's.
 
     :meth:`drain` may be called from any thread; a second waits for the first.
 
     Args:
         provider: whose rules hold.
         recording: whose batches it takes.
-        detail: a key of :data:`KINDS`.
         contexts: which span a context stands for.
         averages: added to with every drain.
         expects_steps: whether the program makes steps, or is going to.
         before_drain: called before every drain.
-        take_marks: reports what the program has said of steps, by :meth:`change_segment`; called when events were taken from the recorder, so
-            that what was said before any of them is known.
         budget_bytes: that the recorder may hold; beyond it the oldest events go.
-        inputs: record shapes.
         calls: which calls of functions are left out.
-        devices: whether its events are to be timed on devices.
         policy: which steps are traced in full, and how much of each.
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
         step_rule: what ends a step.
-        session: that it takes events from, for one that records nothing itself.
+        mute: called with whether nothing is to be recorded outside of contexts.
+        health: the states of its sources, and notes.
+        now: the time by which spans of the job and of operators without a parent are ended, Unix ns.
+        most_buffered: bytes of spans that may wait for their step; None: as the policy has it.
         id_key: of its spans' ids, 64 bits. Default: one that no other recording has.
         on_steps: called with the spans of steps that have ended, after every drain that brought any.
         first_step: number of the first step.
@@ -114,31 +113,36 @@ class LiveRecording:
         provider: Provider,
         recording: Recording,
         *,
-        detail: str,
         contexts: ContextTable,
         averages: RunningAverages,
         expects_steps: Callable[[], bool],
-        before_drain: Callable[[], None],
-        take_marks: Callable[[], None],
-        budget_bytes: int,
-        inputs: bool,
+        before_drain: Callable[[], None] = _nothing,
+        budget_bytes: int = 0,
         calls: CallRules = CallRules(),  # noqa: B008 - immutable
-        devices: bool = False,
         policy: SpanPolicy | None = None,
         ranks: Ranks | None = None,
         step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
-        session: Session | None = None,
+        mute: Callable[[bool], None] = _nobody,
+        health: Callable[[], tuple[Mapping[str, str], tuple[str, ...]]] = lambda: ({}, ()),
+        now: Callable[[], int] = now_ns,
+        most_buffered: int | None = None,
         id_key: int | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
         first_step: int = 0,
     ) -> None:
         self.provider = provider
-        self.detail = detail
+        self._recording = recording
+        self.health = health
+        """What is on, and what is off and why."""
+        self._now = now
         self._contexts = contexts
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
-        self._take_marks = take_marks
+        self.marks = StepMarks()
+        """What the program, or its framework, says of steps, by any thread."""
+        self._marks_lock = threads.RLock()  # a signal handler may shut down in the middle
+        self._mute = mute
         self._on_steps = on_steps
         self._log = LimitedLog()
         self._lock = threads.RLock()  # an interrupt may leave it held, and the same thread comes again
@@ -178,29 +182,23 @@ class LiveRecording:
             collectives=self._links,
             max_spans=lambda: self._buffer.budget.max_spans,
         )
-        self.session = session or Session(
-            budget_bytes,
-            keep_newest=True,
-            all_threads=True,
-            inputs=inputs,
-            kinds=KINDS[detail],
-            contexts=True,
-            devices=devices,
-        )
-        self._recording = recording
+        if most_buffered is not None:
+            self._buffer.max_bytes = most_buffered
 
     def now(self) -> int:
         """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
-        return now_ns()
+        return self._now()
 
-    def change_segment(self, mark: StepMark, context: int) -> None:
-        """The program, or its framework, says what ends and what begins, in a context. Any thread."""
-        self.segments.say(mark, context)
+    def take_marks(self) -> None:
+        """Makes steps of what the program said: in the drain thread, or at once in the loop's own."""
+        with self._marks_lock:
+            for mark in self.marks.take():
+                self.segments.say(mark, self._contexts.number_of(mark.context))
 
     def _mute_roots(self, is_muted: bool) -> None:
         if is_muted != self._roots_muted:
             self._roots_muted = is_muted
-            self.session.mute_roots(is_muted)
+            self._mute(is_muted)
 
     def keep_step(self) -> None:
         """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
@@ -217,7 +215,7 @@ class LiveRecording:
     @property
     def bytes_buffered(self) -> int:
         """What waits for a drain."""
-        return self.session.stats().bytes_buffered
+        return self._recording.batches.stats().bytes_buffered
 
     @property
     def is_due(self) -> bool:
@@ -237,6 +235,7 @@ class LiveRecording:
         """
         with self._lock:
             self._before_drain()
+            self.take_marks()
             held, has_more = self.segments.next(), True
             while held is None and has_more:
                 has_more = self._take(final=final)
@@ -259,7 +258,7 @@ class LiveRecording:
         drained = self._recording.drain(self._slice_bytes)
         self._slice_bytes = _next_slice(self._slice_bytes, len(drained))
         give_way()
-        self._take_marks()
+        self.take_marks()
         # And not what a profile that runs meanwhile asked for.
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
         begins_at = self.segments.begins_at
@@ -328,7 +327,7 @@ class LiveRecording:
         By the recorder's own count: what it gave away, and nothing here knows of, was lost on the way to spans, and ``failed``. A
         drain that comes to its end after it was given up takes that back.
         """
-        stats = self.session.stats()
+        stats = self._recording.batches.stats()
         recorded, self._recorded = self._recorded, 0
         dropped = Counter(stats.dropped)
         held = self.segments.events
@@ -341,7 +340,7 @@ class LiveRecording:
     def abandon(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
         """After the stop, where a drain hangs or fails: throws away what is left in the recorder; as :meth:`_settled`. Any thread."""
         with suppress(NativeError):  # it is being read
-            self.session.discard()
+            self._recording.batches.discard()
         return self._settled()
 
     def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
@@ -357,8 +356,8 @@ class LiveRecording:
         return ended[:count], ended[count:]
 
     def stop(self) -> None:
-        """Records nothing more; again without effect. What there is can be taken as before, and by :meth:`finish`."""
-        self.session.stop()
+        """Stops the recording; again without effect. What there is can be taken as before, and by :meth:`finish`."""
+        self._recording.stop()
 
     def finish(self) -> Drained:
         """After the stop: takes the next of what is left, at the end with the step that is not finished.
@@ -379,12 +378,12 @@ class LiveRecording:
     def discard(self) -> None:
         """Records nothing more, and throws away what is left in the recorder, which counts as dropped."""
         with self._lock:
-            self.session.stop()
-            self.session.discard()
+            self._recording.batches.stop()
+            self._recording.batches.discard()
 
     def give_up(self) -> Drained:
         """After the stop: throws away what is left in the recorder, which counts as dropped, and takes the rest."""
-        self.session.discard()
+        self._recording.batches.discard()
         return self.finish()
 
     def _current_span(self, context: int) -> tuple[SpanContext, int | None] | None:

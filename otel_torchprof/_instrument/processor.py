@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from opentelemetry.sdk.trace import SpanProcessor
@@ -33,7 +32,7 @@ from otel_torchprof.health import ON, ProcessorHealth
 from .unused_processor import unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
@@ -58,16 +57,6 @@ _MAX_ENDED = 100_000
 """Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
 _SPAN_BYTES = 2800
 """Memory of a span object of the SDK, for the queue's limit (measured with five attributes)."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Attached:
-    """A recording, from :meth:`TorchSpanProcessor.attach` to :meth:`TorchSpanProcessor.detach`."""
-
-    recording: LiveRecording
-    release: Callable[[Deadline], None]
-    sources: Mapping[str, str]
-    notes: Callable[[], Sequence[str]]
 
 
 class TorchSpanProcessor(SpanProcessor):
@@ -152,7 +141,7 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _reset(self) -> None:
         """Resets the state of one process: a forked child has no threads and may have locks that are never released."""
-        self._attached: _Attached | None = None
+        self._attached: LiveRecording | None = None
         delay = self._settings.schedule_delay_millis / 1000
         self._drainer = Drainer(delay, self._hand_on, self._is_due, self._is_behind)
         self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
@@ -171,7 +160,7 @@ class TorchSpanProcessor(SpanProcessor):
         """
         attached, parent = self._attached, getattr(span, "parent", None)  # others imitate the SDK
         if attached is not None and parent is not None and parent.is_remote:
-            attached.recording.trace_joined(parent.trace_id)
+            attached.trace_joined(parent.trace_id)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queues an ended span of the application for the next drain. Costs a microsecond."""
@@ -183,7 +172,7 @@ class TorchSpanProcessor(SpanProcessor):
         ended = _ended(span, span if self._sdk_queues else None)
         self._ended.append(ended)
         if attached is not None:
-            attached.recording.span_ended(ended[3])
+            attached.span_ended(ended[3])
         if self._sends_alone and not self._drainer.has_thread:
             self._drainer.start()
 
@@ -219,8 +208,6 @@ class TorchSpanProcessor(SpanProcessor):
         self._down = True
         deadline, of_recording = Deadline.after(seconds), Deadline.after(seconds / 2)
         try:
-            if (attached := self._attached) is not None:
-                attached.release(of_recording)
             self.detach(of_recording)
         except Exception as error:  # noqa: BLE001 - the exporters are shut down after any error
             self._log.warning("stopping the recording failed: %s: %s", type(error).__name__, error)
@@ -265,8 +252,7 @@ class TorchSpanProcessor(SpanProcessor):
     def health(self) -> ProcessorHealth:
         """State of every source, and counts of recorded, dropped, sent and refused events and spans. Thread-safe."""
         attached = self._attached
-        # Reading the notes updates the sources.
-        notes = () if attached is None else tuple(attached.notes())
+        states, notes = ({}, ()) if attached is None else attached.health()
         if self._lag:
             notes += (
                 f"the events taken last were {self._lag / 1e9:.1f} s old: the oldest go where that fills the memory",
@@ -276,7 +262,7 @@ class TorchSpanProcessor(SpanProcessor):
             exporters = {
                 f"{number} {type(queue.exporter).__name__}": queue.stats for number, queue in enumerate(self._queues)
             }
-        sources = {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **attached.sources}
+        sources = {"recording": "off: not instrumented"} if attached is None else {"recording": ON, **states}
         return ProcessorHealth(sources, entries.recorded, entries.dropped, exporters, notes, entries.spans)
 
     # ---- called by the instrumentor ----
@@ -301,19 +287,10 @@ class TorchSpanProcessor(SpanProcessor):
         """Whether :meth:`shutdown` was called."""
         return self._down
 
-    def attach(
-        self,
-        recording: LiveRecording,
-        release: Callable[[Deadline], None],
-        sources: Mapping[str, str],
-        notes: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        """Starts draining a recording; ``release`` stops the instrumentation when the provider shuts down.
-
-        ``sources`` and ``notes`` are read by :attr:`health` on each access.
-        """
+    def attach(self, recording: LiveRecording) -> None:
+        """Starts draining a recording, which ends with :meth:`detach` or when the provider shuts down."""
         with self._drainer.lock:  # else a shutdown between the two would leave a thread behind
-            self._attached = _Attached(recording, release, sources, notes)
+            self._attached = recording
             self._drainer.start()
 
     def detach(self, deadline: Deadline | None = None) -> None:
@@ -337,15 +314,14 @@ class TorchSpanProcessor(SpanProcessor):
             buffered = self._ledger.read().spans.get("buffered", 0)
             self._ledger.add(-buffered, {}, {"buffered": -buffered})
             to._ledger.add(buffered, {}, {"buffered": buffered})
-        to.attach(attached.recording, attached.release, attached.sources, attached.notes)
+        to.attach(attached)
 
     # ---- within ----
 
     def _claim(self) -> Ending | None:
-        attached, self._attached = self._attached, None
-        if attached is None:
+        recording, self._attached = self._attached, None
+        if recording is None:
             return None
-        recording = attached.recording
         return Ending(
             recording.stop,
             lambda: self._hand_on(recording.finish),
@@ -355,7 +331,7 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _recorder_bytes(self) -> int:
         attached = self._attached
-        return 0 if attached is None else attached.recording.bytes_buffered
+        return 0 if attached is None else attached.bytes_buffered
 
     def _is_due(self) -> bool:
         """Whether a drain is due before its time; also frees memory after a backlog."""
@@ -367,12 +343,12 @@ class TorchSpanProcessor(SpanProcessor):
     def _is_behind(self) -> bool:
         """Whether as much waits as a drain takes."""
         attached = self._attached
-        return (attached is not None and attached.recording.is_due) or len(self._ended) >= _MAX_ENDED // 8
+        return (attached is not None and attached.is_due) or len(self._ended) >= _MAX_ENDED // 8
 
     def _flush(self, deadline: Deadline) -> bool:
         """Drains, including events that wait for the end of their step."""
         if (attached := self._attached) is not None:
-            attached.recording.flush()
+            attached.flush()
         return self._drain(deadline)
 
     def _drain(self, deadline: Deadline) -> bool:
@@ -383,11 +359,11 @@ class TorchSpanProcessor(SpanProcessor):
     def _hand_on(self, take: Callable[[], Drained | None] | None = None) -> int:
         attached, ended = self._attached, len(self._ended)
         if take is None and attached is not None:
-            take = attached.recording.drain
+            take = attached.drain
         drained = None if take is None else take()
         if drained is None and take is not None:  # events inside the application's spans wait, and so do the spans
             if attached is not None and len(self._ended) >= _MAX_ENDED // 8:
-                attached.recording.flush()
+                attached.flush()
             return NEVER
         watermark = NEVER if drained is None else drained.watermark
         self._lag = 0 if watermark == NEVER else max(now_ns() - watermark, 0)

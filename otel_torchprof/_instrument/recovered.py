@@ -20,7 +20,7 @@ from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
-from otel_torchprof._native.recorder import SLICE_BYTES, Session, SessionStats
+from otel_torchprof._native.recorder import SLICE_BYTES, SessionStats
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._spans.step_cycle import StepCycle
@@ -43,23 +43,43 @@ _MOST_BUFFERED = 32 << 20
 
 def recovered_spans(contents: Contents) -> Iterator[SpanList]:
     """The spans of an image, in pieces. What was open at the end has the attribute ``torch.unfinished``."""
-    recording = _Recovered(contents)
+    recording = Recording()
+    recording.start(_BoxEvents(contents))
+    ids, resource = _IdsOfBox(contents), _resource(contents.info, contents.pid)
+    limits = span_limits_of_environment()
+    found = LiveRecording(
+        Provider(TracerProvider(ALWAYS_ON, resource, id_generator=ids, span_limits=limits), None),
+        recording,
+        contexts=ContextTable(),
+        averages=RunningAverages(),
+        expects_steps=lambda: True,
+        now=lambda: contents.last_ns,  # the last that is known of the process
+        id_key=ids.generate_span_id(),
+        step_rule=_UnendedRule(),
+        most_buffered=_MOST_BUFFERED,
+    )
+    recording.stop()
     while True:
-        drained = recording.finish()
+        drained = found.finish()
         if len(drained.spans):
             yield drained.spans
         if drained.watermark == NEVER:
             return
 
 
-class _ReadSession(Session):
-    """Hands out the events of an image."""
+class _BoxEvents:
+    """The events of an image, which is all there is: batches of a recording."""
 
     def __init__(self, contents: Contents) -> None:
         self._batches = contents.events(SLICE_BYTES)
         self._rest: Batch
         self._recorded = 0
-        self.all_threads, self.contexts, self.inputs = True, True, False
+
+    def start(self) -> None:
+        """They were recorded long ago."""
+
+    def stop(self) -> None:
+        """As the start."""
 
     def drain(self, max_bytes: int = 0) -> Batch:  # noqa: ARG002 - all slices are of one size
         found = next(self._batches, None)
@@ -76,17 +96,14 @@ class _ReadSession(Session):
         )
         return replace(found, columns=columns)
 
+    def discard(self) -> None:
+        """The file keeps them."""
+
     def stats(self) -> SessionStats:
         return SessionStats(self._recorded, {}, 0, 0, 0, 0)
 
-    def start(self) -> None:
-        """It has begun long ago."""
-
-    def mute_roots(self, muted: bool) -> None:
-        """Nothing begins any more."""
-
-    def stop(self) -> None:
-        """It does not run."""
+    def after_fork_in_child(self) -> None:
+        """It has no locks."""
 
 
 class _UnendedCycle(StepCycle):
@@ -119,34 +136,6 @@ class _IdsOfBox(IdGenerator):
         return int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=size).digest(), "big") or 1
 
 
-class _Recovered(LiveRecording):
-    def __init__(self, contents: Contents) -> None:
-        self._last_ns = contents.last_ns
-        ids, resource = _IdsOfBox(contents), _resource(contents.info, contents.pid)
-        limits = span_limits_of_environment()
-        super().__init__(
-            Provider(TracerProvider(ALWAYS_ON, resource, id_generator=ids, span_limits=limits), None),
-            recording := Recording(),
-            detail="ops",
-            contexts=ContextTable(),
-            averages=RunningAverages(),
-            expects_steps=lambda: True,
-            before_drain=_nothing,
-            take_marks=_nothing,
-            budget_bytes=0,
-            inputs=False,
-            session=_ReadSession(contents),
-            id_key=ids.generate_span_id(),
-            step_rule=_UnendedRule(),
-        )
-        recording.start(self.session)
-        self._buffer.max_bytes = _MOST_BUFFERED
-
-    def now(self) -> int:
-        """The last that is known of the process."""
-        return self._last_ns
-
-
 def _resource(info: Mapping[str, Any], pid: int) -> Resource:
     rank, program = info.get("rank"), info.get("program")
     attributes: dict[str, Any] = {"process.pid": pid}
@@ -157,7 +146,3 @@ def _resource(info: Mapping[str, Any], pid: int) -> Resource:
     if isinstance(rank, int):
         attributes["torch.distributed.rank"] = rank
     return Resource.create(attributes)
-
-
-def _nothing() -> None:
-    """Nobody says anything of steps any more."""

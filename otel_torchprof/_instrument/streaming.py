@@ -20,8 +20,7 @@ from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof.errors import TorchProfError
 
-from .instrumentation import Instrumentation
-from .live_recording import KINDS
+from .instrumentation import KINDS, Instrumentation
 from .options import live_options
 from .processor import TorchSpanProcessor
 from .unused_processor import unused

@@ -92,10 +92,6 @@ class StepMarks:
     def __len__(self) -> int:
         return len(self._marks)
 
-    def clear(self) -> None:
-        """Drops the buffered changes, in a forked child, whose steps these are not."""
-        self._marks.clear()
-
 
 class RawMarks:
     """Marks that wait, as they were noted: ``(optimizer, monotonic ns, context, thread)``. Thread-safe.

@@ -31,7 +31,7 @@ class Streamed:
         self.stream = otp.stream(self.exporter, detail="ops", record_shapes=True)
         recording = self.stream._instrumentation._live
         recording._trees._key = 4711  # span ids are made of it and the event's id
-        self._session = recording.session
+        self._session = self.stream._instrumentation._session
         self._session.drain = self._drain
 
     def _drain(self, _max_bytes: int) -> Any:

@@ -42,6 +42,9 @@ class Recording:
     def is_due(self) -> bool:
         return False
 
+    def health(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        return {}, ()
+
     def span_ended(self, _span_id: int) -> None:
         """Its events are written by hand, in contexts that nothing ends."""
 
@@ -94,7 +97,7 @@ class Hanging(SpanExporter):
 
 def attached(recording: Recording, *exporters: SpanExporter, **options) -> otp.TorchSpanProcessor:
     processor = otp.TorchSpanProcessor(*exporters, **options)
-    processor.attach(recording, processor.detach, {})
+    processor.attach(recording)
     return processor
 
 

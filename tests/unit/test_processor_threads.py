@@ -66,7 +66,7 @@ def test_one_recording_may_follow_another_while_that_is_drained(recording, expor
         recording.meanwhile = bool
         leaving.start()
         leaving.join(0.2)
-        processor.attach(following, processor.detach, {})
+        processor.attach(following)
 
     recording.meanwhile = follow
     assert following.drained.wait(LONG)
@@ -116,13 +116,14 @@ def test_a_shutdown_keeps_its_deadline_when_a_drain_hangs(recording, exporter, i
 
 
 def test_exporters_are_shut_down_when_stopping_fails(recording, exporter, caplog):
-    """Whatever the instrumentation raises when it is stopped, the exporters are shut down, and the caller sees nothing."""
+    """Whatever the recording raises when it is stopped, the exporters are shut down, and the caller sees nothing."""
 
-    def fail(_) -> None:
+    def fail() -> None:
         raise OSError("cannot stop")
 
+    recording.stop = fail
     processor = otp.TorchSpanProcessor(exporter)
-    processor.attach(recording, fail, {})
+    processor.attach(recording)
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         processor.shutdown()
     assert "cannot stop" in caplog.text

@@ -50,11 +50,3 @@ def test_who_takes_marks_may_be_interrupted_by_one_who_does():
         taken += [other.time_ns for other in marks.take()]
     assert len(taken) == 3
     assert taken == sorted(taken)
-
-
-def test_what_waits_can_be_forgotten():
-    """A forked child forgets the marks of its parent."""
-    marks = StepMarks()
-    marks.note()
-    marks.clear()
-    assert list(marks.take()) == []

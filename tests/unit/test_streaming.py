@@ -117,14 +117,14 @@ def test_a_slice_that_fails_sends_no_step_twice(monkeypatch):
     exporter, failures = InMemorySpanExporter(), [True]
     with otp.stream(exporter, detail="modules") as streamed:
         recording = streamed._instrumentation._live
-        drain, spans = recording.session.drain, recording._spans
+        drain, spans = recording._recording.batches.drain, recording._spans
 
         def failing(*arguments, **keywords):
             if failures:
                 raise MemoryError(failures.pop())
             return spans(*arguments, **keywords)
 
-        monkeypatch.setattr(recording.session, "drain", lambda _: drain(CHUNK_BYTES))
+        monkeypatch.setattr(recording._recording.batches, "drain", lambda _: drain(CHUNK_BYTES))
         monkeypatch.setattr(recording, "_spans", failing)
         for _ in range(20):
             for number in range(500):
@@ -140,7 +140,7 @@ def test_a_stop_without_time_counts_every_event(monkeypatch):
     """What a stop takes and what it throws away are together what was recorded, an open label too."""
     exporter = InMemorySpanExporter()
     with otp.stream(exporter, detail="modules") as streamed:
-        session = streamed._instrumentation._live.session
+        session = streamed._instrumentation._live._recording.batches
         drain = session.drain
         monkeypatch.setattr(session, "drain", lambda _: drain(CHUNK_BYTES))
         with otp.record_function("open"):
