@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ._instrument.instrumentor import TorchInstrumentor
     from ._instrument.processor import TorchSpanProcessor
     from ._instrument.streaming import stream
-    from ._metrics.gpu_polling import GpuMetrics
+    from ._metrics.gpu_metrics import GpuMetrics
     from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
     from ._profile.profile import _KinetoProfile as _KinetoProfile
     from ._profile.profile import profile
@@ -74,7 +74,7 @@ else:
         "FormattedTimesMixin": "_events.function_event",
         "FunctionEvent": "_events.function_event",
         "FunctionEventAvg": "_events.function_event_avg",
-        "GpuMetrics": "_metrics.gpu_polling",
+        "GpuMetrics": "_metrics.gpu_metrics",
         "Interval": "_events.function_event",
         "Kernel": "_events.function_event",
         "StringTable": "_events.event_names",

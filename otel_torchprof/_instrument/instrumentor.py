@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,14 @@ from otel_torchprof._distributed.ranks import Ranks
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
 from otel_torchprof._metrics import operator_metrics
-from otel_torchprof._metrics.gpu_polling import GpuMetrics
+from otel_torchprof._metrics.gpu_metrics import NOT_OPENED, GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
-from otel_torchprof.health import ProcessorHealth
+from otel_torchprof.health import ON, ProcessorHealth
 
-from .combined_health import combined
 from .default_processor import DefaultProcessor, added_processor, is_shut_down
 from .instrumentation import Instrumentation
 from .options import Options, checked_options, takes_arguments_of
@@ -40,6 +40,23 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from .processor import TorchSpanProcessor
+
+
+# ---- The health of an instrumentation, with that of what runs beside it: metrics of GPUs, the black box ----
+
+
+def combined(health: ProcessorHealth, gpus: GpuMetrics | None, box: BlackBox | None) -> ProcessorHealth:
+    """With the state of the GPU metrics, once somebody has read them: ``gpus`` in a word, and a note where a GPU lacks one.
+
+    And that of the black box.
+    """
+    if gpus is not None and (state := gpus.health).sources["nvml"] != NOT_OPENED:
+        lacking = {name: why for name, why in state.sources.items() if why != ON and name != "nvml"}
+        notes = () if state.sources["nvml"] != ON else tuple(f"{name} {why}" for name, why in lacking.items())
+        sources = {**health.sources, "gpus": state.sources["nvml"]}
+        health = replace(health, sources=sources, notes=(*health.notes, *notes, *state.notes))
+    return health if box is None else replace(health, sources={**health.sources, "black box": box.state})
+
 
 _logger = logging.getLogger("otel_torchprof")
 

@@ -9,19 +9,21 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import context as otel_context
 from opentelemetry import metrics as otel_metrics
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._native import torch_library
-from otel_torchprof._native.recorder import SLICE_BYTES, Session, notes_on_names
+from otel_torchprof._native.recorder import CHUNK_BYTES, SLICE_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.contexts import SUPPRESSION_KEYS
 from otel_torchprof._sources.source import Operators
 from otel_torchprof._sources.step_counter import StepTracker
 from otel_torchprof._sources.step_marks import RawMarks
@@ -29,7 +31,6 @@ from otel_torchprof._sources.torch_hooks import OptimizerHooks
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
 
-from .event_cost import event_cost
 from .operator_metrics import ThinnedDurations, has_sdk, is_heard
 from .recorder_metrics import RecorderFigures
 from .sampler import Sampler
@@ -44,6 +45,54 @@ if TYPE_CHECKING:
 
     from .operator_metrics import TorchMetrics
     from .recorder_metrics import ExporterFigures
+
+
+# ---- What it costs to record an operator, measured on this machine ----
+
+_ROUNDS = 7
+_OPERATORS = 100
+_LEAST, _MOST = 3e-8, 2e-5
+
+
+def event_cost(library: TorchLibrary) -> float:
+    """Seconds that an operator takes longer when it is recorded, in a loop of nothing else.
+
+    The best of some rounds of 100 small operators, with and without; a millisecond in all. On the calling thread, which
+    must be one of our own; what it records goes nowhere, and who records all threads otherwise leaves it out where it
+    follows contexts. Never below 30 ns, nor above 20 us.
+
+    Raises:
+        TorchLibraryError, NativeError: it cannot be recorded.
+    """
+    import torch
+
+    token = otel_context.attach(otel_context.set_value(SUPPRESSION_KEYS[0], True))
+    try:
+        with torch.no_grad():
+            number = torch.ones((), device="cpu")
+            alone = _fastest(number.neg_)
+            session = Session(CHUNK_BYTES, keep_newest=True, kinds=(Kind.OPERATOR,))
+            session.start()
+            observation = library.observe(session)
+            try:
+                recorded = _fastest(number.neg_)
+            finally:
+                observation.stop()
+                session.stop()
+    finally:
+        otel_context.detach(token)
+    return min(max(recorded - alone, _LEAST), _MOST)
+
+
+def _fastest(operator: Callable[[], object]) -> float:
+    found = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        for _ in range(_OPERATORS):
+            operator()
+        found.append(time.perf_counter() - begin)
+    return min(found) / _OPERATORS
+
 
 _logger = logging.getLogger("otel_torchprof")
 

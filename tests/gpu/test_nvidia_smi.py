@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_torchprof as otp
-from otel_torchprof._metrics.gpu_pass import FRESH
+from otel_torchprof._metrics.gpu_metrics import FRESH
 from otel_torchprof._sources.energy import EnergyCounters
 
 pytestmark = [

@@ -17,7 +17,7 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
 from otel_torchprof._events.averages_list import averages_list
 from otel_torchprof._events.events import EventList
-from otel_torchprof._instrument.live_sums import _displayed
+from otel_torchprof._instrument.live_recording import _displayed
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._tree.displayed_devices import displayed_times
 from otel_torchprof._tree.tree import torch_view

@@ -14,7 +14,7 @@ from live_batches import Event, Service, Span, readable, span_context
 from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
-from otel_torchprof._instrument.live_sums import _displayed
+from otel_torchprof._instrument.live_recording import _displayed
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME, SLICE_NS
