@@ -13,7 +13,7 @@ from otel_torchprof._spans.live_table import REMEMBERED
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
 from otel_torchprof._tree.span_table import LINK
 
-from .absorbing import AGGREGATED_COUNT, COLLAPSED_COUNT, links_once
+from .aggregating import AGGREGATED_COUNT, COLLAPSED_COUNT, links_once
 from .policy import RECORDED
 
 if TYPE_CHECKING:

@@ -7,29 +7,323 @@ recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof import config
+from otel_torchprof._columns.batch import Names
+from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
-from otel_torchprof._tree.span_table import AttributeType, SpanTable
+from otel_torchprof._spans.span_tables import joined_tables, taken
+from otel_torchprof._spans.span_tree import SpanTree, column_of
+from otel_torchprof._tree.span_table import LINK, AttributeType, SpanTable
 
-from .absorbing import collapsed_of, counts_of, with_values
-from .aggregating import aggregated
-from .collapsing import collapsed
-from .splitting import Part, TargetTrace, split, with_links
-from .tokens import tokens_aggregated
+from .aggregating import (
+    COLLAPSED_COUNT,
+    COLLAPSED_DURATION,
+    NOT_SHORT,
+    Sizes,
+    absorbed,
+    aggregated,
+    collapsed_of,
+    composed,
+    counts_of,
+    durations_of,
+    first_alike,
+    linked_rows,
+    links_once,
+    phases,
+    precious,
+    siblings_of,
+    tokens,
+    with_all_below,
+    with_values,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from otel_torchprof._spans.budget import Budget
 
-__all__ = ["RECORDED", "Part", "Reduction", "TargetTrace", "fits", "reduced", "without_hidden"]
+    from .aggregating import Siblings
+
+# ---- Generated tokens by the thousand: the slowest as they were, and all others as sums ----
 
 Array = npt.NDArray[Any]
+
+
+def tokens_aggregated(
+    table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool]
+) -> tuple[SpanTable, Array]:
+    """The table with all tokens of a call of ``generate`` aggregated but the slowest, as many of which stay as fit.
+
+    Of what stands between two tokens that stay, tokens and all that is beside them, everything of one name becomes one span, and so
+    does what is below that, level by level. ``fits`` is asked for numbers of spans and bytes, and how many stay is doubled as long as
+    it says yes; where nothing fits, none does. ``root``: as for :func:`~.aggregating.aggregated`, whose rule holds for what is never aggregated,
+    and so does what is returned.
+    """
+    found = np.flatnonzero(tokens(table))
+    if len(found) < 2:  # noqa: PLR2004 - one stands for itself
+        return table, np.arange(len(table))
+    siblings, sizes = siblings_of(table, root), Sizes(table)
+    may_go = siblings.length[found] != NOT_SHORT
+    by_length = found[may_go][np.argsort(-durations_of(table)[found[may_go]], kind="stable")]
+    into = best = _groups(siblings, found, found[~may_go])
+    whole = 1
+    while fits(*sizes.of(into)) and whole <= len(by_length):
+        best = into
+        into = _groups(siblings, found, np.concatenate((found[~may_go], by_length[:whole])))
+        whole *= 2
+    return composed(table, siblings.tree, best), best
+
+
+def _groups(siblings: Siblings, found: Array, whole: Array) -> npt.NDArray[np.int64]:
+    """For each row the first of those that it becomes one with. ``found``: the tokens, and those that stay ``whole``."""
+    tree, order = siblings.tree, siblings.tree.order
+    stays = np.zeros(len(order), dtype=np.bool_)
+    stays[whole] = True
+    family = tree.siblings[order]
+    begins = stays[order]
+    begins[1:] |= family[1:] != family[:-1]
+    run = np.cumsum(begins)
+    may_go = np.isin(family, tree.siblings[found]) & ~stays[order] & (siblings.length[order] != NOT_SHORT)
+    nodes = order[may_go]
+    into = np.arange(len(order))
+    into[nodes] = first_alike(nodes, run[may_go] * (siblings.label.max(initial=0) + 1) + siblings.label[nodes])
+    return with_all_below(siblings, into)
+
+
+# Spans too short to be seen leave, and the nearest one above that stays says how many they were and how long they
+# took.
+
+
+_COLLAPSED_SIZE = 80
+"""Bytes that the two attributes add to a span, at most."""
+
+
+def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> tuple[SpanTable, Array]:
+    """The table with as few spans collapsed as will do, of those with nothing below them that took more than ``longest`` ns.
+
+    The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
+    ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes. Returns too for each row the one that it went into.
+    """
+    tree = SpanTree(table, root)
+    goes = _order_of_leaving(table, tree, longest)
+    if not goes.size:
+        return table, np.arange(len(table))
+    sizes = span_sizes(table)
+    count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, sizes, goes[:count])))
+    return _without(table, tree, goes[:count])
+
+
+def _order_of_leaving(table: SpanTable, tree: SpanTree, longest: float) -> npt.NDArray[np.int64]:
+    """The rows that may go: each before what is above it."""
+    key = tree.raise_up(durations_of(table), np.maximum)
+    late = tree.raise_up(precious(table) | (table.error != 0), np.logical_or)
+    has_phase = tree.raise_up(phases(table), np.logical_or)
+    rows = np.flatnonzero((key <= longest) & (tree.above >= 0) & ~has_phase)
+    in_order: npt.NDArray[np.int64] = rows[np.lexsort((-tree.depth[rows], key[rows], late[rows]))]
+    return in_order
+
+
+def _fewest(most: int, enough: Callable[[int], bool]) -> int:
+    """The smallest count that is enough, or ``most``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
+    left = int(sizes.sum() - sizes[goes].sum())
+    above = np.zeros(len(sizes), dtype=np.bool_)
+    above[tree.above[goes]] = True
+    above[goes] = False
+    return left + int(above.sum()) * _COLLAPSED_SIZE
+
+
+def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, Array]:
+    gone = np.zeros(len(table), dtype=np.bool_)
+    gone[goes] = True
+    into = np.where(gone, tree.above, np.arange(len(table)))
+    while (on := np.flatnonzero(gone[into])).size:
+        into[on] = into[into[on]]
+    rows = distinct_values(into[goes])
+    counts = np.bincount(into[goes], weights=(counts_of(table) + collapsed_of(table))[goes], minlength=len(table))
+    top_level = goes[~gone[tree.parent[goes]]]
+    nanoseconds = np.zeros(len(table), dtype=np.int64)
+    np.add.at(nanoseconds, into[top_level], durations_of(table)[top_level])
+    before = column_of(table, COLLAPSED_DURATION)
+    if before is not None:
+        nanoseconds += np.where(before[1], np.rint(before[0] * 1e9), 0).astype(np.int64)
+    whole = with_values(table, COLLAPSED_COUNT, AttributeType.INT64, rows, (counts + collapsed_of(table))[rows])
+    whole = with_values(whole, COLLAPSED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
+    # The links of what nobody sees any more would be noise on what is left.
+    return absorbed(whole, tree, into, with_links=False), into
+
+
+# ---- A trace that is too large as several that are linked ----
+
+
+STEP, PART = "torch.step", "torch.part"
+_PART_ROOT_SIZE = 256
+"""Bytes of the root of a part beside its name and its trace state, at most."""
+
+
+class TargetTrace(NamedTuple):
+    """The root of a trace group: the span of a step, or a top-level event."""
+
+    trace_id: int
+    span_id: int
+    name: str
+    step: int
+    """Number of the step, -1 for none."""
+    trace_state: str = ""
+    """W3C tracestate of the trace."""
+
+
+class Part(NamedTuple):
+    """A trace that a trace group's other spans went to, and its root there."""
+
+    trace_id: int
+    span_id: int
+
+
+def split(
+    table: SpanTable,
+    target: TargetTrace,
+    first: tuple[int, int],
+    most: tuple[int, int],
+    *,
+    before: int,
+    stays: bool,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+) -> tuple[SpanTable, list[Part]]:
+    """The spans of one trace as those of several, trace by trace with its root first, and the roots of the new ones.
+
+    ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. What is
+    cut is the order in which each span comes after its parent, so a trace has a segment of it. All go to new traces unless the
+    first segment ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
+    there and links to its parent, save where that is ``target``, to which the roots link, or not in the table: it went before, or
+    goes later, and where is not known.
+    """
+    tree = SpanTree(table, _row_of(table, target))
+    part = _parts(table, tree, target, (first, most), 0 if stays else 1)
+    count = int(part.max(initial=0))
+    parts = [Part(new_trace_id(), new_span_id()) for _ in range(count)]
+    whole = joined_tables([table, _roots(table, part, target, [made.span_id for made in parts], before)])
+    trace_ids = _trace_ids([target.trace_id, *(made.trace_id for made in parts)])
+    span_ids = np.array([target.span_id, *(made.span_id for made in parts)], dtype=np.uint64)
+    known = np.where(tree.parent >= 0, part[tree.parent], np.where(part > 0, -1, 0))
+    moved = np.concatenate((known != part, np.zeros(count, np.bool_)))
+    trace = np.concatenate((part, np.arange(1, count + 1)))
+    parent = np.where(moved, span_ids[trace], whole.parent_span_id)
+    apart = moved[: len(table)] & (tree.parent >= 0) & (table.parent_span_id != span_ids[0])
+    links = _links(table, tree, part, np.flatnonzero(apart), trace_ids)
+    to_home = _link_rows(np.arange(len(table), len(whole)), trace_ids[:1], np.full(count, target.span_id))
+    links = np.concatenate((links, to_home))
+    remote = whole.parent_is_remote
+    whole = replace(
+        whole,
+        trace=trace.astype(np.uint32),
+        trace_ids=trace_ids,
+        trace_states=(target.trace_state,) * len(trace_ids) if target.trace_state else (),
+        parent_span_id=parent,
+        parent_is_remote=None if remote is None else np.where(moved, 0, remote),
+        links=links_once(links),
+    )
+    is_event = np.arange(len(whole)) < len(table)
+    is_root = whole.span_id == np.uint64(target.span_id)
+    return taken(whole, np.lexsort((is_event & ~is_root, trace))), parts
+
+
+def _row_of(table: SpanTable, target: TargetTrace) -> int:
+    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+    return int(found[0]) if found.size else -1
+
+
+def _parts(
+    table: SpanTable, tree: SpanTree, target: TargetTrace, limits: tuple[tuple[int, int], tuple[int, int]], number: int
+) -> npt.NDArray[np.int64]:
+    """The number of each span's part, from ``number`` on; 0 is the trace of ``target``."""
+    rows = tree.preorder()
+    ends = np.cumsum(span_sizes(table)[rows] + LINK_SIZE + 2)
+    spare = _PART_ROOT_SIZE + 3 * len(target.name.encode()) + 2 * len(target.trace_state)
+    part = np.empty(len(rows), dtype=np.int64)
+    begin = 0
+    while begin < len(rows):
+        spans, size = limits[0] if number == 0 else (limits[1][0] - 1, limits[1][1] - spare)
+        bytes_before = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, bytes_before + size, side="right"))
+        end = max(min(end, begin + spans), begin + 1)
+        part[rows[begin:end]] = number
+        begin, number = end, number + 1
+    return part
+
+
+def _roots(table: SpanTable, part: Array, target: TargetTrace, span_ids: Sequence[int], before: int) -> SpanTable:
+    """The spans that the parts hang under."""
+    count = len(span_ids)
+    start = np.full(count + 1, np.iinfo(np.int64).max)
+    end = np.zeros(count + 1, dtype=np.int64)
+    np.minimum.at(start, part, table.start)
+    np.maximum.at(end, part, table.end)
+    numbers = np.arange(count)
+    roots = SpanTable(
+        name=np.ones(count, dtype=np.uint32),
+        start=start[1:],
+        end=end[1:],
+        trace=np.zeros(count, dtype=np.uint32),
+        trace_ids=np.zeros((1, 16), dtype=np.uint8),
+        span_id=np.array(span_ids, dtype=np.uint64),
+        parent_span_id=np.zeros(count, dtype=np.uint64),
+        error=np.zeros(count, dtype=np.uint8),
+        row=np.full(count, -1),
+        step=np.full(count, target.step),
+        links=np.empty(0, dtype=LINK),
+        names=Names.of(["", target.name]),
+    )
+    if target.step >= 0:
+        roots = with_values(roots, STEP, AttributeType.INT64, numbers, target.step)
+    return with_values(roots, PART, AttributeType.INT64, numbers, before + 1 + numbers)
+
+
+def _trace_ids(ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(number.to_bytes(16, "big") for number in ids), dtype=np.uint8).reshape(-1, 16)
+
+
+def _links(table: SpanTable, tree: SpanTree, part: Array, apart: Array, trace_ids: Array) -> Array:
+    """Those that there were, to where their targets are now; and of the rows ``apart`` from their parents those to them."""
+    links = table.links.copy()
+    if len(links):
+        target, inside = linked_rows(table)
+        links["trace_id"][inside] = trace_ids[part[target[inside]]]
+    return np.concatenate((links, _link_rows(apart, trace_ids[part[tree.parent[apart]]], table.parent_span_id[apart])))
+
+
+def _link_rows(rows: Array, trace_ids: Array, span_ids: Array) -> Array:
+    links = np.zeros(len(rows), dtype=LINK)
+    links["row"], links["trace_id"], links["span_id"] = rows, trace_ids, span_ids
+    return links
+
+
+def with_links(table: SpanTable, row: int, parts: Sequence[Part]) -> SpanTable:
+    """The table with links from a row to the roots of parts."""
+    added = _link_rows(
+        np.full(len(parts), row),
+        _trace_ids([part.trace_id for part in parts]),
+        np.array([part.span_id for part in parts], dtype=np.uint64),
+    )
+    links = np.concatenate((table.links, added))
+    return replace(table, links=links[np.argsort(links["row"], kind="stable")])
+
+
+__all__ = ["RECORDED", "Part", "Reduction", "TargetTrace", "fits", "reduced", "without_hidden"]
+
 
 RECORDED = "torch.recorded_spans"
 _MOST_PART_LINKS = 100

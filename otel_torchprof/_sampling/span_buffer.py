@@ -8,23 +8,23 @@ the size limit of a trace. What a drain brings whole, and fits, passes through a
 from __future__ import annotations
 
 import enum
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._spans.span_sizes import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
+from .decisions import SlowOnes
 from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
-from .tail_sampler import TailSampler
-from .trace_capacity import TraceCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,6 +36,128 @@ if TYPE_CHECKING:
     from .decisions import Rules
 
 Array = npt.NDArray[Any]
+
+# Traces of the application: how many spans were sent already, since they come piece by piece, and how many processes
+# add to one.
+
+_MOST = 2_000
+"""Traces that are remembered; of more, those that had nothing for the longest time are forgotten."""
+PROCESSES = 4
+"""That are assumed to add to a trace which began in another process: how many do is known to none of them."""
+_MOST_JOINED = 10_000
+"""Such traces that are remembered."""
+
+
+class TraceCapacity:
+    """For one thread at a time, but for :meth:`join`."""
+
+    def __init__(self) -> None:
+        self._spent: OrderedDict[bytes, int] = OrderedDict()
+
+        self._joining: deque[int] = deque(maxlen=_MOST_JOINED)
+        self._joined: OrderedDict[bytes, None] = OrderedDict()
+
+    def join(self, trace_id: int) -> None:
+        """The trace began in another process. Any thread."""
+        self._joining.append(trace_id)
+
+    def learn_joined(self) -> None:
+        """Takes in what other threads said."""
+        while self._joining:
+            self._joined[self._joining.popleft().to_bytes(16, "big")] = None
+            if len(self._joined) > _MOST_JOINED:
+                self._joined.popitem(last=False)
+
+    def processes(self, trace_id: bytes) -> int:
+        """Among how many the size limit of the trace is divided."""
+        return PROCESSES if trace_id in self._joined else 1
+
+    def overflowing(self, trace_ids: Array, counts: Array, most: Array) -> npt.NDArray[np.bool_]:
+        """Which traces so many more spans do not fit into; to the others they are added.
+
+        Args:
+            trace_ids: shape (traces, 16); one may occur more than once.
+            counts: spans that each entry is to get.
+            most: spans that each one's trace may have.
+        """
+        over = np.zeros(len(counts), dtype=np.bool_)
+        for at in np.flatnonzero(counts).tolist():
+            key, count = trace_ids[at].tobytes(), int(counts[at])
+            over[at] = count > self.left(key, int(most[at]))
+            if not over[at]:
+                self.spend(key, count)
+        return over
+
+    def left(self, trace_id: bytes, most: int) -> int:
+        """Spans that still fit into a trace that may have ``most``."""
+        return most - self._spent.get(trace_id, 0)
+
+    def spend(self, trace_id: bytes, spans: int) -> None:
+        """So many go there."""
+        self._spent[trace_id] = self._spent.get(trace_id, 0) + spans
+        self._spent.move_to_end(trace_id)
+        if len(self._spent) > _MOST:
+            self._spent.popitem(last=False)
+
+
+# Tail sampling: which steps are traced in full, once they have ended: those that were slow for what they are, that
+# failed, or that somebody asked for.
+
+_MOST_ASKED = 1 << 12
+"""Moments that are remembered until a segment has ended in which they are; where there are no segments, the latest."""
+
+
+class TailSampler:
+    """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._keeps_all = rules.keep_all
+        self._slow = SlowOnes(rules.quantile, rules.limit_ns)
+        self._asked: deque[int] = deque(maxlen=_MOST_ASKED)  # Unix ns
+        self.figures: Counter[str] = Counter()
+        """Trace groups by decision: ``sampled``, ``root_only``."""
+
+    def ask(self, now: int) -> None:
+        """The segment that runs now (Unix ns) keeps its detail, whatever it turns out to be. Any thread."""
+        if not self._keeps_all:  # else nobody would ever look at what was asked for
+            self._asked.append(now)
+
+    def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
+        """Whether each ended segment, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
+
+        One decision for all spans of a segment, by the duration that its own loop gave it, compared with those of its kind: steps with
+        steps, evaluations with evaluations. Set-up is kept. How long operators share a root says nothing about them: there it is
+        the longest operator that is compared with those of other roots.
+        """
+        segments = [span for span in ended if span.segment is not None]
+        sampled, asked = dict.fromkeys(map(_segment_of, segments), False), tuple(self._asked)
+        for span in segments:
+            slow = span.thread is not None and self._slow.takes(span.name, span.end - span.start)
+            is_asked = any(span.start <= time <= span.end for time in asked)
+            has_to_be = span.segment is Segment.SETUP or span.span_id in failed or is_asked
+            sampled[_segment_of(span)] |= slow or has_to_be
+        latest = max((span.end for span in segments), default=0)
+        while self._asked and self._asked[0] <= latest:
+            self._asked.popleft()
+        for is_sampled in sampled.values():
+            self.figures["sampled" if is_sampled else "root_only"] += 1
+        found = {span.span_id: sampled[_segment_of(span)] for span in segments}
+        for span in ended:
+            if span.segment is None:
+                found[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
+        return found
+
+    def of_trace_group(self, name: str, duration_ns: int, *, failed: bool) -> bool:
+        """The same for what is no step."""
+        slow = self._slow.takes(name, duration_ns)
+        self.figures["sampled" if slow or failed else "root_only"] += 1
+        return slow or failed
+
+
+def _segment_of(span: StepSpan) -> tuple[int, tuple[int, int] | None]:
+    """The same for the spans of one segment: steps are numbered, and of the others each links to another one before."""
+    return span.number, span.link if span.number < 0 else None
+
 
 MAX_BUFFERED_BYTES = 64 << 20
 MAX_BUFFERED_NS = 60_000_000_000
