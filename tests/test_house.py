@@ -26,7 +26,7 @@ from otel_torchprof._columns.schema import (
     MemoryFlag,
 )
 from otel_torchprof._encode.attributes import attributes_markdown
-from otel_torchprof._export.standard_variables import standard_variables_markdown
+from otel_torchprof._export.unknown_variables import standard_variables_markdown
 from otel_torchprof._metrics.gpu_quantities import gpu_metrics_markdown
 from otel_torchprof._native import build
 

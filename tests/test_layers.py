@@ -285,7 +285,7 @@ def test_only_one_module_takes_threads_and_locks_from_python():
     allowed = {"_sources.carrying: threading.Thread", "_sources.loop_marks: threading.Thread"}
     allowed |= {
         "_native.recorder: threading.Thread",
-        "_blackbox.hang_watch: threading.Thread",
+        "_blackbox.box: threading.Thread",
         "_process.process_changes: threading.Lock",
         "_process.process_changes: threading.RLock",
     }

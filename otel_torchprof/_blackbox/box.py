@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
@@ -9,11 +10,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import trace
+
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._native import torch_library
+from otel_torchprof._native import hang_watch, stacks, torch_library
 from otel_torchprof._native.blackbox import BoxSession, is_lost, set_info
-from otel_torchprof._process import process_changes
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.collective_source import CollectiveSource
@@ -23,7 +26,6 @@ from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
 
 from .box_file import BoxFile, named_file
-from .hang_watch import HangWatch
 from .owner import owner_info
 
 if TYPE_CHECKING:
@@ -32,6 +34,94 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from otel_torchprof.parsers import BlackBoxOptions
+
+
+# Says when a thread of the training loop hangs: its stacks go into the black box, and one log record to whoever has
+# an exporter.
+
+_LONG_SECONDS = 900.0
+"""What compilations, checkpoints and setup may take."""
+_EVENT_NAME = "torch.hang"
+
+_logger = logging.getLogger("otel_torchprof")
+
+
+class HangWatch:
+    """Watches from :meth:`start` to :meth:`stop`, while a black box is open. Costs a look at the threads a second, natively.
+
+    Args:
+        seconds: without an event from which on a thread of the loop hangs.
+        hides_code: whether files and functions are not to stand in the box.
+        running_step: the span that the log record belongs to; None: there is none.
+    """
+
+    def __init__(self, seconds: float, *, hides_code: bool, running_step: Callable[[], SpanContext | None]) -> None:
+        self._seconds = seconds
+        self._hides_code = hides_code
+        self._running_step = running_step
+        self._thread: threads.Thread | None = None
+        self.without_stacks = ""
+        """Why Python's stacks cannot be read here; empty where they can, or are not to be."""
+
+    def start(self) -> None:
+        """Begins.
+
+        Raises:
+            NativeError: it is watched already, or the system gave no thread.
+        """
+        hang_watch.start(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
+        self._thread = threads.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
+        self._thread.start()
+
+    def _writer(self) -> int:
+        try:
+            return stacks.writer()
+        except NativeError as error:
+            self.without_stacks = str(error)
+            return 0
+
+    def stop(self) -> None:
+        """Ends; again without effect. Any thread."""
+        hang_watch.stop()
+
+    def _wait(self) -> None:
+        while os_tid := hang_watch.wait():
+            self._report(os_tid)
+
+    def _report(self, os_tid: int) -> None:
+        try:
+            self._say(os_tid)
+        except Exception:  # the program continues
+            _logger.exception("a thread hangs, and it could not be reported")
+
+    def _say(self, os_tid: int) -> None:
+        has_stacks = not (self._hides_code or self.without_stacks)
+        kept = "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
+        body = (
+            f"thread {os_tid} has begun and ended nothing for {self._seconds:.0f} s or more; "
+            f"{kept if has_stacks else 'what it had begun is in the black box: see otel-torchprof recover and autopsy'}"
+        )
+        _logger.warning("%s", body)
+        _emit(body, os_tid, self._running_step())
+
+
+def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
+    """As a log record of OpenTelemetry in the span of the step; nothing happens where no LoggerProvider is set."""
+    try:
+        from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
+    except ImportError:  # an earlier API
+        return
+    span = trace.INVALID_SPAN if step is None else trace.NonRecordingSpan(step)
+    with trace.use_span(span):  # a record takes its ids from the current span, in every version of the API
+        record = LogRecord(
+            severity_text="WARN",
+            severity_number=SeverityNumber.WARN,
+            body=body,
+            attributes={"thread.id": os_tid},
+            event_name=_EVENT_NAME,
+        )
+        get_logger("otel_torchprof", __version__).emit(record)
+
 
 KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
 """What each detail records; phases and modules as far as an instrumentation finds them."""

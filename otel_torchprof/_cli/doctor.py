@@ -1,14 +1,15 @@
-"""What ``otel-torchprof doctor`` looks at: one function for each thing, none of which changes anything."""
+"""``otel-torchprof doctor``: what is on, what is off and why, and the fix; without a secret."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +38,16 @@ from otel_torchprof._sources.nvml import Nvml, RefusedError
 from otel_torchprof.errors import ExportError, TorchLibraryError
 from otel_torchprof.version import __version__
 
+from .terminal import show
+
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
     from otel_torchprof._export.response import Response
+
+
+# ---- What ``otel-torchprof doctor`` looks at: one function for each thing, none of which changes anything ----
 
 ON, OFF, NOTE, PROBLEM = "on", "off", "note", "problem"
 _SECONDS_TO_ANSWER = 2.0
@@ -337,3 +344,36 @@ def _instrumentation() -> Iterator[Check]:
     else:
         chosen = distros.get(named) or next(iter(distros.values()), "the SDK")
         yield Check("opentelemetry-instrument", ON, f"sets up {chosen}")
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "doctor",
+        help="report what is on, what is off and why, and the fix",
+        description="Checks everything that recording and exporting need in this environment, and prints a fix for "
+        "what is missing. Changes nothing, sends only an empty request to the receiver, and prints no "
+        "header, credential or resource attribute. Exit status: 1 if there is a problem: something that "
+        "was requested, for example by a variable, is off or wrong, or a receiver refuses the request; "
+        "else 0, also if something that was not requested is off.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list of name, state, text and fix")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints it; 0 where all that was asked for is on, else 1."""
+    from .doctor import NOTE, PROBLEM, checks
+
+    found = []
+    for check in checks():
+        found.append(check)
+        if not options.json:
+            show(f"{'' if check.state == NOTE else check.state:<8} {check.name}: {check.text}\n")
+            if check.fix:
+                show(f"{'':<8}   fix: {check.fix}\n")
+    if options.json:
+        show(json.dumps([asdict(check) for check in found], indent=1) + "\n")
+    problems = sum(check.state == PROBLEM for check in found)
+    if not options.json:
+        show(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}\n")
+    return 1 if problems else 0

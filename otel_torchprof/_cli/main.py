@@ -12,7 +12,7 @@ from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.version import __version__
 
-from . import autopsy, build, diff_command, doctor_command, explain_command, merge_command, recover, run, send, show
+from . import autopsy, build, diff_command, doctor, explain_command, merge_command, recover, run, send, show
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _COMMANDS = {
     "send": send,
     "recover": recover,
     "autopsy": autopsy,
-    "doctor": doctor_command,
+    "doctor": doctor,
     "build": build,
 }
 

@@ -3,31 +3,330 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
+import fcntl
+import glob
+import importlib
 import os
+import shlex
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
+from otel_torchprof._blackbox.box_file import SUFFIX, BoxFile, memory_file
+from otel_torchprof._distributed.rank_environment import identity_in
 from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._export.own_path import own_path
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
+from otel_torchprof.parsers import BlackBoxOptions
 
-from .interpreter_state import InterpreterState
-from .launchers import explanation, launched
-from .progress import Progress, duration, size
-from .run_box import RunBox
-from .run_outputs import exporters_of, file_names, pattern_of_ranks, place_among_ranks, policy_of
+from .progress import Progress, duration, reading, size
+from .run_outputs import (
+    check_outputs,
+    exporters_of,
+    file_names,
+    name_of_rank,
+    of_last_attempt,
+    pattern_of_ranks,
+    place_among_ranks,
+    policy_of,
+)
 from .run_program import NoProgramError, Program
 from .terminal import OwnStderr, say
+from .watcher import start_watcher
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from otel_torchprof._blackbox.box import BlackBox
+
+
+# What a script may take away from the interpreter and our own code needs, put back while our code runs at the end.
+
+_MISSING: Any = object()
+_STANDARD = 2
+"""The last of the descriptors of stdin, stdout and stderr."""
+
+
+class InterpreterState:
+    """Modules, builtins and the attributes of ``sys`` and ``os`` at one moment."""
+
+    def __init__(self) -> None:
+        self._sys = vars(sys)
+        self._kept = [(kept, dict(kept)) for kept in (sys.modules, vars(builtins), self._sys, vars(os))]
+
+    @contextlib.contextmanager
+    def restored(self, **attributes: Any) -> Iterator[None]:
+        """As they were, and attributes of ``sys`` as given; afterwards what was changed is as the script left it.
+
+        What is opened meanwhile gets no descriptor of a standard stream that the script closed: text that waits in the
+        stream's buffer would go there when Python ends.
+        """
+        changes = [(kept, {**saved, **(attributes if kept is self._sys else {})}) for kept, saved in self._kept]
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        taken: list[int] = []
+        try:
+            for kept, requested in changes:
+                for name, value in requested.items():
+                    if (found := kept.get(name, _MISSING)) is not value:
+                        kept[name] = value
+                        undo.append((kept, name, found))
+            taken = _take_standard_descriptors()
+            yield
+        finally:
+            for fd in taken:
+                os.close(fd)
+            for kept, name, found in reversed(undo):
+                if found is _MISSING:
+                    kept.pop(name, None)
+                else:
+                    kept[name] = found
+
+
+def _take_standard_descriptors() -> list[int]:
+    """Opens those that are closed."""
+    taken: list[int] = []
+    with contextlib.suppress(OSError):  # no more descriptors: then none will be opened either
+        while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _STANDARD:
+            taken.append(fd)
+        os.close(fd)
+    return taken
+
+
+# ---- Ranks of ``otel-torchprof run``: launchers start them as processes, and each is to be recorded ----
+
+TORCHRUN = "torch.distributed.run"
+_ACCELERATE = "accelerate.commands.launch"
+_PARSERS = {TORCHRUN: "get_args_parser", _ACCELERATE: "launch_command_parser"}
+"""Launchers by the names of their modules, and what makes the parser of their options."""
+_COMMANDS = {("torchrun",): TORCHRUN, ("accelerate", "launch"): _ACCELERATE}
+"""The same by the commands as which they are installed."""
+_OF_LAUNCHED = frozenset(("command", "explain", "kind", "nproc", "program"))
+"""What the ranks are not given."""
+_NOT_RECORDED = {"no_python": "--no-python", "run_path": "--run-path"}
+"""Options of launchers with which ranks are started in a way that this command cannot stand in."""
+
+
+class Launched:
+    """A launcher, which starts the ranks each under this command with the same options. Itself it is not recorded.
+
+    Args:
+        name: of the launcher's module.
+        words: what it was given.
+        options: of this command.
+
+    Raises:
+        TorchProfError, ValueError: the ranks cannot be started, or could not write what they are to.
+        SystemExit: the launcher's own answer to a wrong option, or to ``--help``.
+    """
+
+    def __init__(self, name: str, words: Sequence[str], options: argparse.Namespace) -> None:
+        self._options = options
+        before, module, program = _split(name, words)
+        stem = Program(program[0], "module" if module else "script").stem
+        check_outputs(options, stem)
+        as_module, as_module_of_ranks = ([], ["-m"]) if module else (["-m"], [])
+        self.program = Program(name, "module")
+        self.arguments = [
+            *before,
+            *as_module,
+            "otel_torchprof",
+            "run",
+            *_words_of(options),
+            *as_module_of_ranks,
+            *program,
+        ]
+        self._names = file_names(options, stem)
+        self._found_before: Mapping[str, int] = {}
+        self._stderr = OwnStderr()
+
+    def begin(self) -> None:
+        """Before the launcher runs."""
+        if self._options.explain:
+            self._found_before = _changes(self._names[0])
+
+    def end(self) -> None:
+        """After it: explains what the ranks have written."""
+        if self._options.explain:
+            found = _changes(self._names[0])
+            new = [path for path in found if found[path] != self._found_before.get(path)]
+            self._stderr.write(printable_lines(explanation(of_last_attempt(new), self._options)))
+
+
+def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | None:
+    """The launcher that the command line names, by its module or command or with ``--nproc``; None where there is none.
+
+    Raises:
+        TorchProfError, ValueError, SystemExit: as :class:`Launched`.
+    """
+    name, count = _launcher_in(options, words)
+    if options.nproc is None:
+        return Launched(name, words[count:], options) if name else None
+    if name:
+        raise TorchProfError(f"--nproc starts the ranks by itself: leave it out, or {shlex.join(words[:count])}")
+    if options.kind == "code" or words[0] == "-":
+        raise TorchProfError(
+            "--nproc starts processes, each of which reads the script: name its file, or a module with -m"
+        )
+    module = ["-m"] if options.kind == "module" else []
+    return Launched(TORCHRUN, ["--standalone", f"--nproc-per-node={options.nproc}", *module, *words], options)
+
+
+def _launcher_in(options: argparse.Namespace, words: Sequence[str]) -> tuple[str, int]:
+    """The launcher's module, and how many of the words name it; empty where there is none."""
+    if options.kind == "code":
+        return "", 0
+    if options.kind == "module":
+        return (words[0], 1) if words[0] in _PARSERS else ("", 0)
+    named = (Path(words[0]).name, *words[1:])  # by its path too
+    found = (item for item in _COMMANDS.items() if named[: len(item[0])] == item[0])
+    command, name = next(found, ((), ""))
+    return name, len(command)
+
+
+def explanation(files: Sequence[str], options: argparse.Namespace) -> str:
+    """What ``--explain`` says of files."""
+    from otel_torchprof._explain.verdicts import explain
+
+    if not files:
+        return "otel-torchprof: nothing was written that could be explained\n"
+    try:
+        with reading(list(files), quiet=options.quiet) as watch:
+            return str(explain(*files, watch=watch))
+    except TorchProfError as error:
+        return f"otel-torchprof: {error}\n"
+
+
+def _split(name: str, words: Sequence[str]) -> tuple[list[str], bool, list[str]]:
+    """The launcher's own words, whether ranks run a module, and the program of the ranks with its arguments."""
+    try:
+        parser = getattr(importlib.import_module(name), _PARSERS[name])()
+    except ImportError as error:
+        raise TorchProfError(f"ranks cannot be started: {error}; install what has {name}") from error
+    parser.prog = name
+    found = parser.parse_args(words)
+    at = len(words) - len(found.training_script_args) - 1
+    if words[at] == "--":  # after the script, from where argparse removes it
+        at -= 1
+    for option, text in _NOT_RECORDED.items():
+        if getattr(found, option, False):
+            raise TorchProfError(f"ranks that {name} starts with {text} cannot be recorded: leave it out")
+    if words[at] != found.training_script:
+        raise TorchProfError(f"cannot tell which of {shlex.join(words)!r} is the script: put -- before it")
+    before = list(words[:at])
+    if before[-1:] == ["--"]:
+        before.pop()
+    return before, bool(found.module), list(words[at:])
+
+
+def _words_of(options: argparse.Namespace) -> list[str]:
+    """The options of this command as words, for the ranks."""
+    found: list[str] = []
+    for name, value in vars(options).items():
+        if name in _OF_LAUNCHED or value is None or value is False:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        values: list[Any] = value if isinstance(value, list) else [value]
+        found += [option] if value is True else [f"{option}={each}" for each in values]
+    return found
+
+
+def _changes(name: str) -> dict[str, int]:
+    """The files of all ranks that are there, with when each was changed."""
+    paths = sorted(glob.glob(pattern_of_ranks(name)))  # noqa: PTH207 - names as they were typed
+    return {path: Path(path).stat().st_mtime_ns for path in paths}
+
+
+# The black box of ``otel-torchprof run``: in memory that a watcher has open too, or in the folder that the
+# environment names.
+
+_ABOVE_STANDARD = 3
+
+
+class _WatchedMemory(BoxFile):
+    """Memory that the watcher has open. Here its descriptor closes once it is mapped: later the number may be the script's."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Without effect."""
+
+
+class RunBox:
+    """The box of a script, if one is requested. What goes wrong with it is said once, and the script runs without.
+
+    Construct it before most of the package is imported, and before there are threads: the watcher is forked here.
+    """
+
+    def __init__(self, options: argparse.Namespace, program: Program) -> None:
+        self._box: BlackBox | None = None
+        self._memory: BoxFile | None = None
+        requested = options_of(options)
+        if requested is None:
+            return
+        try:
+            if not requested.directory:
+                self._memory = _watched_memory(requested.size, box_name(options, program.stem))
+        except (TorchProfError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            way_out = f"name a folder for it: {config.BLACK_BOX.variable}={requested.detail},/a/folder"
+            say(f"no black box is kept: {reason}; {way_out}")
+            return
+        from otel_torchprof._blackbox.box import BlackBox  # imports more than the watcher should have to copy
+
+        name = "-c" if program.kind == "code" else Path(program.name).name  # sys.argv is not yet the script's
+        identity = {**identity_in(os.environ), "program": name}
+        self._box = BlackBox(requested, identity, self._memory)
+
+    def start(self) -> None:
+        """Records from now on."""
+        if self._box is not None:
+            self._box.start()
+        if self._memory is not None:
+            os.close(self._memory.descriptor)
+            self._memory = None
+
+    def stop(self) -> None:
+        """Ends the box; the watcher ends with the process then, and saves nothing. Again without effect."""
+        if self._box is not None:
+            self._box.stop()
+
+
+def options_of(options: argparse.Namespace) -> BlackBoxOptions | None:
+    """What the box records and where it lies, by ``--blackbox`` and by the environment; None where neither requests one."""
+    found: BlackBoxOptions | None = config.BLACK_BOX.read()
+    if not config.ENABLED.read() or not (options.blackbox or found):
+        return None
+    if not options.blackbox:
+        return found
+    records_operators = options.stacks or options.detail in {None, "ops", "frames"}
+    requested = BlackBoxOptions("ops" if records_operators else "steps")
+    return requested if found is None else found._replace(detail=requested.detail)
+
+
+def box_name(options: argparse.Namespace, stem: str) -> str:
+    """Where the box of a script that dies is saved: beside the first file that is written, else in the working directory."""
+    names = file_names(options, stem)
+    folder = Path(own_path(names[0])).parent if names else Path()
+    return str(folder / name_of_rank(f"{stem}{SUFFIX}", os.environ))
+
+
+def _watched_memory(size: int | None, path: str) -> BoxFile:
+    made = memory_file(size)
+    # The process may have been started without standard streams, whose numbers it would get.
+    descriptor = fcntl.fcntl(made.descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD)
+    made.close()
+    start_watcher(descriptor, path)
+    return _WatchedMemory(descriptor, made.size, None)
+
 
 _DETAILS = [detail for detail in config.DETAILS if detail not in {"off", "metrics"}]
 """Those that make spans."""

@@ -8,6 +8,7 @@ another rank, and nothing is asked of the store later.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -19,10 +20,8 @@ from otel_torchprof._process import threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof.health import ON
 
-from . import rank_store
 from .rank_choice import Exporting, Place, exporting
 from .rank_environment import place_in, restart_in, run_name_in, store_outlives_processes
-from .rank_groups import Groups
 from .rank_ids import MOST_LINKED, TOGETHER, Run, collective_span_id, linked_peers, step_ids
 
 if TYPE_CHECKING:
@@ -33,6 +32,132 @@ if TYPE_CHECKING:
 
     from .rank_choice import Choice
     from .rank_ids import StepIds
+
+
+# ---- The process groups that a rank is in, as torch.distributed knows them ----
+
+_MOST_GROUPS = 32
+"""Groups that a resource names."""
+_LONGEST = 200
+"""Characters of the list of a group's ranks."""
+_NO_NAME = {"", "undefined", "default_pg"}
+
+
+class Groups:
+    """Looked up in torch's own books, which are small dictionaries; cheap to ask again. Thread-safe.
+
+    Args:
+        c10d: ``torch.distributed.distributed_c10d``; None: there are none.
+        rank: this process's.
+    """
+
+    def __init__(self, c10d: Any = None, rank: int = -1) -> None:
+        self._c10d = c10d
+        self._rank = rank
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        self._texts: tuple[str, ...] = ()
+        self._names: tuple[str, ...] = ()
+
+    def texts(self) -> tuple[str, ...]:
+        """Each group but that of the whole world, once: ``name:ranks``, such as ``mesh_tp:0-3``, at most 32."""
+        self._read()
+        return self._texts
+
+    def _read(self) -> None:
+        """Takes up groups that are new; those that the program has destroyed are remembered: their work may be drained later."""
+        if self._c10d is None:
+            return
+        try:
+            world = self._c10d._world  # noqa: SLF001 - nothing public names the groups
+            names = dict(world.pg_names)
+            if tuple(names.values()) == self._names:
+                return
+            every = self._c10d.get_world_size() if self._c10d.is_initialized() else 0
+            texts, is_whole = list(self._texts), True
+            for group, name in names.items():
+                ranks = tuple(world.pg_group_ranks.get(group, ()))
+                is_whole = is_whole and bool(ranks)  # torch enters a group into one book after the other
+                if name not in self._ranks and self._rank in ranks:
+                    self._ranks[name] = ranks
+                    if len(ranks) != every:
+                        texts.append(f"{_displayed(group, name)}:{ranges(ranks)}")
+            self._texts = tuple(texts[:_MOST_GROUPS])
+            self._names = tuple(names.values()) if is_whole else ()
+        except (
+            AttributeError,
+            RuntimeError,
+            ValueError,
+        ):  # another thread makes groups, or this torch keeps other books
+            self._names = ()
+
+
+def _displayed(group: Any, name: str) -> str:
+    """What the program calls it, such as the dimension of a device mesh; else torch's own name of it."""
+    description = str(getattr(group, "group_desc", ""))
+    return name if description in _NO_NAME else description
+
+
+def ranges(ranks: tuple[int, ...]) -> str:
+    """``0-3,8``; of evenly spaced ones ``0-12/4``: from 0 to 12, every fourth. Cut where it gets too long."""
+    steps = {following - one for one, following in itertools.pairwise(ranks)}
+    if len(ranks) > 2 and len(steps) == 1 and (step := steps.pop()) > 1:  # noqa: PLR2004 - two are written out
+        return f"{ranks[0]}-{ranks[-1]}/{step}"
+    parts: list[str] = []
+    for _, run in itertools.groupby(enumerate(sorted(ranks)), key=lambda pair: pair[1] - pair[0]):
+        members = [rank for _, rank in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    text = ",".join(parts)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+# ---- How ranks agree on something by the store of their process group, without waiting for each other ----
+# Everything is one operation of the store: what it holds under a key, or, where it holds nothing, what is offered.
+
+_KEY = "otel_torchprof/run"
+_MOST_GENERATIONS = 1000
+"""Processes of one rank that have started and ended, as far as they are looked through."""
+
+_own_words: dict[int, str] = {}
+"""By the id of a process, a word that is its own: a forked child has another."""
+
+
+def made_id(store: Any) -> str:
+    """A new run id, or the one that was made before the launcher began the processes anew, if its store has lived on."""
+    while hasattr(store, "underlying_store"):  # around it are prefixes, which may be those of one attempt
+        store = store.underlying_store
+    return _held(store, f"{_KEY}/id", os.urandom(16).hex())
+
+
+def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | None) -> Run:
+    """What the first rank has offered, with the attempt that it has made up.
+
+    A store may outlive the processes, and still hold what those before have agreed on. That is noticed by a slot of each
+    rank, which is taken then: the rank continues to the next. ``restart`` keeps ranks together of which one had not got as far
+    as to take its slot the last time; None where the store is new each time.
+
+    Raises:
+        Exception: whatever the store does.
+        ValueError: it holds something else.
+    """
+    key = f"{_KEY}/{session}" if restart is None else f"{_KEY}/{session}/{restart}"
+    own = _own_word()
+    for generation in range(_MOST_GENERATIONS):
+        if _held(store, f"{key}/{generation}/{rank}", own) == own:
+            text = "\n".join((offered.run_id, str(offered.restart), os.urandom(8).hex()))
+            run_id, restarts, attempt = _held(store, f"{key}/{generation}", text).split("\n")
+            return Run(run_id, int(restarts), attempt)
+    raise ValueError(f"the store holds {_MOST_GENERATIONS} earlier processes of rank {rank}")
+
+
+def _held(store: Any, key: str, offered: str) -> str:
+    held: bytes = store.compare_set(key, "", offered)
+    return held.decode()
+
+
+def _own_word() -> str:
+    """The same whenever this process asks; a forked child has another."""
+    return _own_words.setdefault(os.getpid(), os.urandom(8).hex())
+
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -300,9 +425,9 @@ class Ranks:
         name = self._name
         try:
             store = c10d._get_default_store()  # noqa: SLF001 - there is no public one
-            offered = name.text if name is not None else rank_store.made_id(store)
+            offered = name.text if name is not None else made_id(store)
             restart = self._restart if self._outlives else None
-            return rank_store.agreed(store, Run(offered, self._restart), rank, session=self._session, restart=restart)
+            return agreed(store, Run(offered, self._restart), rank, session=self._session, restart=restart)
         except Exception as error:  # noqa: BLE001 - MPI has no store, and some stores cannot do this
             _logger.info("the ranks cannot agree by a store: %s: %s", type(error).__name__, error)
         is_enough = name is not None and name.is_same and name.is_unique

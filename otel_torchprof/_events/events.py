@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from otel_torchprof import markup
-from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, info_of
-from otel_torchprof._encode.table_html import html_table
+from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, html_table, info_of
 from otel_torchprof._export.file import write
 from otel_torchprof._process.torch_differences import differences
 

@@ -11,20 +11,196 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof.errors import TorchProfError
 
-from .compared import QUANTILE, judged, log_and_error, rare_share, rows_of, undisturbed
 from .difference import Change, Difference, Recording
 from .rank_reading import read_steps
 from .rules import DIFF_RULES, RULES
 from .tree_times import TreeTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from otel_torchprof._export.byte_stream import ByteStream
 
-    from .arrays import Floats
-    from .compared import Compared
+    from .arrays import Flags, Floats
     from .step_list import StepList
+
+
+# ---- Two recordings, name by name and path by path: what changed beyond what all changed by, and beyond chance ----
+
+_NORMAL = 1.4826
+"""A median deviation as a standard deviation."""
+QUANTILE = 2.1
+"""97.5 % of Student's t distribution with 18 degrees of freedom: blocks of two recordings, less one of each."""
+_STEP = "(step)"
+"""What is in no span of a step."""
+
+
+class Row(NamedTuple):
+    """What is compared: one path, or all events of one name."""
+
+    name: str
+    path: tuple[str, ...]
+    """Empty for all events of the name."""
+    before: Floats
+    """Seconds of self time, by step."""
+    after: Floats
+    calls_before: float
+    """Events a step, as medians; NaN where spans stand for several."""
+    calls_after: float
+
+
+class Compared(NamedTuple):
+    """A row that changed; logarithms are natural."""
+
+    row: Row
+    error: float
+    """Standard error of the logarithm of the ratio; infinite where it was not in both recordings."""
+    alike: float
+    """As much of that logarithm as the machine may have changed."""
+
+
+def rows_of(before: TreeTimes, after: TreeTimes) -> list[Row]:
+    """Those with a share of a step in either that is worth looking at; by name only where either has nothing else."""
+    trees = before, after
+    places = [{path: row for row, path in enumerate(tree.paths)} for tree in trees]
+    least = [DIFF_RULES.least_share * float(np.median(tree.seconds)) for tree in trees]
+    by_name = before.by_name or after.by_name
+    groups: dict[tuple[str, tuple[str, ...]], tuple[list[int], list[int]]] = {}
+    for path in dict.fromkeys((*places[0], *places[1])):
+        for key in _keys(path, by_name=by_name):
+            for rows, found in zip(groups.setdefault(key, ([], [])), places, strict=True):
+                rows.extend([found[path]] if path in found else [])
+    kept = []
+    for (name, path), both in groups.items():
+        if not path and not by_name and max(map(len, both)) == 1:  # its one path says it
+            continue
+        times = [tree.times(rows) for tree, rows in zip(trees, both, strict=True)]
+        if any(np.median(each) >= bound for each, bound in zip(times, least, strict=True)):
+            calls = [tree.calls(rows) for tree, rows in zip(trees, both, strict=True)]
+            kept.append(Row(name, path, times[0], times[1], calls[0], calls[1]))
+    return kept
+
+
+def rare_share(tree: TreeTimes) -> float:
+    """Share of the time of all steps in paths that run in less than half of them, and so are not compared."""
+    times = np.stack([tree.times([row]) for row in range(len(tree.paths))]) if len(tree.paths) else np.zeros((0, 1))
+    is_rare = (times > 0).sum(axis=-1) * 2 < times.shape[-1]
+    return float(times[is_rare].sum() / tree.seconds.sum())
+
+
+def judged(rows: list[Row], step: float) -> tuple[float, list[Compared]]:
+    """By what all names changed alike, as a ratio, and the rows that changed beyond that and beyond chance, the largest first.
+
+    Args:
+        rows: of two recordings.
+        step: seconds of a step of the first.
+    """
+    if not rows:
+        return 1.0, []
+    sides = np.stack([row.before for row in rows]), np.stack([row.after for row in rows])
+    (before, error), (after, other) = (log_and_error(side, undisturbed) for side in sides)
+    is_both = np.isfinite(before) & np.isfinite(after)
+    ratios = np.where(is_both, after, 0) - np.where(is_both, before, 0)
+    common = _common(ratios[is_both & _stand_for_names(rows)])
+    is_changed, alike, errors = _beyond_machine(ratios, np.hypot(error, other), common)
+    errors, alike = np.where(is_both, errors, np.inf), np.where(is_both, alike, 0.0)
+    has_begun_or_ended = np.array([0 in {row.calls_before, row.calls_after} for row in rows])
+    difference = np.exp(after - alike) - np.exp(before)
+    is_changed = np.where(is_both, is_changed, has_begun_or_ended) & (
+        np.abs(difference) > DIFF_RULES.least_share * step
+    )
+    order = np.argsort(-np.abs(difference), kind="stable")
+    chosen = _once(rows, order[is_changed[order]].tolist(), errors, difference)
+    return float(np.exp(common.ratio)), [Compared(rows[at], float(errors[at]), float(alike[at])) for at in chosen]
+
+
+def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Flags, Floats, Floats]:
+    """Which logarithms of ratios are beyond chance and beyond what the machine may have done; how much of them that is, and their errors.
+
+    A machine that has become slower slows names down by different parts of that. So either a name is outside of all that is between no
+    change and the common one, or it is far from the common one beside how far other names are from it.
+    """
+    between = np.clip(ratios, min(0.0, common.ratio), max(0.0, common.ratio))
+    outer, inner = np.hypot(errors, common.least_spread), np.hypot(errors, common.spread)
+    is_outside = np.abs(ratios - between) > DIFF_RULES.deviations * outer
+    is_apart = np.abs(ratios - common.ratio) > DIFF_RULES.deviations * inner
+    return is_outside | is_apart, np.where(is_outside, between, common.ratio), np.where(is_outside, outer, inner)
+
+
+def undisturbed(values: Floats) -> Floats:
+    """Of rows of steps: the fastest tenth of those in which it runs; 0 where these are less than half of the steps.
+
+    A machine that is slow for half of a recording changes medians; the fastest steps stay as they are.
+    """
+    return np.where((values > 0).sum(axis=-1) * 2 < values.shape[-1], 0.0, _fastest(values))
+
+
+def _fastest(values: Floats) -> Floats:
+    idle = (values <= 0).sum(axis=-1, keepdims=True)
+    place = idle + ((values.shape[-1] - 1 - idle) * DIFF_RULES.fastest).astype(np.int64)
+    found: Floats = np.take_along_axis(np.sort(values, axis=-1), place.clip(0, values.shape[-1] - 1), axis=-1)[..., 0]
+    return found
+
+
+def log_and_error(values: Floats, typical: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
+    """Of rows of steps: logarithms of what is typical, and their standard errors, from blocks of steps that follow one another.
+
+    Steps near one another are alike, so that an error from single steps would be too small.
+    """
+    blocks = [typical(block) for block in np.array_split(values, DIFF_RULES.blocks, axis=-1)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found, logs = np.log(typical(values)), np.log(np.stack(blocks))
+        errors = np.std(logs, axis=0, ddof=1) / np.sqrt(len(blocks))
+    return found, np.where(np.isfinite(errors), errors, np.inf)
+
+
+def _keys(path: tuple[str, ...], *, by_name: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What a path counts for: itself, and all of its name."""
+    if by_name:
+        return ((path[-1], ()),) if path and not path[-1].startswith(PHASE_PREFIX) else ()
+    return ((path[-1], path), (path[-1], ())) if path else ((_STEP, (_STEP,)),)
+
+
+def _stand_for_names(rows: list[Row]) -> Flags:
+    """One row of each name: all of it, or its one path."""
+    several = {row.name for row in rows if not row.path}
+    return np.array([not row.path or row.name not in several for row in rows])
+
+
+class _Common(NamedTuple):
+    """What all names changed by alike, as a logarithm, and how far they are from that, as a standard deviation."""
+
+    ratio: float
+    spread: float
+    least_spread: float
+    """By which a name differs in two recordings of one program at least."""
+
+
+def _common(ratios: Floats) -> _Common:
+    if len(ratios) < DIFF_RULES.fewest_names:
+        return _Common(0.0, DIFF_RULES.spread_of_few, DIFF_RULES.spread_of_few)
+    ratio = float(np.median(ratios))
+    spread = _NORMAL * float(np.median(np.abs(ratios - ratio)))
+    return _Common(ratio, max(spread, DIFF_RULES.spread), DIFF_RULES.spread)
+
+
+def _once(rows: list[Row], changed: list[int], errors: Floats, difference: Floats) -> Iterator[int]:
+    """Of a name on several paths either all of it, or the one path that makes its change; none that is new or vanished on one path only."""
+    of_all = {rows[place].name: place for place in changed if not rows[place].path}
+    several = {row.name for row in rows if not row.path}
+    single = {}
+    for name, whole in of_all.items():
+        paths = [place for place in changed if rows[place].path and rows[place].name == name]
+        if len(paths) == 1 and difference[paths[0]] / difference[whole] >= DIFF_RULES.path_share:
+            single[name] = paths[0]
+    for place in changed:
+        row = rows[place]
+        if row.name in of_all:
+            is_told = place == single.get(row.name, of_all[row.name])
+        else:
+            is_told = bool(np.isfinite(errors[place])) or row.name not in several
+        if is_told:
+            yield place
 
 
 def diff(

@@ -32,7 +32,7 @@ class Batch:
     number: int = 0
     """Of those that came before it."""
     attempts: int = 0
-    """In a row that failed, of its first message; this and what follows is for :class:`~otel_torchprof._export.rejected_messages.RejectedMessages`."""
+    """In a row that failed, of its first message; this and what follows is for :class:`~otel_torchprof._export.queue.RejectedMessages`."""
     since: float = 0.0
     """When the first of them began."""
     alone: int = 0

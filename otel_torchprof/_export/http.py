@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import http.client
+import io
+import socket
 import ssl
 import time
 from email.utils import parsedate_to_datetime
@@ -10,14 +13,16 @@ from http.client import BadStatusLine
 from typing import TYPE_CHECKING, Any
 
 import requests
+from requests.adapters import HTTPAdapter
 from urllib3 import Timeout
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from otel_torchprof._process import process_changes
+from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
-from . import http_connection
 from .otlp_values import GZIP
 from .response import Outcome, Response, accepted, causes, is_tls_fault, one_line, root_cause, seconds_or_none
 from .wrong_endpoint import answers_http_2, refused, speaks_grpc, without_tls
@@ -26,6 +31,169 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .settings import Settings
+
+
+# HTTP connections whose every wait ends at one deadline: name look-up, connecting, TLS, sending, and reading the
+# response.
+# The timeouts of urllib3 and of sockets bound each of these, and each read by itself: a receiver that sends a byte
+# now and then would hold its caller for ever.
+
+_LONGEST_RESPONSE = 1 << 20
+"""Bytes. http.client bounds the status line and the headers, but neither responses with 100 Continue nor chunk extensions."""
+_TLS_RECORD = 16_384
+"""Bytes. Over TLS the socket's timeout bounds each record, not a whole ``sendall``."""
+
+
+class Request(threads.local):
+    """The request that this thread is sending. A thread sends one at a time, on one connection."""
+
+    deadline: Deadline
+    status: tuple[int, str] | None = None
+    """Code and reason, once the status line of the receiver (not of a proxy) is there."""
+    sent: bool | None = None
+    """Whether anything of it was sent to the receiver; None where nobody looked, as with a SOCKS proxy."""
+
+    def begin(self, deadline: Deadline) -> None:
+        """Another one."""
+        self.deadline, self.status, self.sent = deadline, None, None
+
+
+current_request = Request()
+
+
+def time_left() -> float:
+    """Seconds until the request's deadline. Raises TimeoutError where there are none."""
+    left = current_request.deadline.remaining()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+class _Response(http.client.HTTPResponse):
+    """Reads until the deadline, and notes the status before the headers are read."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(sock, *arguments, **keywords)
+        self.fp = io.BufferedReader(_Reader(sock, self.fp))
+
+    def begin(self) -> None:
+        try:
+            super().begin()
+        finally:
+            if isinstance(self.status, int):
+                current_request.status = self.status, self.reason
+
+
+class _Reader(io.RawIOBase):
+    """The receiving side of a socket."""
+
+    def __init__(self, sock: socket.socket, file: io.BufferedIOBase) -> None:
+        self._socket = sock
+        self._file = file
+        """Keeps the socket open, which the connection may close before the response is read."""
+        self._left = _LONGEST_RESPONSE
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._left <= 0:
+            raise OSError(f"the response is longer than {_LONGEST_RESPONSE} bytes")
+        self._socket.settimeout(time_left())
+        size = self._socket.recv_into(buffer)
+        self._left -= size
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _WithinDeadline(HTTPConnection):
+    """A connection that keeps the deadline of the current_request."""
+
+    response_class = _Response
+
+    def _new_conn(self) -> socket.socket:
+        current_request.sent = False
+        addresses = _addresses(self._dns_host, self.port)
+        for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                for option in self.socket_options or ():
+                    sock.setsockopt(*option)
+                # An address that does not answer leaves the others their share.
+                sock.settimeout(time_left() / (len(addresses) - number + 1))
+                sock.connect(address)
+                sock.settimeout(time_left())
+            except OSError:
+                sock.close()
+                if number == len(addresses):
+                    raise
+            else:
+                return sock
+        raise OSError(f"no address was found for {self.host!r}")
+
+    def _tunnel(self) -> None:
+        super()._tunnel()
+        self.sock.settimeout(time_left())  # for the TLS handshake with the receiver
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()
+        current_request.sent = True
+        self.sock.settimeout(time_left())
+        super().send(data)
+
+
+class _TlsWithinDeadline(_WithinDeadline, HTTPSConnection):
+    def send(self, data: Any) -> None:
+        view = memoryview(data)
+        try:
+            for first in range(0, len(view), _TLS_RECORD):
+                super().send(view[first : first + _TLS_RECORD])
+        except TimeoutError:
+            raise
+        except OSError:
+            # With TLS 1.3 a client certificate is refused after the handshake, by an alert that recv raises.
+            if self.sock is not None:
+                self.sock.settimeout(time_left())
+                self.sock.recv(1)
+            raise
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _WithinDeadline
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsWithinDeadline
+
+
+class Adapter(HTTPAdapter):
+    """Has ``requests`` use these connections, directly and through HTTP proxies. A SOCKS proxy brings its own."""
+
+    def init_poolmanager(self, *arguments: Any, **keywords: Any) -> None:
+        super().init_poolmanager(*arguments, **keywords)
+        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+
+    def proxy_manager_for(self, proxy: str, **keywords: Any) -> Any:
+        manager = super().proxy_manager_for(proxy, **keywords)
+        if not proxy.lower().startswith("socks"):
+            manager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+        return manager
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    """The addresses of a host. Raises TimeoutError where the look-up of a name does not end in time."""
+    host = host.strip("[]")
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        pass  # a name
+    return current_request.deadline.bound(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+
 
 _PROTOBUF = "application/x-protobuf"
 _RETRYABLE = frozenset({429, 502, 503, 504})
@@ -57,7 +225,7 @@ class HttpTransport:
     def _new_session(self) -> requests.Session:
         session = requests.Session()
         for scheme in ("http://", "https://"):
-            session.mount(scheme, http_connection.Adapter())
+            session.mount(scheme, Adapter())
         return session
 
     def prepare(self, message: bytes) -> bytes:
@@ -66,7 +234,7 @@ class HttpTransport:
 
     def send(self, body: bytes, timeout: float) -> Response:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
-        request = http_connection.request
+        request = current_request
         request.begin(Deadline.after(timeout))
         try:
             with self._session.post(
@@ -142,9 +310,9 @@ def _why_closed(settings: Settings) -> str:
     if not settings.endpoint.startswith("http:"):
         return ""
     try:
-        deadline = http_connection.request.deadline
+        deadline = current_request.deadline
         is_direct = not requests.utils.get_environ_proxies(settings.endpoint)
-        if is_direct and deadline.bound(answers_http_2, settings, http_connection.time_left()):
+        if is_direct and deadline.bound(answers_http_2, settings, time_left()):
             return f"it answers in HTTP/2: perhaps {speaks_grpc(settings)}"
     except OSError:
         pass  # it says nothing of it either

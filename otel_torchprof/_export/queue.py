@@ -17,9 +17,8 @@ from otel_torchprof.health import QueueStats
 from .backlog import Backlog, Batch, Flush, Undelivered
 from .delivery import Delivery, can_stop_midway, takes_timeout
 from .ledger import IN_WORDS, NO_RESPONSE, OUTAGE, QUEUE_FULL, SHUTDOWN, Ledger
-from .outage import Outage
-from .rejected_messages import RejectedMessages
 from .response import Outcome, Response
+from .retry import Backoff
 from .sdk import suppressed
 from .settings import QueueSettings
 
@@ -28,6 +27,105 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
+
+
+# ---- Whether a receiver takes anything, since when it does not, and when to try again ----
+
+_PATIENT = Backoff(longest=30.0)
+"""While nobody waits. The longest one is how late it may be noticed that a receiver is back."""
+_HURRIED = Backoff(longest=2.0)
+"""While somebody waits for a flush or the shutdown."""
+_WORTH_TELLING = 5.0
+"""Seconds; shorter outages are nobody's trouble."""
+
+
+class Outage:
+    """The time from the first attempt that failed to the next one that did not. Not thread-safe: its queue locks."""
+
+    def __init__(self, name: str, log: Unsaid, clock: Callable[[], float]) -> None:
+        self.reason = ""
+        """Why the last attempt that failed did."""
+        self._name = name
+        self._log = log
+        self._clock = clock
+        self._since: float | None = None
+        self._failures = 0
+        self._dropped = 0
+        self._reported = False
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted; 0 where there is none."""
+        return 0.0 if self._since is None else max(self._clock() - self._since, 1e-9)
+
+    def failed(self, began: float, reason: str, waiting: int) -> None:
+        """An attempt that began then was not taken; so many spans wait."""
+        self._since = began if self._since is None else self._since
+        self._failures += 1
+        self.reason = reason
+        if not self._reported and self.seconds >= _WORTH_TELLING:
+            self._reported = True
+            text = "%s: nothing was delivered for %.0f s, %d spans wait and it is tried again: %s"
+            self._log.warning(text, self._name, self.seconds, waiting, reason)
+
+    def dropped(self, spans: int) -> None:
+        """So many that waited had to go."""
+        self._dropped += spans
+
+    def over(self) -> None:
+        """The receiver has answered; without effect where there was no outage."""
+        if self._reported:
+            text = "%s: delivers again after %.0f s; %d spans were dropped meanwhile"
+            self._log.warning(text, self._name, self.seconds, self._dropped)
+        self._since = None
+        self._failures = self._dropped = 0
+        self._reported = False
+
+    def pause(self, asked: float | None, *, hurried: bool) -> float:
+        """Seconds until the next attempt; what the receiver ``asked`` for counts before our own."""
+        return (_HURRIED if hurried else _PATIENT).wait(max(self._failures - 1, 0), asked)
+
+
+# ---- Messages that their receiver never accepts: whether one is itself at fault, and not the receiver ----
+
+_ATTEMPTS = 4
+"""In a row; then another message shows whether it is the receiver that takes nothing."""
+_ALONE = 5
+"""Attempts, each after others were accepted: a receiver that refuses some at random does not refuse the same ones so often."""
+_SECONDS = 300.0
+"""From the first of its attempts, all of which failed. Meanwhile it keeps nobody waiting: all others go before it."""
+
+
+class RejectedMessages:
+    """The poison message policy: one that crashes its receiver, or takes it longer than we wait, must not hold up all that follow.
+
+    In an outage no other message is accepted either: then the order stays, and nothing is given up. Not thread-safe: its queue locks.
+    """
+
+    def __init__(self) -> None:
+        self._accepted = 0
+
+    def accepted(self, batch: Batch) -> None:
+        """The receiver has done with the first of its spans."""
+        self._accepted += 1
+        batch.attempts = batch.alone = 0
+
+    def failed(self, batch: Batch, began: float) -> float:
+        """Behind how many others the batch is to wait now: its first message was not accepted in an attempt that began then."""
+        if not batch.attempts:
+            batch.since = began
+        elif self._accepted > batch.others_accepted:
+            batch.alone += 1
+        batch.attempts += 1
+        batch.others_accepted = self._accepted
+        if batch.alone:
+            return math.inf
+        return 1 if batch.attempts % _ATTEMPTS == 0 else 0
+
+    def is_over(self, batch: Batch, now: float) -> bool:
+        """Whether its first message is to be given up."""
+        return batch.alone >= _ALONE and now - batch.since >= _SECONDS
+
 
 __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 

@@ -22,7 +22,7 @@ from otel_torchprof._sources.loop_marks import shared as loop_marks
 from otel_torchprof._sources.module_calls import shared as module_calls
 from otel_torchprof._sources.step_counter import optimizers_were_made
 from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange
-from otel_torchprof._spans.live_frames import CallRules
+from otel_torchprof._spans.live_table import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 from otel_torchprof.integrations.automatic import shared as frameworks

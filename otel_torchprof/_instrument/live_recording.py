@@ -27,8 +27,7 @@ from otel_torchprof._sources.step_marks import StepMarks
 from otel_torchprof._spans.collectives import LiveCollectives
 from otel_torchprof._spans.jobs import Job
 from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_frames import CallRules
-from otel_torchprof._spans.live_table import Flows, traced_events
+from otel_torchprof._spans.live_table import CallRules, Flows, traced_events
 from otel_torchprof._spans.steps import Steps
 from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.input_words import InputKept, kept

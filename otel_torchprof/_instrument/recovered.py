@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._native.blackbox import Contents
-    from otel_torchprof._spans.step_cycle import Boundary
+    from otel_torchprof._spans.step_rules import Boundary
 
 
 _MOST_BUFFERED = 32 << 20

@@ -12,8 +12,8 @@ from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way, without_rest
 from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.phase_tokens import PhaseTokens
-from otel_torchprof._spans.step_cycle import StepCycle, Token
-from otel_torchprof._spans.step_tokens import OPTIMIZERS
+from otel_torchprof._spans.step_cycle import StepCycle
+from otel_torchprof._spans.step_rules import OPTIMIZERS, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.phases import Usage
     from otel_torchprof._sources.step_marks import StepMark
-    from otel_torchprof._spans.step_cycle import Boundary
+    from otel_torchprof._spans.step_rules import Boundary
     from otel_torchprof._spans.steps import Steps
 
 MAX_HELD_NS = 30_000_000_000

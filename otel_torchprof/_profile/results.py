@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from otel_torchprof._explain.explanation import Explanation
     from otel_torchprof._record.segments import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy
-    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._spans.limits import Budget
     from otel_torchprof._tree.span_table import SpanTable
 
 Path = str | os.PathLike[str]

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
-from otel_torchprof._spans.limits import limited
-from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
+from otel_torchprof._spans.limits import LINK_SIZE, limited, span_sizes
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import SpanTree, column_of, rows_of_spans
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._spans.limits import Budget
     from otel_torchprof._tree.span_table import SpanTable
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._spans.limits import Budget
 
 WINDOW = 200
 """Durations that a new one is compared with."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from otel_torchprof import config
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.distinct import distinct_values
-from otel_torchprof._spans.span_sizes import LINK_SIZE, span_sizes
+from otel_torchprof._spans.limits import LINK_SIZE, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.span_tree import SpanTree, column_of
 from otel_torchprof._tree.span_table import LINK, AttributeType, SpanTable
@@ -45,7 +45,7 @@ from .aggregating import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._spans.limits import Budget
 
     from .aggregating import Siblings
 

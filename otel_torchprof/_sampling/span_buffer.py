@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._process.give_way import give_way
-from otel_torchprof._spans.span_sizes import largest_size, span_sizes
+from otel_torchprof._spans.limits import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
@@ -29,7 +29,7 @@ from .root_only import root_and_phases, root_only, without_detail
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from otel_torchprof._spans.budget import Budget
+    from otel_torchprof._spans.limits import Budget
     from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.span_table import SpanTable
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config
-from otel_torchprof._spans.budget import Budget
+from otel_torchprof._spans.limits import Budget
 
 from .cycles import ProfilerAction, plan
 from .decisions import Rules

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import weakref
+from bisect import bisect_right, insort
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,169 @@ from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import threads
 from otel_torchprof.health import ON
 
-from .energy import EnergyCounters, EnergySeries
+from .nvml import Gpu, Nvml, RefusedError
 from .source import Source
+from .visible_devices import visible
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._native.recorder import Session
+
+
+# What GPUs consume: their counters, read cheaply, and a series of readings from which any segment of time gets its
+# joules.
+
+_OF_THE_CARD = "its card's counter is of all its MIG devices together"
+
+
+class EnergyCounters:
+    """The energy counters of the GPUs that CUDA shows to this process.
+
+    Opened when made, and never an error: :attr:`health` says what could not be had. :meth:`read` may be called on any thread and at
+    step boundaries: it waits for no other call.
+    """
+
+    def __init__(self) -> None:
+        self._nvml = Nvml()
+        self._gpus: tuple[Gpu, ...] = ()
+        self._ordered = False
+        self._lock = threads.Lock()
+        self._last: dict[str, tuple[float, float]] = {}
+        self._refused: dict[str, str] = {}
+        self._off = ""
+        try:
+            self._nvml.open()
+            cards, silent = self._nvml.cards({})
+        except RefusedError as refusal:
+            self._off = str(refusal)
+            return
+        displayed = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+        self._gpus, self._ordered = displayed.gpus, displayed.ordered
+        if not displayed.gpus:
+            self._off = displayed.reason or "; ".join(silent) or "there is no GPU"
+        self.read()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that CUDA shows."""
+        return tuple(gpu.uuid for gpu in self._gpus)
+
+    def of_device(self, index: int) -> str | None:
+        """The UUID of the device that CUDA, and so torch, has under this number.
+
+        None where there is none, and where CUDA counts unlike cards by speed, which NVML does not tell.
+        """
+        return self._gpus[index].uuid if self._ordered and 0 <= index < len(self._gpus) else None
+
+    @property
+    def health(self) -> str:
+        """``"on"``, or ``"off: "`` and the reason, where no GPU has a counter."""
+        if self._off:
+            return f"off: {self._off}"
+        if not self._nvml.is_open:
+            return "off: closed, or opened in the process that this one was forked from"
+        reasons = dict(self._refused)
+        return "on" if len(reasons) < len(self._gpus) else f"off: {next(iter(reasons.values()))}"
+
+    def read(self) -> dict[str, float]:
+        """Joules by UUID, since some time in the past; never less than before. Without the GPUs that do not tell.
+
+        A counter that began anew, as with a new driver, continues from where it was. Costs one call of the driver per GPU that
+        has a counter.
+        """
+        found: dict[str, float] = {}
+        if not self._nvml.is_open:
+            return found
+        for gpu in self._gpus:
+            try:
+                joules = self._joules(gpu)
+            except RefusedError as refusal:
+                self._refused[gpu.uuid] = str(refusal)
+                continue
+            self._refused.pop(gpu.uuid, None)
+            found[gpu.uuid] = self._continued(gpu.uuid, joules)
+        return found
+
+    def _joules(self, gpu: Gpu) -> float:
+        if gpu.mig or gpu.parent:
+            raise RefusedError(_OF_THE_CARD)
+        return self._nvml.energy(gpu)
+
+    def _continued(self, uuid: str, joules: float) -> float:
+        """The reading, above all readings before it."""
+        with self._lock:
+            last, base = self._last.get(uuid, (joules, 0.0))
+            if joules < last * _BEGAN_ANEW:
+                base += last
+            elif joules < last:
+                joules = last  # another thread read later and was here first
+            self._last[uuid] = (joules, base)
+            return base + joules
+
+    def close(self) -> None:
+        """Ends it; :meth:`read` has nothing more to tell."""
+        self._nvml.close()
+
+
+_BEGAN_ANEW = 0.5
+"""A reading below this share of the last one is of a counter that began anew; two threads' readings lie closer together."""
+
+
+class EnergySeries:
+    """Readings of one energy counter, from which segments of time get their joules. Safe to use from any thread.
+
+    Between two readings the power is taken to be even. A card brings its counter up to date only every so
+    often: the joules of a shorter segment are those of what is around it.
+
+    Args:
+        limit: most readings that are kept; the oldest go.
+    """
+
+    def __init__(self, limit: int = 1 << 16) -> None:
+        self._limit = limit
+        self._samples: list[tuple[int, float]] = []
+        self._lock = threads.Lock()
+        self._arrays: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, time_ns: int, joules: float) -> None:
+        """Takes a reading, of any time: threads may come late.
+
+        Args:
+            time_ns: when it was read, Unix ns.
+            joules: what the counter said.
+        """
+        with self._lock:
+            if not self._samples or self._samples[-1][0] <= time_ns:
+                self._samples.append((time_ns, joules))
+            else:
+                insort(self._samples, (time_ns, joules))
+            if len(self._samples) > self._limit:
+                # A quarter at a time: one by one, each would move all that stay.
+                del self._samples[: max(1, self._limit // 4)]
+            self._arrays = None
+
+    def forget(self, before_ns: int) -> None:
+        """Drops what no segment that begins at or after this time needs."""
+        with self._lock:
+            later = bisect_right(self._samples, (before_ns, float("inf")))
+            del self._samples[: max(0, later - 1)]
+            self._arrays = None
+
+    def readings(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """All that are kept, as (time in Unix ns, joules), in order of time."""
+        with self._lock:
+            if self._arrays is None:
+                times = np.array([time for time, _ in self._samples], np.int64)
+                # A late reading of an earlier time cannot have consumed more than a later one.
+                joules = np.maximum.accumulate(np.array([joules for _, joules in self._samples], np.float64))
+                self._arrays = times, joules
+            return self._arrays
+
 
 READ_SECONDS = 0.1
 """Between two readings. A card brings its counter up to date about as often."""

@@ -13,7 +13,7 @@ from otel_torchprof._columns.schema import NEVER, Flag, Kind
 from otel_torchprof._native.untracked import untracked
 from otel_torchprof._process.give_way import give_way
 
-from .step_tokens import Token
+from .step_rules import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -8,13 +8,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof._columns.phases import Part
-from otel_torchprof._spans.step_rules import MANY_ROUNDS, Anchor, Rule
-from otel_torchprof._spans.step_tokens import OPTIMIZERS
+from otel_torchprof._spans.step_rules import MANY_ROUNDS, OPTIMIZERS, Anchor, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_torchprof._spans.step_tokens import Token
+    from otel_torchprof._spans.step_rules import Token
 
 _RARE = 16
 """Periods in which every optimizer of the loop is expected to step: a WGAN trains its critic 5 times, or 10, for one step."""

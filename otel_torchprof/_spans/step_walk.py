@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_tokens import OPTIMIZERS, Boundary
+from otel_torchprof._spans.step_rules import OPTIMIZERS, Boundary
 
 if TYPE_CHECKING:
-    from otel_torchprof._spans.step_rules import Rule
-    from otel_torchprof._spans.step_tokens import Token
+    from otel_torchprof._spans.step_rules import Rule, Token
 
 _SILENCE = 30_000_000_000
 """ns without a token after which a loop is over; a shorter stall is a part of its step."""

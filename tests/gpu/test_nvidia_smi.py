@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_torchprof as otp
 from otel_torchprof._metrics.gpu_metrics import FRESH
-from otel_torchprof._sources.energy import EnergyCounters
+from otel_torchprof._sources.energy_source import EnergyCounters
 
 pytestmark = [
     pytest.mark.gpu,

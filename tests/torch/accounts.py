@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
 import otel_torchprof as otp
-from otel_torchprof._export import outage
+from otel_torchprof._export import queue as queue_module
 from otel_torchprof._export.retry import Backoff
 from otel_torchprof._native.recorder import CHUNK_BYTES
 
@@ -329,7 +329,7 @@ def done(load: Load, protocol: str) -> tuple[Service, Any]:
     service = Service(load, receiver, protocol)
     gc.disable()  # a collection is an event too
     try:
-        with patch.multiple(outage, _PATIENT=_SOON, _HURRIED=_SOON):
+        with patch.multiple(queue_module, _PATIENT=_SOON, _HURRIED=_SOON):
             service.run()
     finally:
         gc.enable()

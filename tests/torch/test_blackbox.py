@@ -12,7 +12,7 @@ import pytest
 
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.recover import read
-from otel_torchprof._cli.trace_sums import read as read_trace
+from otel_torchprof._cli.show import read as read_trace
 from otel_torchprof._columns.schema import Flag, Kind
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.launchers import TORCHRUN, launched
+from otel_torchprof._cli.run import TORCHRUN, launched
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """

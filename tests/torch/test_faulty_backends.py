@@ -11,7 +11,7 @@ from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, parti
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._export import outage  # noqa: E402
+from otel_torchprof._export import queue as queue_module  # noqa: E402
 from otel_torchprof._export.retry import Backoff  # noqa: E402
 
 PROTOCOLS = {"http/protobuf": HttpReceiver, "grpc": GrpcReceiver}
@@ -107,7 +107,7 @@ PASSING = {
 @pytest.mark.parametrize("case", PASSING)
 def test_passing(case, monkeypatch):
     """What may pass is tried again until it has arrived: nothing is lost, nothing comes twice to a count."""
-    monkeypatch.setattr(outage, "_HURRIED", Backoff(first=0.05))
+    monkeypatch.setattr(queue_module, "_HURRIED", Backoff(first=0.05))
     protocol, turn = PASSING[case]
     with PROTOCOLS[protocol](turns=[turn, turn]) as receiver, Service(receiver, protocol) as service:
         assert losses() == WITHOUT

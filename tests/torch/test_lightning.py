@@ -14,7 +14,7 @@ from instrumented import Instrumented, instrumented  # noqa: E402
 from own_counts import segments  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._cli.trace_sums import read  # noqa: E402
+from otel_torchprof._cli.show import read  # noqa: E402
 from otel_torchprof.integrations import LightningProfiler  # noqa: E402
 
 BY_EPOCHS = [0, 1, 2, 3, "evaluation", "checkpoint", 4, 5, 6, 7, "evaluation", "checkpoint"]

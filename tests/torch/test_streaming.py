@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._cli.trace_sums import read  # noqa: E402
+from otel_torchprof._cli.show import read  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ import memory_programs  # noqa: E402
 from observed import torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._profile.memory_schemas import written_inputs  # noqa: E402
+from otel_torchprof._profile.memory_timeline import written_inputs  # noqa: E402
 from otel_torchprof._tree.input_words import InputKind, storages  # noqa: E402
 from otel_torchprof._tree.memory_changes import Action, Category  # noqa: E402
 

@@ -51,7 +51,7 @@ def tides(monkeypatch):
         made.append(Tides(request.options.sources["tides"]))
         return made[-1]
 
-    entry = Entry("tides", make, needs_torch=False, checks={"tides": checked_tides})
+    entry = Entry("tides", Source, make, needs_torch=False, checks={"tides": checked_tides})
     monkeypatch.setattr(catalog, "SOURCES", (*SOURCES, entry))
     monkeypatch.setitem(SourceOptions.__annotations__, "tides", "int")
     return made

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.launchers import _words_of
 from otel_torchprof._cli.recover import read
-from otel_torchprof._cli.run_box import box_name, options_of
+from otel_torchprof._cli.run import _words_of, box_name, options_of
 from otel_torchprof.parsers import BlackBoxOptions
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from malformed_files import malformed
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli import progress
-from otel_torchprof._explain import pair_sums
-from otel_torchprof._explain.pair_sums import PairSums
+from otel_torchprof._explain import details
+from otel_torchprof._explain.details import PairSums
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20
@@ -302,7 +302,7 @@ def test_the_largest_of_each_group(batches, count):
 
 def test_groups_are_cut_while_they_come(monkeypatch):
     """Beyond so many pairs, the small ones of each group are let go, and the largest stays right."""
-    monkeypatch.setattr(pair_sums, "_MOST_PAIRS", 100)
+    monkeypatch.setattr(details, "_MOST_PAIRS", 100)
     sums = PairSums()
     for _ in range(3):
         for member in range(200):

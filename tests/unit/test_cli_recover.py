@@ -390,7 +390,7 @@ def test_a_sparse_box_takes_no_memory(tmp_path, box):
     os.truncate(sparse, 4 << 30)
     program = """
 import resource, sys
-from otel_torchprof._cli import main, recover, show, trace_sums
+from otel_torchprof._cli import main, recover, show
 import otel_torchprof._instrument.recovered
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)

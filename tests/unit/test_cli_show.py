@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.trace_sums import TraceSums, read
+from otel_torchprof._cli.show import TraceSums, read
 
 
 class Kept(SpanExporter):

@@ -11,9 +11,8 @@ from dashboards import BOARDS, board, documented_traceql, prometheus_name, promq
 from otel_torchprof._encode import phase_attributes
 from otel_torchprof._encode.attributes import ATTRIBUTES
 from otel_torchprof._encode.reduction_attributes import REDUCTIONS
-from otel_torchprof._metrics.generation_metrics import GenerationMetrics
 from otel_torchprof._metrics.gpu_quantities import METRICS
-from otel_torchprof._metrics.operator_metrics import TorchMetrics
+from otel_torchprof._metrics.operator_metrics import GenerationMetrics, TorchMetrics
 from otel_torchprof._tree.span_table import AttributeType
 
 COLLECTORS_OWN = re.compile(r"otelcol_(receiver|exporter)_\w+")

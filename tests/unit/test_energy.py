@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST
 
-from otel_torchprof._sources.energy import EnergyCounters, EnergySeries
+from otel_torchprof._sources.energy_source import EnergyCounters, EnergySeries
 from otel_torchprof._tree.energy import interpolated
 
 nvml = nvml_stand_in.nvml

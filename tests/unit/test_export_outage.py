@@ -15,7 +15,7 @@ from outages import BATCH, Receiver, World, adds_up, finished
 from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._export import outage
+from otel_torchprof._export import queue as queue_module
 from otel_torchprof._export.delivery import Delivery
 from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
@@ -276,7 +276,7 @@ REAL = {
 def test_it_stalls_dies_and_returns(protocol, monkeypatch):
     """A receiver that says nothing, refuses, is gone and comes back has every span in order; none is lost, few came twice."""
     for pauses in ("_PATIENT", "_HURRIED"):
-        monkeypatch.setattr(outage, pauses, Backoff(first=0.05, longest=0.2))
+        monkeypatch.setattr(queue_module, pauses, Backoff(first=0.05, longest=0.2))
     kind, stalls, refuses = REAL[protocol]
     names = [f"span {number}" for number in range(40)]
     with kind() as receiver:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, TraceFlags
 
 import otel_torchprof as otp
-from otel_torchprof._blackbox import hang_watch
+from otel_torchprof._blackbox import box as box_module
 from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._blackbox.last_moments import python_line
 from otel_torchprof._native.blackbox import read_image
@@ -90,7 +90,7 @@ def test_a_log_record_says_it(monkeypatch, step):
 
     monkeypatch.setattr("opentelemetry._logs.get_logger", lambda *_arguments: Logger())
     with trace.use_span(trace.NonRecordingSpan(SpanContext(7, 8, is_remote=False))):
-        hang_watch._emit("thread 7 hangs", 7, step)
+        box_module._emit("thread 7 hangs", 7, step)
     assert [(record.event_name, record.body, dict(record.attributes)) for record in records] == [
         ("torch.hang", "thread 7 hangs", {"thread.id": 7})
     ]

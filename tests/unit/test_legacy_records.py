@@ -13,8 +13,8 @@ from otel_torchprof._events.events import EventList
 from otel_torchprof._events.object_tree import build_tree
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._torch_compat import legacy_state as state
-from otel_torchprof._torch_compat.legacy_parse import function_events
-from otel_torchprof._torch_compat.legacy_records import LeftOut, legacy_events
+from otel_torchprof._torch_compat.legacy import function_events
+from otel_torchprof._torch_compat.legacy_state import LeftOut, legacy_events
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice, ProfilerConfig, ProfilerState, ResolvedEvents
 

@@ -11,8 +11,7 @@ from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_frames import CallRules
-from otel_torchprof._spans.live_table import REMEMBERED
+from otel_torchprof._spans.live_table import REMEMBERED, CallRules
 from otel_torchprof._spans.step_spans import Trace
 
 

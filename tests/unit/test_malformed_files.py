@@ -20,7 +20,7 @@ from malformed_files import check, malformed, messages
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.trace_sums import read
+from otel_torchprof._cli.show import read
 from otel_torchprof._export.otlp_wire import parts
 from otel_torchprof._process.printable import printable
 

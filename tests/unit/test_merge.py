@@ -15,7 +15,7 @@ from merged_files import BASE, BEGIN, STEP, Meetings, RankTrace, WrongClock, att
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.trace_sums import read
+from otel_torchprof._cli.show import read
 from otel_torchprof._encode import otlp_json
 from otel_torchprof._trace_files.merge import merge
 

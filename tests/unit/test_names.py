@@ -22,7 +22,7 @@ from otel_torchprof._encode.chrome_columns import Columns
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names, recorder_stats
-from otel_torchprof._spans.span_sizes import span_sizes
+from otel_torchprof._spans.limits import span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, narrowed, taken
 from otel_torchprof._tree.input_words import InputKind, text_ids
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names

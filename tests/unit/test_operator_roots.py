@@ -12,7 +12,7 @@ from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._spans.budget import Budget
+from otel_torchprof._spans.limits import Budget
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
 from otel_torchprof._spans.operator_roots import SLICE_NS

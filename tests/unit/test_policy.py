@@ -21,8 +21,7 @@ from trace_group_tables import (
 )
 
 from otel_torchprof._sampling.policy import Part, Reduction, fits
-from otel_torchprof._spans.budget import Budget
-from otel_torchprof._spans.span_sizes import LINK_SIZE
+from otel_torchprof._spans.limits import LINK_SIZE, Budget
 from otel_torchprof._tree.span_table import LINK, AttributeType
 
 INT64, DOUBLE, BOOL, NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME

@@ -31,8 +31,7 @@ from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._sampling.aggregating import aggregated
 from otel_torchprof._sampling.policy import Reduction, fits
 from otel_torchprof._sampling.root_only import root_only
-from otel_torchprof._spans.budget import Budget
-from otel_torchprof._spans.span_sizes import largest_size, span_sizes
+from otel_torchprof._spans.limits import Budget, largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.step_spans import RecordedStep
 

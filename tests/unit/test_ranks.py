@@ -15,9 +15,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
-from otel_torchprof._distributed import rank_store
-from otel_torchprof._distributed.rank_groups import ranges
-from otel_torchprof._distributed.ranks import Ranks
+from otel_torchprof._distributed import ranks as ranks_module
+from otel_torchprof._distributed.ranks import Ranks, ranges
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._instrument.step_contexts import RankResourceDetector
 
@@ -92,7 +91,7 @@ def test_processes_that_are_begun_anew_with_the_same_store(monkeypatch, counted)
     """What torchrun begins anew is the same run, and has other ids; whether it counts that, and whoever had got how far before."""
 
     def joins(process: str, rank: int, restart: str) -> Ranks:
-        monkeypatch.setattr(rank_store, "_own_words", {os.getpid(): process})
+        monkeypatch.setattr(ranks_module, "_own_words", {os.getpid(): process})
         environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": restart if counted else "0"}
         return joined(rank, 2, store, environ=environ)
 

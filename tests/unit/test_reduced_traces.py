@@ -32,8 +32,7 @@ from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.policy import Reduction, collapsed, split, with_links
 from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._spans.budget import Budget
-from otel_torchprof._spans.limits import limited
+from otel_torchprof._spans.limits import Budget, limited
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.step_spans import StepSpan, Trace
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType

@@ -16,7 +16,7 @@ from opentelemetry import context, trace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 import otel_torchprof as otp
-from otel_torchprof._export.standard_variables import SECTIONS
+from otel_torchprof._export.unknown_variables import SECTIONS
 
 pytest.register_assert_rewrite("given_variables", "variables_of_metrics", "variables_of_traces")
 

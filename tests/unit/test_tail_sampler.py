@@ -9,7 +9,7 @@ import pytest
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.span_buffer import TailSampler
-from otel_torchprof._spans.budget import Budget
+from otel_torchprof._spans.limits import Budget
 from otel_torchprof._spans.step_spans import StepSpan, Trace
 
 MS = 1_000_000

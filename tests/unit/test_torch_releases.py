@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_torchprof._cli.trace_sums import read
+from otel_torchprof._cli.show import read
 from otel_torchprof._explain.details import Details
 from otel_torchprof._explain.rank_reading import read_steps
 from otel_torchprof._explain.tree_times import TreeTimes
-from otel_torchprof._trace_files.rank_files import FileOutline
+from otel_torchprof._trace_files.merge import FileOutline
 from otel_torchprof._trace_files.records import RecordReading
 
 FOLDER = Path(__file__).resolve().parents[1] / "helpers" / "recordings" / "torch"

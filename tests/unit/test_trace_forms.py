@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.trace_sums import read
+from otel_torchprof._cli.show import read
 from otel_torchprof._trace_files.categories import KINDS, Kind
 
 SPACES = {

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import one_in
-from otel_torchprof._cli import trace_sums
-from otel_torchprof._cli.trace_sums import TraceSums
+from otel_torchprof._cli import show
+from otel_torchprof._cli.show import TraceSums
 from otel_torchprof._trace_files import self_times
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ def test_self_times_without_a_note_are_exact(monkeypatch, by_id):
 
 def test_names_have_a_limit(monkeypatch):
     """Names beyond the limit share one entry, and it is said."""
-    monkeypatch.setattr(trace_sums, "MOST_NAMES", 2)
+    monkeypatch.setattr(show, "MOST_NAMES", 2)
     sums = TraceSums()
     for name in ("a", "b", "c", "d", "a", "x" * 600):
         sums.add_slice(name, 0, 5, 1)

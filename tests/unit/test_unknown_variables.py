@@ -6,8 +6,7 @@ import pytest
 from opentelemetry.sdk import environment_variables
 
 from otel_torchprof import config
-from otel_torchprof._export.standard_variables import standard_names
-from otel_torchprof._export.unknown_variables import _SPECIFIED, unknown_variables
+from otel_torchprof._export.unknown_variables import _SPECIFIED, standard_names, unknown_variables
 from otel_torchprof.parsers import nearest
 
 
