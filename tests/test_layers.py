@@ -259,7 +259,10 @@ def test_importing_the_package_imports_neither_torch_nor_grpc_nor_pynvml():
 
 
 def test_only_one_module_takes_threads_and_locks_from_python():
-    """Nothing else makes a thread, a lock or a wait of ``threading``'s, ``queue``'s or ``time``'s, which gevent and eventlet replace."""
+    """Nothing else makes a thread, a lock or a wait of ``threading``'s, ``queue``'s or ``time``'s, which gevent and eventlet replace.
+
+    A source may have a function of these in hand, to record its calls.
+    """
     made = {
         "Condition",
         "Event",
@@ -278,9 +281,11 @@ def test_only_one_module_takes_threads_and_locks_from_python():
         f"{dotted(path)}: {node.value.id}.{node.attr}"
         for path in MODULES
         if dotted(path) != "_process.threads"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for called in ast.walk(ast.parse(path.read_text()))
+        for node in [called.func if isinstance(called, ast.Call) else called]
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in made
         if node.value.id in {"_thread", "queue", "threading", "time"}
+        if node.attr != "sleep" or isinstance(called, ast.Call)
     ]
     allowed = {"_sources.carrying: threading.Thread", "_sources.loop_marks: threading.Thread"}
     allowed |= {
