@@ -46,7 +46,7 @@ def name(path: Path) -> str:
 
 
 def test_files_are_short():
-    """A source file of more than 700 lines has two topics; a topic that is told in fewer is not cut to be short."""
+    """A source file has one topic, of at most 700 lines; one that has fewer is not cut to be short."""
     assert [name(path) for path in SOURCES if len(path.read_text().splitlines()) > MOST_LINES] == []
 
 

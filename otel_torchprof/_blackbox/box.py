@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from otel_torchprof.parsers import BlackBoxOptions
 
 
-# Says when a thread of the training loop hangs: its stacks go into the black box, and one log record to whoever has
-# an exporter.
+# ---- The hang watch: says when a thread of the training loop hangs ----
+# Its stacks go into the black box, and one log record to whoever has an exporter.
 
 _LONG_SECONDS = 900.0
 """What compilations, checkpoints and setup may take."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from otel_torchprof._blackbox.box import BlackBox
 
 
-# What a script may take away from the interpreter and our own code needs, put back while our code runs at the end.
+# ---- What a script may take away from the interpreter, put back while our code runs at the end ----
 
 _MISSING: Any = object()
 _STANDARD = 2
@@ -245,8 +245,8 @@ def _changes(name: str) -> dict[str, int]:
     return {path: Path(path).stat().st_mtime_ns for path in paths}
 
 
-# The black box of ``otel-torchprof run``: in memory that a watcher has open too, or in the folder that the
-# environment names.
+# ---- The black box of ``otel-torchprof run`` ----
+# In memory that a watcher has open too, or in the folder that the environment names.
 
 _ABOVE_STANDARD = 3
 

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from otel_torchprof._trace_files.self_times import Numbers, Row
 
 
-# What a trace file adds up to: averages by name, and its steps; from columns, so that an event costs some bytes.
+# ---- What a trace file adds up to: averages by name, and its steps ----
+# From columns, so that an event costs some bytes.
 
 COLLAPSED = "(collapsed into others)"
 """The entry of what was too short for a span of its own, and is counted on another."""

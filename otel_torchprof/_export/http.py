@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
-# HTTP connections whose every wait ends at one deadline: name look-up, connecting, TLS, sending, and reading the
-# response.
-# The timeouts of urllib3 and of sockets bound each of these, and each read by itself: a receiver that sends a byte
+# ---- Connections whose every wait ends at one deadline ----
+# Name look-up, connecting, TLS, sending, and reading the response: the timeouts of urllib3 and of sockets bound each of these, and each read by itself: a receiver that sends a byte
 # now and then would hold its caller for ever.
 
 _LONGEST_RESPONSE = 1 << 20

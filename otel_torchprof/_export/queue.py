@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 
+__all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
+
 # ---- Whether a receiver takes anything, since when it does not, and when to try again ----
 
 _PATIENT = Backoff(longest=30.0)
@@ -126,8 +128,6 @@ class RejectedMessages:
         """Whether its first message is to be given up."""
         return batch.alone >= _ALONE and now - batch.since >= _SECONDS
 
-
-__all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 
 THREAD_NAME = "otel-torchprof-export"
 _LAST_TRY_SECONDS = 1.0

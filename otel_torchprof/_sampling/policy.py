@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
     from .aggregating import Siblings
 
+__all__ = ["RECORDED", "Part", "Reduction", "TargetTrace", "fits", "reduced", "without_hidden"]
+
 # ---- Generated tokens by the thousand: the slowest as they were, and all others as sums ----
 
 Array = npt.NDArray[Any]
@@ -95,8 +97,8 @@ def _groups(siblings: Siblings, found: Array, whole: Array) -> npt.NDArray[np.in
     return with_all_below(siblings, into)
 
 
-# Spans too short to be seen leave, and the nearest one above that stays says how many they were and how long they
-# took.
+# ---- Collapsing: spans too short to be seen leave ----
+# The nearest one above that stays says how many they were and how long they took.
 
 
 _COLLAPSED_SIZE = 80
@@ -146,14 +148,14 @@ def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
 
 
 def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, Array]:
-    gone = np.zeros(len(table), dtype=np.bool_)
-    gone[goes] = True
-    into = np.where(gone, tree.above, np.arange(len(table)))
-    while (on := np.flatnonzero(gone[into])).size:
+    leaves = np.zeros(len(table), dtype=np.bool_)
+    leaves[goes] = True
+    into = np.where(leaves, tree.above, np.arange(len(table)))
+    while (on := np.flatnonzero(leaves[into])).size:
         into[on] = into[into[on]]
     rows = distinct_values(into[goes])
     counts = np.bincount(into[goes], weights=(counts_of(table) + collapsed_of(table))[goes], minlength=len(table))
-    top_level = goes[~gone[tree.parent[goes]]]
+    top_level = goes[~leaves[tree.parent[goes]]]
     nanoseconds = np.zeros(len(table), dtype=np.int64)
     np.add.at(nanoseconds, into[top_level], durations_of(table)[top_level])
     before = column_of(table, COLLAPSED_DURATION)
@@ -320,9 +322,6 @@ def with_links(table: SpanTable, row: int, parts: Sequence[Part]) -> SpanTable:
     )
     links = np.concatenate((table.links, added))
     return replace(table, links=links[np.argsort(links["row"], kind="stable")])
-
-
-__all__ = ["RECORDED", "Part", "Reduction", "TargetTrace", "fits", "reduced", "without_hidden"]
 
 
 RECORDED = "torch.recorded_spans"

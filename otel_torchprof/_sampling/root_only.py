@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# What is left of the collectives of a step without details: when this rank came to each, and when all had come.
+# ---- Collectives of a step without details: when this rank came to each, and when all had come ----
 
 COLLECTIVES = "torch.collectives"
 MOST_COLLECTIVES_BYTES = 511

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Traces of the application: how many spans were sent already, since they come piece by piece, and how many processes
-# add to one.
+# ---- Traces of the application ----
+# How many spans were sent already, since they come piece by piece, and how many processes add to one.
 
-_MOST = 2_000
+_MOST_TRACES = 2_000
 """Traces that are remembered; of more, those that had nothing for the longest time are forgotten."""
 PROCESSES = 4
 """That are assumed to add to a trace which began in another process: how many do is known to none of them."""
@@ -96,12 +96,12 @@ class TraceCapacity:
         """So many go there."""
         self._spent[trace_id] = self._spent.get(trace_id, 0) + spans
         self._spent.move_to_end(trace_id)
-        if len(self._spent) > _MOST:
+        if len(self._spent) > _MOST_TRACES:
             self._spent.popitem(last=False)
 
 
-# Tail sampling: which steps are traced in full, once they have ended: those that were slow for what they are, that
-# failed, or that somebody asked for.
+# ---- Tail sampling: which steps are traced in full, once they have ended ----
+# Those that were slow for what they are, that failed, or that somebody asked for.
 
 _MOST_ASKED = 1 << 12
 """Moments that are remembered until a segment has ended in which they are; where there are no segments, the latest."""

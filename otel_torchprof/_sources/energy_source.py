@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from otel_torchprof._native.recorder import Session
 
 
-# What GPUs consume: their counters, read cheaply, and a series of readings from which any segment of time gets its
-# joules.
+# ---- What GPUs consume: their counters, read cheaply ----
+# A series of readings gives any segment of time its joules.
 
 _OF_THE_CARD = "its card's counter is of all its MIG devices together"
 

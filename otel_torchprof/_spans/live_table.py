@@ -36,8 +36,9 @@ Array = npt.NDArray[Any]
 # steps. They are no part of a request or of a step, and as spans they would hold everything and end with the process.
 # So a call is kept
 #
-# - in a span of the service, always; - where there are steps, if it ends in the step in which it began or in the next
-# one; - elsewhere, if it is inside of a module, a label or an operator.
+# - in a span of the service, always;
+# - where there are steps, if it ends in the step in which it began or in the next one;
+# - elsewhere, if it is inside of a module, a label or an operator.
 #
 # What ran inside of the others is placed as if they were not there. A call that a drain has kept while it was open
 # stays, however long it lasts: others were said to be its children.

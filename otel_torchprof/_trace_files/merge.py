@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from .alignment import Clock, Unaligned
 
 
-# Spans of OTLP as events of a merged Chrome trace: on the track of their thread, with the arguments of this package's
-# own traces.
+# ---- Spans of OTLP as events of a merged Chrome trace ----
+# On the track of their thread, with the arguments of this package's own traces.
 
 _MOST_PARTS = 10_000
 """Attributes, events and links of a span: each is an object of some hundred bytes."""
