@@ -1,7 +1,6 @@
-"""Settings from the environment (``OTEL_TORCHPROF_*``).
+"""The table of options: variables (``OTEL_TORCHPROF_*``), arguments in code and flags of ``otel-torchprof run``.
 
-A bad value is ignored with one warning, as OpenTelemetry requires of environment variables; a bad keyword argument
-raises.
+A bad value of a variable is ignored with one warning, as OpenTelemetry requires; a bad argument or flag raises.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ import functools
 import logging
 import os
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from . import parsers
 
@@ -35,27 +35,35 @@ _URL = r"(?s)//|@|:\d+[/?]|\?.*="
 """Matches parts of a URL that may carry credentials, which no glob and no list of names contains."""
 
 
-class Setting(NamedTuple):
-    """One setting: an environment variable, or a part of one.
+@dataclass(frozen=True)
+class Option:
+    """One option: an environment variable or a part of one, an argument, a flag of ``otel-torchprof run``, or several.
 
-    A variable with parts has the form ``VALUE,key=value,key=value``, each of them optional. The text between two keys,
-    including commas, is the value of the first.
+    Everything that reads, checks, suggests or documents an option takes it from here. A variable with parts has the
+    form ``VALUE,key=value,key=value``, each of them optional. The text between two keys, including commas, is the value
+    of the first.
     """
 
     variable: str
-    default: str
-    """Default, as text for the documentation."""
+    """Empty: it is an argument only."""
     meaning: str
+    """In Markdown: an entry of the documentation's tables, and the help of the flag."""
     key: str = ""
     """Key of the part; empty for the text before the first key, or for the whole variable."""
-    parse: Callable[[Any], Any] = str
-    """Converts text, or checks a keyword's value; raises ValueError or TypeError with the allowed values."""
+    parse: Callable[[str], Any] = str
+    """Converts text; raises ValueError with the allowed values, or leaves the text to :attr:`check`."""
+    check: Callable[[Any], Any] = lambda value: value
+    """Checks and returns a value; raises ValueError or TypeError with the allowed values."""
     fallback: Any = None
-    """Value if the environment has none, or a bad one."""
+    """Value if none is given, and the environment has none or a bad one."""
+    default: str = ""
+    """The fallback as the documentation describes it; empty: as it is."""
     general: str = ""
     """OpenTelemetry's variable for all signals, which applies if the one for traces is absent or bad."""
-    keyword: str = ""
-    """Name of the keyword argument, if callers do not pass it."""
+    argument: str = ""
+    """Name of the argument in code; empty if there is none."""
+    flag: str = ""
+    """Flag with what stands for its value, ``--every N``; empty if there is none."""
 
     def __str__(self) -> str:
         return f"{self.variable}: {self.key}" if self.key else self.variable
@@ -65,6 +73,13 @@ class Setting(NamedTuple):
         """Variables to read; the first that is set counts."""
         return (self.variable, self.general) if self.general else (self.variable,)
 
+    @property
+    def displayed_default(self) -> str:
+        """Default, as text for the documentation."""
+        if self.default or self.fallback is None:
+            return self.default or "none"
+        return f"`{str(self.fallback).lower() if isinstance(self.fallback, bool) else self.fallback}`"
+
     def text(self, environ: Mapping[str, str] = os.environ) -> str:
         """Text from the environment, stripped; empty if there is none."""
         texts = (environ.get(name, "").strip() for name in self.variables)
@@ -72,23 +87,31 @@ class Setting(NamedTuple):
         return _parts(self.variable, text).get(self.key, "") if self.variable in KEYS else text
 
     def read(self, environ: Mapping[str, str] = os.environ) -> Any:
-        """Returns the parsed value from the environment, else the fallback. Warns once of a bad value."""
+        """Returns the value from the environment, else the fallback. Warns once of a bad value."""
         for name in self.variables:
-            one = self if name == self.variable else self._replace(variable=name)
-            if text := one._replace(general="").text(environ):
+            one = replace(self, variable=name, general="")
+            if text := one.text(environ):
                 try:
-                    return self.parse(text)
+                    return self.check(self.parse(text))
                 except (TypeError, ValueError) as error:
                     _ignored(str(one), text, str(error))
         return self.fallback
 
-    def given(self, name: str, value: object, environ: Mapping[str, str] = os.environ) -> Any:
-        """Returns the checked value of the keyword argument; if that is None, the value from the environment.
+    def given(self, value: object, environ: Mapping[str, str] = os.environ) -> Any:
+        """Returns the checked value of the argument; if that is None, the value from the environment.
 
         Raises:
-            ValueError: the value is not allowed; the message has its name, its value and the allowed values.
+            TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
         """
-        return self.read(environ) if value is None else checked(name, value, self.parse)
+        return self.read(environ) if value is None else checked(self.argument, value, self.check)
+
+    def of_flag(self, text: str) -> Any:
+        """Returns the value of the flag.
+
+        Raises:
+            TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
+        """
+        return checked(self.argument, text, lambda given: self.check(self.parse(given)))
 
     def ignore(self, reason: str) -> None:
         """Warns once that the value from the environment is ignored."""
@@ -99,12 +122,13 @@ def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
     """Parses the value of a keyword argument.
 
     Raises:
-        ValueError: the value is not allowed; the message has its name, its value and the allowed values.
+        TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
     """
     try:
         return parse(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {displayed(value)}; {error}") from None
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} is {displayed(value)}; {error}") from None
 
 
 def displayed(value: object) -> str:
@@ -120,253 +144,381 @@ def without_credentials(url: str) -> str:
     return re.sub(r"\?.+", "?***", re.sub(r"^((?:[\w+.-]+:)?//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)
 
 
-ENABLED = Setting(
+ENABLED = Option(
     "OTEL_TORCHPROF_ENABLED",
-    "`true`",
     "`false` disables the package: profiles record nothing, and labels cost almost nothing",
     parse=parsers.switch,
     fallback=True,
 )
-DETAIL = Setting(
+DETAIL = Option(
     "OTEL_TORCHPROF_DETAIL",
-    "`steps`",
     "Level of detail of `TorchInstrumentor`: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
-    parse=parsers.one_of(*DETAILS),
+    parse=str.lower,
+    check=parsers.word_of(*DETAILS),
     fallback="steps",
+    argument="detail",
 )
 POLICY = "OTEL_TORCHPROF_POLICY"
-"""What ``SpanPolicy`` takes, where an instrumentation is given none."""
-WAIT = Setting(POLICY, "0", "Steps at the start of each cycle that are not traced in full", "wait", parsers.steps)
-WARMUP = Setting(POLICY, "0", "Steps after `wait` that are not traced in full", "warmup", parsers.steps)
-ACTIVE = Setting(
+"""The fields of ``SpanPolicy``, where an instrumentation is given none."""
+WAIT = Option(
+    POLICY, "Steps at the start of each cycle that are not traced in full", "wait", parsers.steps, default="`0`"
+)
+WARMUP = Option(POLICY, "Steps after `wait` that are not traced in full", "warmup", parsers.steps, default="`0`")
+ACTIVE = Option(
     POLICY,
-    "all",
     "Steps at the end of each cycle that are traced in full; required with `wait`, `warmup`, `repeat` and `skip_first`",
     "active",
     parsers.steps,
+    default="all",
 )
-REPEAT = Setting(POLICY, "0", "Number of cycles; 0: unlimited", "repeat", parsers.steps)
-SKIP_FIRST = Setting(
-    POLICY, "0", "Steps before the first cycle, which are not traced in full", "skip_first", parsers.steps
+REPEAT = Option(POLICY, "Number of cycles; 0: unlimited", "repeat", parsers.steps, default="`0`")
+SKIP_FIRST = Option(
+    POLICY, "Steps before the first cycle, which are not traced in full", "skip_first", parsers.steps, default="`0`"
 )
 SCHEDULE = (WAIT, WARMUP, ACTIVE, REPEAT, SKIP_FIRST)
-EVERY = Setting(POLICY, "1", "`n`: traces only every n-th step in full, from step 0", "every")
-RATIO = Setting(POLICY, "1", "Share of the steps traced in full, above 0, up to 1, selected by trace id", "ratio")
-KEEP = Setting(
+EVERY = Option(
     POLICY,
-    "`all`; `slow` with `opentelemetry-instrument` if no policy is set",
+    "`n`: traces only every n-th step in full, from step 0",
+    "every",
+    parsers.number_or_text,
+    parsers.must_be("a whole number above 0", lambda value: parsers.is_whole(value, 1)),
+    1,
+    argument="every",
+    flag="--every N",
+)
+RATIO = Option(
+    POLICY,
+    "Share of the steps traced in full, above 0, up to 1, selected by trace id",
+    "ratio",
+    parsers.number_or_text,
+    parsers.must_be("a number above 0, up to 1", lambda value: parsers.is_number(value) and 0 < value <= 1),
+    1.0,
+    argument="ratio",
+)
+KEEP = Option(
+    POLICY,
     "Tail sampling of the steps traced in full: `all`, or `slow`: steps that are slow, contain an error or were "
     "requested with `keep_step()`",
     "keep",
+    str.lower,
+    parsers.word_of("all", "slow"),
+    "all",
+    "`all`; `slow` with `opentelemetry-instrument`, and with `otel-torchprof run` if it sends spans, if no policy is set",
+    argument="keep",
+    flag="--keep WHICH",
 )
-SLOW_QUANTILE = Setting(POLICY, "0.95", "Quantile of recent durations above which a step is slow", "slow_quantile")
-SLOW_LIMIT = Setting(POLICY, "none", "Duration in seconds from which a step is always slow", "slow_limit")
-MAX_SPANS = Setting(POLICY, "5000", "Maximum number of spans per trace", "max_spans")
-MAX_TRACE_BYTES = Setting(POLICY, "4000000", "Maximum size of a trace as OTLP, in bytes", "max_bytes")
-SHORT = Setting(
+SLOW_QUANTILE = Option(
     POLICY,
-    "step duration / `max_spans`",
+    "Quantile of recent durations above which a step is slow",
+    "slow_quantile",
+    parsers.number_or_text,
+    parsers.none_or("a number between 0 and 1, or None", lambda value: parsers.is_number(value) and 0 < value < 1),
+    0.95,
+    argument="slow_quantile",
+)
+SLOW_LIMIT = Option(
+    POLICY,
+    "Duration in seconds from which a step is always slow",
+    "slow_limit",
+    parsers.number_or_text,
+    parsers.none_or("a number of seconds above 0, or None", lambda value: parsers.is_number(value) and value > 0),
+    argument="slow_limit",
+)
+MAX_SPANS = Option(
+    POLICY,
+    "Maximum number of spans per trace",
+    "max_spans",
+    parsers.number_or_text,
+    parsers.must_be("a whole number from 10 on", lambda value: parsers.is_whole(value, 10)),
+    5_000,
+    argument="max_spans",
+)
+MAX_TRACE_BYTES = Option(
+    POLICY,
+    "Maximum size of a trace as OTLP, in bytes",
+    "max_bytes",
+    parsers.number_or_text,
+    parsers.must_be("a whole number of bytes from 10000 on", lambda value: parsers.is_whole(value, 10_000)),
+    4_000_000,
+    argument="max_bytes",
+)
+SHORT = Option(
+    POLICY,
     "Duration in seconds below which spans may be aggregated and collapsed",
     "short",
+    parsers.number_or_text,
+    parsers.none_or("a number of seconds from 0 on, or None", lambda value: parsers.is_number(value) and value >= 0),
+    default="step duration / `max_spans`",
+    argument="short",
 )
-JOB_INTERVAL = Setting(
+JOB_INTERVAL = Option(
     POLICY,
-    "600",
     "Seconds after which a `torch.job` span ends and the next one begins; 0: no job spans",
     "job_interval",
+    parsers.number_or_text,
+    parsers.must_be("a number of seconds, 0 for none", lambda value: parsers.is_number(value) and value >= 0),
+    600.0,
+    "`600`",
+    argument="job_interval",
 )
 FRAMES = "OTEL_TORCHPROF_FRAMES"
-"""What ``FrameFilter`` takes, where a profile or an instrumentation is given none."""
-INCLUDE = Setting(
+"""The fields of ``FrameFilter``, where a profile or an instrumentation is given none."""
+INCLUDE = Option(
     FRAMES,
-    "all",
     "Functions whose calls are recorded, if calls are recorded: module names, paths and globs, separated by commas",
     "include",
+    parsers.items,
+    parsers.code_names,
+    (),
+    "all",
+    argument="include",
 )
-EXCLUDE = Setting(FRAMES, "none", "Functions whose calls are not recorded, in the same form", "exclude")
-MAX_DEPTH = Setting(FRAMES, "no limit", "Maximum number of nested recorded calls per thread", "max_depth")
-MIN_DURATION = Setting(FRAMES, "0", "Minimum duration in seconds; shorter calls are removed", "min_duration")
-C_FUNCTIONS = Setting(FRAMES, "`true`", "`false`: calls of C functions are not recorded", "c_functions")
-MODULES_ONLY = Setting(
-    FRAMES, "`false`", "`true`: records only calls of `torch.nn.Module` objects and optimizer steps", "modules_only"
-)
-LABELS = Setting(
-    "OTEL_TORCHPROF_LABELS",
+EXCLUDE = Option(
+    FRAMES,
+    "Functions whose calls are not recorded, in the same form",
+    "exclude",
+    parsers.items,
+    parsers.code_names,
+    (),
     "none",
+    argument="exclude",
+)
+MAX_DEPTH = Option(
+    FRAMES,
+    "Maximum number of nested recorded calls per thread",
+    "max_depth",
+    parsers.number_or_text,
+    parsers.depth,
+    default="no limit",
+    argument="max_depth",
+)
+MIN_DURATION = Option(
+    FRAMES,
+    "Minimum duration in seconds; shorter calls are removed",
+    "min_duration",
+    parsers.number_or_text,
+    parsers.duration,
+    0.0,
+    "`0`",
+    argument="min_duration",
+)
+C_FUNCTIONS = Option(
+    FRAMES,
+    "`false`: calls of C functions are not recorded",
+    "c_functions",
+    parsers.switch,
+    parsers.boolean("True or False"),
+    fallback=True,
+    argument="c_functions",
+)
+MODULES_ONLY = Option(
+    FRAMES,
+    "`true`: records only calls of `torch.nn.Module` objects and optimizer steps",
+    "modules_only",
+    parsers.switch,
+    parsers.boolean("True or False"),
+    fallback=False,
+    argument="modules_only",
+)
+LABELS = Option(
+    "OTEL_TORCHPROF_LABELS",
     "File with the functions to label, one dotted name per line; read when the first recording starts",
 )
 METRICS = "OTEL_TORCHPROF_METRICS"
-OVERHEAD = Setting(
+OVERHEAD = Option(
     METRICS,
-    "0.01",
     "Share of the time that `detail=metrics` may cost, above 0, up to 1; 1 records every step",
     "overhead",
-    parse=parsers.share,
+    check=parsers.share,
     fallback=0.01,
+    argument="overhead",
 )
-MAX_OPERATORS = Setting(
+MAX_OPERATORS = Option(
     METRICS,
-    "50",
     "Number of operators with a time series of their own; all others are counted as `other`",
     "max_operators",
-    parse=parsers.whole_number,
+    check=parsers.whole_number,
     fallback=50,
+    argument="max_operators",
 )
-DEVICE = Setting(
+DEVICE = Option(
     "OTEL_TORCHPROF_DEVICE",
-    "none",
     "Type of device that `TorchInstrumentor` times, such as `cuda`",
-    parse=parsers.type_of_device,
+    check=parsers.type_of_device,
+    argument="use_device",
+    flag="--device TYPE",
 )
-DEVICE_EVENTS = Setting(
+DEVICE_EVENTS = Option(
     DEVICE.variable,
-    "`ops`",
     "Events to time on the device: `ops`, `all`, `labels` or `off`",
     "events",
-    parse=parsers.one_of(*get_args(DeviceEvents)),
-    fallback="ops",
+    str.lower,
+    parsers.word_of(*get_args(DeviceEvents)),
+    "ops",
+    argument="device_events",
 )
-GPU_DEVICES = Setting(
+ENERGY = Option(
+    "",
+    "Whether a thread reads the energy counters of NVIDIA GPUs ten times a second",
+    check=parsers.boolean("True, False, or None: the default"),
+    default="`true` if the device is `cuda`",
+    argument="energy",
+)
+GPU_DEVICES = Option(
     "OTEL_TORCHPROF_GPU_DEVICES",
-    "`visible`",
     "GPUs with metrics: `visible` (those that CUDA shows to the process), `all` (of the host) or `none` (no GPU "
     "metrics unless enabled in code)",
     parse=parsers.one_of(*GPU_CHOICES, "none"),
     fallback="visible",
 )
-RANKS = Setting(
+RANKS = Option(
     "OTEL_TORCHPROF_RANKS",
-    "`apart`",
     "`apart`: one trace per step and rank; `together`: one trace per step for all ranks",
-    parse=parsers.one_of(*get_args(RankTraces)),
+    check=parsers.one_of(*get_args(RankTraces)),
     fallback="apart",
+    argument="ranks",
 )
-EXPORT_RANKS = Setting(
+EXPORT_RANKS = Option(
     RANKS.variable,
-    "`all`",
     "Ranks that record and export: `all`, `node` (the first of each node), `one` (rank 0), or a share above 0, up to 1",
     "export",
-    parse=parsers.share_of_ranks,
+    check=parsers.share_of_ranks,
     fallback="all",
+    argument="export_ranks",
 )
-RUN_ID = Setting(
+RUN_ID = Option(
     RANKS.variable,
-    "the launcher's run id, else generated",
     "Id of the run, the same on all ranks; overrides the launcher's",
     "run_id",
+    default="the launcher's run id, else generated",
 )
-LOADER_WORKERS = Setting(
+LOADER_WORKERS = Option(
     "OTEL_TORCHPROF_LOADER_WORKERS",
-    "`false`",
     "`true`: worker processes of a `DataLoader` also record and export, each on its own",
     parse=parsers.switch,
+    check=parsers.boolean("True, False, or None: the default"),
     fallback=False,
+    argument="loader_workers",
 )
-HIDDEN_ATTRIBUTES = Setting(
+HIDDEN_ATTRIBUTES = Option(
     "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES",
-    "none",
     "Span attributes to omit, by name, separated by commas: `code.file.path,torch.op.concrete_inputs`",
     parse=parsers.names,
     fallback=frozenset(),
+    default="none",
 )
-CHROME_TRACE = Setting(
+CHROME_TRACE = Option(
     "OTEL_TORCHPROF_CHROME_TRACE",
-    "`trace-{pid}.json` in the working directory",
     "File of a `ChromeTraceExporter` without a path, for example with `OTEL_TRACES_EXPORTER=chrome`; `{pid}` is "
     "replaced by the process id, `{rank}` by the rank from the launcher; a name that ends in `.gz` is compressed",
     parse=os.path.expanduser,
     fallback="trace-{pid}.json",
+    default="`trace-{pid}.json` in the working directory",
 )
-CHROME_MAX_BYTES = Setting(
+CHROME_MAX_BYTES = Option(
     CHROME_TRACE.variable,
-    "no limit",
     "Size on disk at which the next file begins, in bytes or with `K`, `M` or `G`",
     "max_bytes",
-    parse=parsers.byte_size,
+    check=parsers.byte_size,
+    default="no limit",
+    argument="max_bytes",
+    flag="--max-bytes SIZE",
 )
-CHROME_STEPS_PER_FILE = Setting(
+CHROME_STEPS_PER_FILE = Option(
     CHROME_TRACE.variable,
-    "no limit",
     "Number of steps after which the next file begins",
     "steps_per_file",
-    parse=parsers.whole_number,
+    check=parsers.whole_number,
+    default="no limit",
+    argument="steps_per_file",
+    flag="--steps-per-file N",
 )
-CHROME_MAX_FILES = Setting(
+CHROME_MAX_FILES = Option(
     CHROME_TRACE.variable,
-    "all",
     "Number of files to keep; the oldest are deleted",
     "max_files",
-    parse=parsers.whole_number,
+    check=parsers.whole_number,
+    default="all",
+    argument="max_files",
+    flag="--max-files N",
 )
-OTLP_FILE = Setting(
+OTLP_FILE = Option(
     "OTEL_TORCHPROF_OTLP_FILE",
-    "`trace-{pid}.otlp` in the working directory",
     "File of an `OTLPFileExporter` without a path, for example with `OTEL_TRACES_EXPORTER=otlp_file`; a name that "
     "ends in `.json` or `.jsonl` selects OTLP/JSON, any other name protobuf, and `.gz` after either compresses the "
     "file",
     parse=os.path.expanduser,
     fallback="trace-{pid}.otlp",
+    default="`trace-{pid}.otlp` in the working directory",
 )
-BLACK_BOX = Setting(
+BLACK_BOX = Option(
     "OTEL_TORCHPROF_BLACKBOX",
-    "none",
     "Events recorded in the black box, which outlives the process: `steps` or `ops`; optionally with a folder "
     "(`ops,/scratch/boxes`), a size (`ops,32M`) and the seconds without an event after which a thread of the loop "
     "counts as hung (`ops,hang=60`)",
-    parse=parsers.black_box,
+    check=parsers.black_box,
+    argument="blackbox",
 )
-BLACK_BOX_LABELS = Setting(
+BLACK_BOX_LABELS = Option(
     "OTEL_TORCHPROF_BLACKBOX_LABELS",
-    "all",
     "Labels whose names are stored in the black box: patterns such as `forward*`, separated by commas; other labels "
     "are stored as `(hidden label)`",
     parse=parsers.names,
+    default="all",
 )
-MEMORY_LIMIT = Setting(
+MEMORY_LIMIT = Option(
     "OTEL_TORCHPROF_MEMORY_LIMIT",
-    "`512M`",
     "Memory limit of the recorder for one recording, in bytes or with `K`, `M` or `G`",
     parse=parsers.byte_size,
     fallback=512 << 20,
+    default="`512M`",
+    argument="memory_limit",
 )
-MAX_QUEUE_BYTES = Setting(
+MAX_QUEUE_BYTES = Option(
     "OTEL_TORCHPROF_MAX_QUEUE_BYTES",
-    "`256M`",
     "Memory limit of the spans queued for one exporter, for example during an outage of its backend, in bytes or "
     "with `K`, `M` or `G`",
     parse=parsers.byte_size,
     fallback=256 << 20,
+    default="`256M`",
+    argument="max_queue_bytes",
 )
-SIGTERM_TIMEOUT = Setting(
+SIGTERM_TIMEOUT = Option(
     "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
-    "`5`",
     "Seconds for `TorchInstrumentor` to send the recorded spans at SIGTERM if the program does not handle it; 0: "
     "SIGTERM is not handled",
-    parse=parsers.seconds,
+    check=parsers.seconds,
     fallback=5.0,
+    default="`5`",
+    argument="sigterm_timeout",
 )
-BUILD_DIR = Setting(
+BUILD_DIR = Option(
     "OTEL_TORCHPROF_BUILD_DIR",
-    "the user's cache folder",
     "Folder of the library that records torch's operators, for container images and read-only home folders. A folder "
     "that other users can write to, or that is inside such a folder, is refused",
     parse=lambda text: Path(text).expanduser(),
+    default="the user's cache folder",
 )
-NVTX_LIBRARY = Setting(
+NVTX_LIBRARY = Option(
     "OTEL_TORCHPROF_NVTX_LIBRARY",
-    "torch's library, else an installed one",
     "NVTX library for `emit_nvtx`: a file with `nvtxRangePushA`, `nvtxRangePop` and `nvtxMarkA`",
+    default="torch's library, else an installed one",
 )
 
-SETTINGS: tuple[Setting, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
-"""All of them, as the documentation has them; ``otel-torchprof doctor`` knows the variables from here."""
+OPTIONS: tuple[Option, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Option))
+"""All of them, in the order of the documentation."""
 
 KEYS: Mapping[str, frozenset[str]] = {
     variable: keys
-    for variable in dict.fromkeys(setting.variable for setting in SETTINGS)
-    if (keys := frozenset(setting.key for setting in SETTINGS if setting.variable == variable)) != {""}
+    for variable in dict.fromkeys(option.variable for option in OPTIONS)
+    if (keys := frozenset(option.key for option in OPTIONS if option.variable == variable)) != {""}
 }
 """Of the variables that have parts."""
+
+
+def fields_in(variable: str) -> dict[str, Option]:
+    """Returns the options with an argument among the parts of a variable, by argument."""
+    return {option.argument: option for option in OPTIONS if option.variable == variable and option.argument}
 
 
 _forget: list[Callable[[], None]] = []

@@ -1,21 +1,24 @@
-"""Parsers of settings: each converts text, or checks a keyword's value, and raises ValueError with the allowed values.
+"""Parsers and checks of options: each converts text, or checks a value, and raises an error with the allowed values.
 
-:func:`nearest` suggests the right name for an unknown setting.
+:func:`nearest` suggests the right name for an unknown option.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _Number = TypeVar("_Number", int, float)
 ExportRanks = Literal["all", "node", "one"]
 RANK_CHOICES: tuple[str, ...] = get_args(ExportRanks)
 _MOST_MISTAKES = 2
 _LEAST_BOX, _LARGEST_BOX = 1 << 20, 1 << 30
+_CODE_NAMES = "module names (torch.nn), and paths or globs, which have a / or a * (src/model.py, */site-packages/*)"
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -71,6 +74,111 @@ def switch(text: str) -> bool:
     raise ValueError("allowed are true and false")
 
 
+def word_of(*words: str) -> Callable[[object], Any]:
+    """Returns a check that accepts exactly one of the words, and raises ValueError for others."""
+    return must_be(f"one of {', '.join(map(repr, words))}", lambda value: value in words)
+
+
+def must_be(allowed: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
+    """Returns a check that raises ValueError for a value that does not fit."""
+
+    def check(value: object) -> object:
+        if not fits(value):
+            raise ValueError(f"it must be {allowed}")
+        return value
+
+    return check
+
+
+def none_or(allowed: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
+    """Returns a check that also accepts None."""
+    return must_be(allowed, lambda value: value is None or fits(value))
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is a whole number from ``least`` on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def number_or_text(text: str) -> float | str:
+    """Parses a number; any other text stays as it is, for the check to refuse."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def boolean(allowed: str) -> Callable[[object], bool]:
+    """Returns a check that raises TypeError for a value that is neither True nor False."""
+
+    def check(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(f"it must be {allowed}")
+        return value
+
+    return check
+
+
+def items(text: str) -> list[str]:
+    """Splits text at commas."""
+    return [item for part in text.split(",") if (item := part.strip())]
+
+
+def code_names(given: object) -> tuple[str, ...]:
+    """Checks a list of module names, paths and globs.
+
+    Raises:
+        TypeError, ValueError: it is no list, or an entry is none of them.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"it must be a list of {_CODE_NAMES}")
+    entries = tuple(given)
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise TypeError(f"{entry!r} is no str; it must be a list of {_CODE_NAMES}")
+        if not (is_path(entry) or all(part.isidentifier() for part in entry.split("."))) or not entry.strip("/. "):
+            raise ValueError(f"{entry!r} is none of what is allowed: {_CODE_NAMES}")
+    return entries
+
+
+def is_path(entry: str) -> bool:
+    """Whether an entry of a list of code is a path or a glob."""
+    return "/" in entry or "*" in entry or entry.endswith(".py")
+
+
+def depth(given: object) -> int | None:
+    """Checks a limit of nested calls.
+
+    Raises:
+        TypeError, ValueError: it is no such limit.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError("it must be a whole number of calls, or None")
+    if not 1 <= given < 1 << 31:
+        raise ValueError("it must be at least 1 and below 2**31, or None")
+    return given
+
+
+def duration(given: object) -> float:
+    """Checks a number of seconds.
+
+    Raises:
+        TypeError, ValueError: it is none, or below 0.
+    """
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        raise TypeError("it must be a number of seconds, 0 or more")
+    if not (math.isfinite(given) and given >= 0):
+        raise ValueError("it must be a number of seconds, 0 or more")
+    return given
+
+
 def byte_size(value: object) -> int:
     """Parses a number of bytes; a str may end in K, M or G.
 
@@ -104,12 +212,14 @@ def seconds(value: object) -> float:
     return _number(value, float, lambda found: 0 <= found < math.inf, "a number of seconds, 0 or above")
 
 
-def type_of_device(value: str) -> str:
-    """Parses a type of device, as ``torch.device`` names it.
+def type_of_device(value: object) -> str:
+    """Checks a type of device, as ``torch.device`` names it.
 
     Raises:
-        ValueError: it cannot be such a name.
+        TypeError, ValueError: it cannot be such a name.
     """
+    if not isinstance(value, str):
+        raise TypeError("it must be the name of a type of device, such as 'cuda', or None")
     if not value.isidentifier():
         raise ValueError("allowed is the name of a type of device, such as cuda, without an index")
     return value

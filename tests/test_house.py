@@ -185,12 +185,18 @@ def test_column_page_is_up_to_date():
     assert page.read_text() == column_page()
 
 
-def own_variables_markdown() -> str:
-    """The table of this package's own variables."""
-    rows = [
-        f"| `{setting.variable}`{f': `{setting.key}=`' if setting.key else ''} | {setting.default} | {setting.meaning} |"
-        for setting in config.SETTINGS
-    ]
+def own_options_markdown() -> str:
+    """The table of this package's own options."""
+    rows = []
+    for option in config.OPTIONS:
+        part = f": `{option.key}=`" if option.key else ""
+        names = (
+            f"`{option.variable}`{part}" if option.variable else "",
+            option.argument,
+            option.flag.partition(" ")[0],
+        )
+        cells = [name if name.startswith("`") or not name else f"`{name}`" for name in names]
+        rows.append(f"| {' | '.join([*cells, option.displayed_default, option.meaning])} |")
     return "\n".join(
         [
             "",
@@ -200,8 +206,11 @@ def own_variables_markdown() -> str:
             "`OTEL_TORCHPROF_CHROME_TRACE=trace.json,max_files=5`. An invalid or unknown part is ignored with one warning; the other",
             "parts apply.",
             "",
-            "| Variable | Default | Meaning |",
-            "| --- | --- | --- |",
+            "An argument is one of `instrument()`, `profile()`, `stream()` or an exporter; with `OTEL_TORCHPROF_POLICY` of `SpanPolicy`, with",
+            "`OTEL_TORCHPROF_FRAMES` of `FrameFilter`. A flag is one of `otel-torchprof run`.",
+            "",
+            "| Variable | Argument | Flag | Default | Meaning |",
+            "| --- | --- | --- | --- | --- |",
             *rows,
             "",
         ]
@@ -212,7 +221,7 @@ def test_every_variable_of_ours_is_in_the_table():
     """A variable that is named anywhere in the package is one that config.py has; they are few."""
     name = re.compile(r"OTEL_TORCHPROF_[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_*])")
     sources = [path.read_text() for path in (ROOT / "otel_torchprof").rglob("*.py")]
-    variables = {setting.variable for setting in config.SETTINGS}
+    variables = {option.variable for option in config.OPTIONS if option.variable}
     assert {found for source in sources for found in name.findall(source)} == variables
     assert len(variables) <= 20
 
@@ -221,7 +230,7 @@ def test_every_variable_of_ours_is_in_the_table():
     ("page", "marker", "table"),
     [
         ("spans.md", "attributes", attributes_markdown),
-        ("settings.md", "variables", lambda: standard_variables_markdown() + own_variables_markdown()),
+        ("settings.md", "variables", lambda: standard_variables_markdown() + own_options_markdown()),
         ("metrics.md", "gpu metrics", gpu_metrics_markdown),
     ],
 )

@@ -33,7 +33,6 @@ from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.sdk_imports import UNSET
 from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.frame_filter import checked_filter
 from otel_torchprof._sources.nvml import Nvml, RefusedError
 from otel_torchprof.errors import ExportError, TorchLibraryError
 from otel_torchprof.version import __version__
@@ -60,7 +59,7 @@ _SHOWN = re.compile(
 """Variables whose values are no secrets; those of others are not shown."""
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 _ABOUT_THE_RECEIVER = tuple(
-    name for setting in VARIABLES.values() for name in setting.variables if name.startswith("OTEL_EXPORTER_OTLP")
+    name for option in VARIABLES.values() for name in option.variables if name.startswith("OTEL_EXPORTER_OTLP")
 )
 """Who sets one of these expects a receiver."""
 _START_ONE = (
@@ -255,8 +254,7 @@ class _Kept(logging.Handler):
 
 
 _READERS: tuple[Callable[[], object], ...] = (
-    *(setting.read for setting in config.SETTINGS if setting.variable not in {config.FRAMES, config.POLICY}),
-    lambda: checked_filter(None),
+    *(option.read for option in config.OPTIONS),
     SpanPolicy.from_environment,
     Settings.from_environment,
     QueueSettings.from_environment,
@@ -310,7 +308,7 @@ def _what_to_do(response: Response) -> str:
     return _START_ONE if response.outcome is Outcome.RETRY else _NOT_SENT
 
 
-def _file(name: str, path: str, variable: config.Setting) -> Check:
+def _file(name: str, path: str, variable: config.Option) -> Check:
     try:
         check_writable(own_path(path))
     except ExportError as error:

@@ -42,9 +42,9 @@ class Rotation(NamedTuple):
             ValueError: a bad keyword; names it, its value and what is allowed.
         """
         return cls(
-            config.CHROME_MAX_BYTES.given("max_bytes", max_bytes),
-            config.CHROME_STEPS_PER_FILE.given("steps_per_file", steps_per_file),
-            config.CHROME_MAX_FILES.given("max_files", max_files),
+            config.CHROME_MAX_BYTES.given(max_bytes),
+            config.CHROME_STEPS_PER_FILE.given(steps_per_file),
+            config.CHROME_MAX_FILES.given(max_files),
         )
 
     @property

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -167,16 +167,16 @@ class _Source:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
-    def take(self, setting: str, value: object) -> Any:
-        return VARIABLES[setting].given(setting, None if value == "" else value, self._environ)
+    def take(self, option: str, value: object) -> Any:
+        return VARIABLES[option].given(None if value == "" else value, self._environ)
 
     def endpoint(self, protocol: str, value: str | None, insecure: bool | None) -> tuple[str, bool]:
         """The endpoint, and whether it goes without TLS."""
-        setting = VARIABLES["endpoint"]
+        option = VARIABLES["endpoint"]
         if protocol == HTTP:
-            for_all = setting._replace(variable=setting.general, general="", parse=_http_endpoint_of_all)
-            for_traces = setting._replace(general="", parse=http_endpoint)
-            url = for_traces.given("endpoint", value or None, self._environ) or for_all.read(self._environ)
+            for_all = replace(option, variable=option.general, general="", check=_http_endpoint_of_all)
+            for_traces = replace(option, general="", check=http_endpoint)
+            url = for_traces.given(value or None, self._environ) or for_all.read(self._environ)
             return url or _DEFAULT_HTTP_ENDPOINT, (url or _DEFAULT_HTTP_ENDPOINT).startswith("http:")
         scheme, target = self.take("endpoint", value) or grpc_endpoint(_DEFAULT_GRPC_ENDPOINT)
         if scheme == "https" or insecure is False:

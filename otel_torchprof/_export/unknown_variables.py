@@ -16,7 +16,7 @@ from .variables import VARIABLES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from otel_torchprof.config import Setting
+    from otel_torchprof.config import Option
 
 
 # Every standard variable, in one table: who reads it in which use, and what it means for torch's spans and metrics.
@@ -41,11 +41,11 @@ class Row:
     alone: str
     """... where a program profiles and has no provider."""
     meaning: str
-    keyword: str = ""
+    argument: str = ""
 
 
-def _read_here(setting: Setting, alone: str) -> Row:
-    return Row(setting.variables, setting.default, US, US, alone, setting.meaning, setting.keyword)
+def _read_here(option: Option, alone: str) -> Row:
+    return Row(option.variables, option.displayed_default, US, US, alone, option.meaning, option.argument)
 
 
 def _limit(default: str, meaning: str, *names: str) -> Row:
@@ -143,16 +143,8 @@ _OF_TRACES = (
         "with `traceidratio` and `parentbased_traceidratio`: the sampled share of steps",
     ),
     Row(("OTEL_PYTHON_ID_GENERATOR",), "`random`", SDK, NOT, NOT, "generator of trace and span ids"),
-    *(
-        _read_here(VARIABLES[setting], US)
-        for setting in VARIABLES
-        if VARIABLES[setting].variable.startswith("OTEL_EXP")
-    ),
-    *(
-        _read_here(VARIABLES[setting], NOT)
-        for setting in VARIABLES
-        if VARIABLES[setting].variable.startswith("OTEL_BSP")
-    ),
+    *(_read_here(option, US) for option in VARIABLES.values() if option.variable.startswith("OTEL_EXP")),
+    *(_read_here(option, NOT) for option in VARIABLES.values() if option.variable.startswith("OTEL_BSP")),
     _limit(
         "`128`",
         "maximum number of attributes per span; the first are kept, the others are counted on the span",
@@ -232,12 +224,12 @@ def standard_variables_markdown() -> str:
     parts = []
     for title, rows in SECTIONS.items():
         lines = [
-            f"| {'<br>'.join(f'`{name}`' for name in row.names)} | {f'`{row.keyword}`' if row.keyword else ''} | {row.default} "
+            f"| {'<br>'.join(f'`{name}`' for name in row.names)} | {f'`{row.argument}`' if row.argument else ''} | {row.default} "
             f"| {row.zero_code} | {row.in_code} | {row.alone} | {row.meaning} |"
             for row in rows
         ]
         head = [
-            "| Variable | Keyword | Default | `opentelemetry-instrument` | in code | profile alone | Meaning |",
+            "| Variable | Argument | Default | `opentelemetry-instrument` | in code | profile alone | Meaning |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
         parts.append("\n".join([f"### {title}", "", *head, *lines, ""]))
@@ -346,15 +338,15 @@ def _unknown(name: str, whose: str, meant: str) -> UnknownVariable:
 
 def _our_names() -> Iterator[tuple[str, str]]:
     """By what somebody may write behind the prefix: how it is written."""
-    for setting in config.SETTINGS:
-        short = setting.variable.removeprefix(_OURS)
-        yield short, setting.variable
-        if setting.key:  # as variables of their own they would be called so
-            part, key = f"{setting.variable}={setting.key}=...", setting.key.upper()
+    for option in config.OPTIONS:
+        short = option.variable.removeprefix(_OURS)
+        yield short, option.variable
+        if option.key:  # as variables of their own they would be called so
+            part, key = f"{option.variable}={option.key}=...", option.key.upper()
             yield from ((key, part), (f"{short}_{key}", part))
 
 
-_VARIABLES = frozenset(setting.variable for setting in config.SETTINGS)
+_VARIABLES = frozenset(option.variable for option in config.OPTIONS)
 _NAMES = dict(_our_names())
 
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry's variables that this package reads itself: settings like its own (:mod:`.standard_variables` has all others too).
+"""OpenTelemetry's variables that this package reads itself: options like its own (:mod:`.standard_variables` has all others too).
 
 A bad value is warned of once and counts as not set, as OpenTelemetry requires. Values that may be secret are never shown.
 """
@@ -9,7 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
-from otel_torchprof.config import Setting
+from otel_torchprof.config import Option
 
 from .otlp_values import GRPC, NONE, above_zero, boolean, compression, grpc_endpoint, protocol, readable, seconds
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def _otlp(keyword: str, suffix: str, default: str, meaning: str, **parsing: Any) -> Setting:
+def _otlp(argument: str, suffix: str, default: str, meaning: str, **rest: Any) -> Option:
     variable, general = f"OTEL_EXPORTER_OTLP_TRACES_{suffix}", f"OTEL_EXPORTER_OTLP_{suffix}"
-    return Setting(variable, default, meaning, general=general, keyword=keyword, **parsing)
+    return Option(variable, meaning, default=default, general=general, argument=argument, **rest)
 
 
-def _queue(keyword: str, suffix: str, fallback: int, meaning: str) -> Setting:
-    parse = functools.partial(above_zero, kind=int)
-    return Setting(f"OTEL_BSP_{suffix}", f"`{fallback}`", meaning, parse=parse, fallback=fallback, keyword=keyword)
+def _queue(argument: str, suffix: str, fallback: int, meaning: str) -> Option:
+    check = functools.partial(above_zero, kind=int)
+    return Option(f"OTEL_BSP_{suffix}", meaning, check=check, fallback=fallback, argument=argument)
 
 
 _TABLE = (
-    _otlp("protocol", "PROTOCOL", "`grpc`", "`grpc` or `http/protobuf`", parse=protocol, fallback=GRPC),
+    _otlp("protocol", "PROTOCOL", "`grpc`", "`grpc` or `http/protobuf`", check=protocol, fallback=GRPC),
     _otlp(
         "endpoint",
         "ENDPOINT",
         "`http://localhost:4317` (gRPC), `http://localhost:4318` (HTTP)",
         "receiver; over HTTP, `/v1/traces` is appended to the general variable, and the variable for traces is used as is",
-        parse=grpc_endpoint,
+        check=grpc_endpoint,
     ),
     _otlp(
         "insecure",
         "INSECURE",
         "`false`",
         "gRPC: `true` disables TLS if the endpoint has no scheme; otherwise `http://` or `https://` decides",
-        parse=boolean,
+        check=boolean,
         fallback=False,
     ),
     _otlp(
@@ -55,30 +55,30 @@ _TABLE = (
         "TIMEOUT",
         "`10`",
         "timeout per message including its retries, in seconds; in a `TorchSpanProcessor`, which retries for longer, per attempt",
-        parse=seconds,
+        check=seconds,
         fallback=10.0,
     ),
-    _otlp("compression", "COMPRESSION", "`none`", "`gzip` or `none`", parse=compression, fallback=NONE),
+    _otlp("compression", "COMPRESSION", "`none`", "`gzip` or `none`", check=compression, fallback=NONE),
     _otlp(
         "certificate_file",
         "CERTIFICATE",
         "those of the system",
         "PEM file with the certificates to trust",
-        parse=readable,
+        check=readable,
     ),
     _otlp(
         "client_key_file",
         "CLIENT_KEY",
         "none",
         "PEM file with the private key of the client certificate",
-        parse=readable,
+        check=readable,
     ),
     _otlp(
         "client_certificate_file",
         "CLIENT_CERTIFICATE",
         "none",
         "PEM file with the client certificate and, if there is no separate key file, its private key",
-        parse=readable,
+        check=readable,
     ),
     _queue("schedule_delay_millis", "SCHEDULE_DELAY", 5000, "interval between two exports, in milliseconds"),
     _queue(
@@ -87,7 +87,7 @@ _TABLE = (
         10000000,
         "maximum number of queued spans; beyond it, the oldest are dropped",
     ),
-    config.MAX_QUEUE_BYTES._replace(keyword="max_queue_bytes"),
+    config.MAX_QUEUE_BYTES,
     _queue(
         "max_export_batch_size",
         "MAX_EXPORT_BATCH_SIZE",
@@ -103,5 +103,5 @@ _TABLE = (
     ),
 )
 
-VARIABLES: Mapping[str, Setting] = {setting.keyword: setting for setting in _TABLE}
-"""By keyword."""
+VARIABLES: Mapping[str, Option] = {option.argument: option for option in _TABLE}
+"""By argument."""

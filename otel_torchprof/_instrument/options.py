@@ -85,13 +85,13 @@ class Options:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, config.DETAILS))}")
         if meter_provider is not None and not callable(getattr(meter_provider, "get_meter", None)):
             raise TypeError(f"meter_provider is {meter_provider!r}; it must be a MeterProvider")
-        self.overhead = config.OVERHEAD.given("overhead", overhead)
-        self.max_operators = config.MAX_OPERATORS.given("max_operators", max_operators)
-        self.export_ranks = config.EXPORT_RANKS.given("export_ranks", export_ranks)
-        self.ranks = config.RANKS.given("ranks", ranks)
+        self.overhead = config.OVERHEAD.given(overhead)
+        self.max_operators = config.MAX_OPERATORS.given(max_operators)
+        self.export_ranks = config.EXPORT_RANKS.given(export_ranks)
+        self.ranks = config.RANKS.given(ranks)
         self.step_rule = StepRule.checked(steps)
-        self.blackbox: BlackBoxOptions | None = config.BLACK_BOX.given("blackbox", blackbox)
-        self.sigterm_timeout = config.SIGTERM_TIMEOUT.given("sigterm_timeout", sigterm_timeout)
+        self.blackbox: BlackBoxOptions | None = config.BLACK_BOX.given(blackbox)
+        self.sigterm_timeout = config.SIGTERM_TIMEOUT.given(sigterm_timeout)
         if gpu_metrics is not None and not isinstance(gpu_metrics, bool):
             raise TypeError(f"gpu_metrics is {gpu_metrics!r}; it must be True, False, or None: as the environment says")
         if loader_workers is not None and not isinstance(loader_workers, bool):
@@ -174,7 +174,7 @@ def live_options(
         raise TypeError(
             f"use_device is {use_device!r}; it must be the name of a type of device, such as 'cuda', or None"
         )
-    device = config.DEVICE.given("use_device", use_device)
+    device = config.DEVICE.given(use_device)
     events = config.DEVICE_EVENTS.read() if device_events is None else checked_device_events(device_events, 1)
     has_steps_alone = detail == "steps"
     return RecordingOptions(

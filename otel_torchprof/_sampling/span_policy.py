@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -50,9 +48,9 @@ class StepChoice(NamedTuple):
         return self.schedule is None or self.schedule(step)
 
 
-KEEP = ("all", "slow")
+_OPTIONS = config.fields_in(config.POLICY)
 _DETAILED = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-_SCHEDULE_KEYS = ("wait", "warmup", "active", "repeat", "skip_first")
+_SCHEDULE_KEYS = tuple(option.key for option in config.SCHEDULE)
 
 
 @dataclass(frozen=True)
@@ -103,34 +101,26 @@ class SpanPolicy:
     """
 
     schedule: Callable[[int], Any] | None = None
-    every: int = 1
-    ratio: float = 1.0
-    keep: str = "all"
-    slow_quantile: float | None = 0.95
-    slow_limit: float | None = None
-    max_spans: int = 5_000
-    max_bytes: int = 4_000_000
-    short: float | None = None
-    job_interval: float = 600.0
+    every: int = config.EVERY.fallback
+    ratio: float = config.RATIO.fallback
+    keep: str = config.KEEP.fallback
+    slow_quantile: float | None = config.SLOW_QUANTILE.fallback
+    slow_limit: float | None = config.SLOW_LIMIT.fallback
+    max_spans: int = config.MAX_SPANS.fallback
+    max_bytes: int = config.MAX_TRACE_BYTES.fallback
+    short: float | None = config.SHORT.fallback
+    job_interval: float = config.JOB_INTERVAL.fallback
 
     def __post_init__(self) -> None:
         if self.schedule is not None and not callable(self.schedule):
             raise TypeError(f"schedule is {self.schedule!r}; it must be a callable such as schedule(wait=1, ...) gives")
-        if self.keep not in KEEP:
-            raise ValueError(f"keep is {self.keep!r}; it must be one of {', '.join(map(repr, KEEP))}")
-        for name, check, allowed in _CHECKS:
-            value = getattr(self, name)
-            if not check(value):
-                raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+        for name, option in _OPTIONS.items():
+            config.checked(name, getattr(self, name), option.check)
 
     @classmethod
     def from_environment(cls) -> SpanPolicy:
         """Returns the policy in ``OTEL_TORCHPROF_POLICY``; bad parts of it are ignored, with one warning each."""
-        found: dict[str, Any] = {}
-        for name, (setting, _) in _SETTINGS.items():
-            value = setting._replace(parse=functools.partial(_read, name)).read()
-            if value is not None:
-                found[name] = value
+        found: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
         return cls(**found, schedule=_schedule_of_environment())
 
     def choice(self) -> StepChoice:
@@ -168,44 +158,13 @@ def policy_without_code() -> SpanPolicy:
 
 
 def policy_of_texts(texts: Mapping[str, str]) -> SpanPolicy:
-    """Returns the environment's policy with some settings replaced, given as text.
+    """Returns the environment's policy with some options replaced, given as text.
 
     Raises:
-        ValueError: a setting is bad; the message has its name, its value and the allowed values.
+        ValueError: an option is bad; the message has its name, its value and the allowed values.
     """
-    return replace(SpanPolicy.from_environment(), **{setting: _read(setting, text) for setting, text in texts.items()})
-
-
-def _read(setting: str, text: str) -> Any:
-    """Parses the text of a setting and checks it."""
-    parse = _PARSERS[setting]
-    try:
-        value = parse(text)
-    except ValueError:
-        if parse is _schedule:
-            raise
-        value = text  # not a number: the policy raises with the allowed values
-    return getattr(SpanPolicy(**{setting: value}), setting)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("every", lambda v: _is_whole(v, 1), "a whole number above 0"),
-    ("ratio", lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, up to 1"),
-    ("slow_quantile", lambda v: v is None or (_is_number(v) and 0 < v < 1), "a number between 0 and 1, or None"),
-    ("slow_limit", lambda v: v is None or (_is_number(v) and v > 0), "a number of seconds above 0, or None"),
-    ("max_spans", lambda v: _is_whole(v, 10), "a whole number from 10 on"),
-    ("max_bytes", lambda v: _is_whole(v, 10_000), "a whole number of bytes from 10000 on"),
-    ("short", lambda v: v is None or (_is_number(v) and v >= 0), "a number of seconds from 0 on, or None"),
-    ("job_interval", lambda v: _is_number(v) and v >= 0, "a number of seconds, 0 for none"),
-)
+    read = {"schedule": _schedule, **{name: option.of_flag for name, option in _OPTIONS.items()}}
+    return replace(SpanPolicy.from_environment(), **{name: read[name](text) for name, text in texts.items()})
 
 
 def _schedule(text: str) -> Callable[[int], Any]:
@@ -224,24 +183,10 @@ def _schedule(text: str) -> Callable[[int], Any]:
 
 
 def _schedule_of_environment() -> Callable[[int], Any] | None:
-    found = {setting: setting.read() for setting in config.SCHEDULE}
-    given = {setting: number for setting, number in found.items() if number is not None}
+    found = {option: option.read() for option in config.SCHEDULE}
+    given = {option: number for option, number in found.items() if number is not None}
     if given.get(config.ACTIVE):
-        return plan(**{setting.key: number or 0 for setting, number in found.items()})
-    for setting in given:
-        setting.ignore("a schedule must say how many steps are active, above 0: active=N")
+        return plan(**{option.key: number or 0 for option, number in found.items()})
+    for option in given:
+        option.ignore("a schedule must say how many steps are active, above 0: active=N")
     return None
-
-
-_SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
-    "every": (config.EVERY, int),
-    "ratio": (config.RATIO, float),
-    "keep": (config.KEEP, str.lower),
-    "slow_quantile": (config.SLOW_QUANTILE, float),
-    "slow_limit": (config.SLOW_LIMIT, float),
-    "max_spans": (config.MAX_SPANS, int),
-    "max_bytes": (config.MAX_TRACE_BYTES, int),
-    "short": (config.SHORT, float),
-    "job_interval": (config.JOB_INTERVAL, float),
-}
-_PARSERS = {"schedule": _schedule, **{name: parse for name, (_, parse) in _SETTINGS.items()}}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +11,9 @@ from otel_torchprof import config, parsers
 
 if TYPE_CHECKING:
     import types
+    from collections.abc import Iterable
 
-_ENTRIES = "module names (torch.nn), and paths or globs, which have a / or a * (src/model.py, */site-packages/*)"
+_OPTIONS = config.fields_in(config.FRAMES)
 
 
 @dataclass(frozen=True)
@@ -52,23 +51,18 @@ class FrameFilter:
         ...     text = json.dumps([1])
     """
 
-    include: Iterable[str] = ()
-    exclude: Iterable[str] = ()
-    max_depth: int | None = None
-    min_duration: float = 0.0
-    c_functions: bool = True
-    modules_only: bool = False
+    include: Iterable[str] = config.INCLUDE.fallback
+    exclude: Iterable[str] = config.EXCLUDE.fallback
+    max_depth: int | None = config.MAX_DEPTH.fallback
+    min_duration: float = config.MIN_DURATION.fallback
+    c_functions: bool = config.C_FUNCTIONS.fallback
+    modules_only: bool = config.MODULES_ONLY.fallback
     _included: _Entries | None = field(init=False, repr=False, compare=False)
     _excluded: _Entries | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
-            object.__setattr__(self, name, _checked_entries(name, getattr(self, name)))
-        _check_depth(self.max_depth)
-        _check_duration(self.min_duration)
-        for name in ("c_functions", "modules_only"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+        for name, option in _OPTIONS.items():
+            object.__setattr__(self, name, config.checked(name, getattr(self, name), option.check))
         object.__setattr__(self, "_included", _Entries.of(self.include))
         object.__setattr__(self, "_excluded", _Entries.of(self.exclude))
 
@@ -98,15 +92,7 @@ class FrameFilter:
     @classmethod
     def from_environment(cls) -> FrameFilter:
         """Returns the filter in ``OTEL_TORCHPROF_FRAMES``; bad parts of it are ignored, with one warning each."""
-        found: dict[str, Any] = {}
-        for name, (setting, parse) in _SETTINGS.items():
-
-            def checked(text: str, name: str = name, parse: Callable[[str], Any] = parse) -> Any:
-                return getattr(cls(**{name: parse(text)}), name)
-
-            value = setting._replace(parse=checked).read()
-            if value is not None:
-                found[name] = value
+        found: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
         return cls(**found)
 
 
@@ -134,7 +120,7 @@ class _Entries(NamedTuple):
     def of(cls, entries: Iterable[str]) -> _Entries | None:
         """Compiles entries; None if there are none."""
         modules = [_as_expression(entry) for entry in entries if "/" not in entry and not entry.endswith(".py")]
-        paths = [_path_expression(entry) for entry in entries if _is_path(entry)]
+        paths = [_path_expression(entry) for entry in entries if parsers.is_path(entry)]
         if not modules and not paths:
             return None
         return cls(_any_of(modules, r"(\..*)?"), _any_of(paths, "(/.*)?"))
@@ -144,10 +130,6 @@ class _Entries(NamedTuple):
         if self.modules is not None and module_name is not None and self.modules.fullmatch(module_name):
             return True
         return self.paths is not None and self.paths.fullmatch(path) is not None
-
-
-def _is_path(entry: str) -> bool:
-    return "/" in entry or "*" in entry or entry.endswith(".py")
 
 
 def _as_expression(entry: str) -> str:
@@ -163,62 +145,6 @@ def _path_expression(entry: str) -> str:
 def _any_of(expressions: list[str], within: str) -> re.Pattern[str] | None:
     return re.compile(f"({'|'.join(expressions)}){within}", re.DOTALL) if expressions else None
 
-
-def _checked_entries(name: str, given: Any) -> tuple[str, ...]:
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"{name} is {given!r}; it must be a list of {_ENTRIES}")
-    entries = tuple(given)
-    for entry in entries:
-        if not isinstance(entry, str):
-            raise TypeError(f"{name} has {entry!r}; it must be a list of {_ENTRIES}")
-        if not (_is_path(entry) or all(part.isidentifier() for part in entry.split("."))) or not entry.strip("/. "):
-            raise ValueError(f"{name} has {entry!r}; allowed are {_ENTRIES}")
-    return entries
-
-
-def _check_depth(given: Any) -> None:
-    if given is None:
-        return
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError(f"max_depth is {given!r}; it must be a whole number of calls, or None")
-    if not 1 <= given < 1 << 31:
-        raise ValueError(f"max_depth is {given}; it must be at least 1 and below 2**31, or None")
-
-
-def _check_duration(given: Any) -> None:
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        raise TypeError(f"min_duration is {given!r}; it must be a number of seconds")
-    if not (math.isfinite(given) and given >= 0):
-        raise ValueError(f"min_duration is {given!r}; it must be a number of seconds, 0 or more")
-
-
-def _entries(text: str) -> list[str]:
-    return [entry for part in text.split(",") if (entry := part.strip())]
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("allowed is a whole number of calls, 1 or more") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("allowed is a number of seconds, 0 or more") from None
-
-
-_SETTINGS: dict[str, tuple[config.Setting, Callable[[str], Any]]] = {
-    "include": (config.INCLUDE, _entries),
-    "exclude": (config.EXCLUDE, _entries),
-    "max_depth": (config.MAX_DEPTH, _whole),
-    "min_duration": (config.MIN_DURATION, _seconds),
-    "c_functions": (config.C_FUNCTIONS, parsers.switch),
-    "modules_only": (config.MODULES_ONLY, parsers.switch),
-}
-"""Settings and parsers for the environment, by argument."""
 
 ALL_FRAMES = FrameFilter()
 """Selects all calls."""

@@ -113,10 +113,10 @@ def test_bad_values_are_told(capsys, monkeypatch):
         assert [text.partition("=")[0].partition(" is")[0] for text in problems(found)] == [
             "OTEL_TORCHPROF_DETIAL",
             "OTEL_TORCHPROF_MAX_SPANS",
+            "OTEL_TORCHPROF_POLICY: every",
             "OTEL_TORCHPROF_METRICS: overhead",
             "OTEL_TORCHPROF_CHROME_TRACE: max_files",
             "OTEL_TORCHPROF_SIGTERM_TIMEOUT",
-            "OTEL_TORCHPROF_POLICY: every",
             "OTEL_BSP_MAX_QUEUE_SIZE",
         ]
         fixes = {check["fix"] for check in found["variable"]}

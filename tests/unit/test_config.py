@@ -112,7 +112,7 @@ def test_a_black_box(monkeypatch, text, expected):
     """What it records, then in any order a folder, which has a slash, a size, and after how many seconds a thread hangs."""
     monkeypatch.setenv("OTEL_TORCHPROF_BLACKBOX", text)
     assert config.BLACK_BOX.read() == expected
-    assert config.BLACK_BOX.given("blackbox", expected) == expected
+    assert config.BLACK_BOX.given(expected) == expected
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_bad_black_box_is_warned_of(monkeypatch, caplog, text, allowed):
     (record,) = caplog.records
     assert all(part in record.getMessage() for part in ("OTEL_TORCHPROF_BLACKBOX", repr(text), allowed))
     with pytest.raises(ValueError, match=f"^blackbox is {text!r}; {allowed}"):
-        config.BLACK_BOX.given("blackbox", text)
+        config.BLACK_BOX.given(text)
 
 
 def test_labels_in_a_black_box(monkeypatch):

@@ -128,7 +128,7 @@ def test_nodes_that_are_not_known_export():
 def test_bad_choices(value):
     """What is no strategy is refused, with what is allowed."""
     with pytest.raises(ValueError, match="allowed are all, node, one, and a share above 0, up to 1"):
-        config.EXPORT_RANKS.parse(value)
+        config.EXPORT_RANKS.check(value)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_bad_choices(value):
 )
 def test_good_choices(value, expected):
     """Of a variable and of a keyword; all of them is no sample."""
-    assert config.EXPORT_RANKS.parse(value) == expected
+    assert config.EXPORT_RANKS.check(value) == expected
 
 
 def test_layouts():
     """There are two."""
-    assert config.RANKS.parse(" Together ") == "together"
+    assert config.RANKS.check(" Together ") == "together"
     with pytest.raises(ValueError, match="allowed are apart and together"):
-        config.RANKS.parse(3)
+        config.RANKS.check(3)

@@ -41,7 +41,7 @@ def test_what_may_be_meant(name, meant):
 def test_right_ones_are_never_named():
     """What OpenTelemetry specifies, what its SDK for Python reads besides, what this package reads, and what is like none of these."""
     read = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
-    ours = {setting.variable for setting in config.SETTINGS}
+    ours = {option.variable for option in config.OPTIONS if option.variable}
     others = {
         "OTEL_VENDOR_ACCESS",
         "OTEL_TORCHPROFX_ACCESS",
