@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
 from . import parsers
 
@@ -341,6 +341,9 @@ MAX_OPERATORS = Option(
     fallback=50,
     argument="max_operators",
 )
+RECORD_SHAPES = Option(
+    "", "Whether to record the shapes of operators' inputs", check=bool, fallback=False, argument="record_shapes"
+)
 DEVICE = Option(
     "OTEL_TORCHPROF_DEVICE",
     "Type of device that `TorchInstrumentor` times, such as `cuda`",
@@ -363,6 +366,13 @@ ENERGY = Option(
     check=parsers.boolean("True, False, or None: the default"),
     default="`true` if the device is `cuda`",
     argument="energy",
+)
+GPU_METRICS = Option(
+    "",
+    "Whether `GpuMetrics` go to the `meter_provider`",
+    check=parsers.boolean("True, False, or None: the default"),
+    default="`true` if it has a reader, unless `OTEL_TORCHPROF_GPU_DEVICES` is `none`",
+    argument="gpu_metrics",
 )
 GPU_DEVICES = Option(
     "OTEL_TORCHPROF_GPU_DEVICES",
@@ -516,6 +526,62 @@ KEYS: Mapping[str, frozenset[str]] = {
 """Of the variables that have parts."""
 
 
+class SourceOptions(TypedDict, total=False):
+    """Types of the arguments of ``profile``, ``stream`` and ``instrument()`` that belong to a source of events."""
+
+    energy: bool | None
+
+
+class LiveOptions(SourceOptions, total=False):
+    """Types of the arguments of both ``stream`` and ``instrument()`` that are options of the table."""
+
+    record_shapes: bool
+    use_device: str | None
+    device_events: DeviceEvents | None
+
+
+class InstrumentOptions(LiveOptions, total=False):
+    """Types of the arguments of ``instrument()`` that are options of the table."""
+
+    detail: Detail | None
+    overhead: float | None
+    max_operators: int | None
+    gpu_metrics: bool | None
+    export_ranks: ExportRanks | float | None
+    ranks: RankTraces | None
+    loader_workers: bool | None
+    sigterm_timeout: float | None
+    blackbox: str | parsers.BlackBoxOptions | None
+
+
+def arguments_in(kind: type) -> list[Option]:
+    """Returns the options that are arguments of a function, in the order of the table, by the types of these."""
+    return [option for option in OPTIONS if option.argument in kind.__annotations__]
+
+
+def checked_arguments(
+    function: Callable[..., object], name: str, kind: type, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the values of all options that a function takes: the arguments, checked, else those of the environment.
+
+    Args:
+        function: takes them, besides its other arguments.
+        name: its name in messages.
+        kind: types of the options, such as :class:`LiveOptions`.
+        given: arguments that are options, or unknown.
+
+    Raises:
+        TypeError, ValueError: an argument is unknown or bad; the message has its name, its value and what is allowed.
+    """
+    options = arguments_in(kind)
+    allowed = [*(getattr(function, "__kwdefaults__", None) or ()), *(option.argument for option in options)]
+    for unknown in given:
+        if unknown not in allowed:
+            hint = " ".join(filter(None, (parsers.suggestion(unknown, allowed), f"allowed are {', '.join(allowed)}")))
+            raise TypeError(f"{unknown} is no argument of {name}; {hint}")
+    return {option.argument: option.given(given.get(option.argument)) for option in options}
+
+
 def fields_in(variable: str) -> dict[str, Option]:
     """Returns the options with an argument among the parts of a variable, by argument."""
     return {option.argument: option for option in OPTIONS if option.variable == variable and option.argument}
@@ -571,11 +637,6 @@ def _parts(variable: str, text: str) -> Mapping[str, str]:
     found = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
     for key in sorted(found.keys() - keys):
         if key or first:
-            near = parsers.nearest(key, keys)
-            mean = (
-                f"did you mean {near}?"
-                if near
-                else f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
-            )
-            _ignored(variable, f"{key}={found[key]}" if key else first, mean)
+            allowed = f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
+            _ignored(variable, f"{key}={found[key]}" if key else first, parsers.suggestion(key, keys) or allowed)
     return found

@@ -33,6 +33,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return found if mistakes <= allowed else ""
 
 
+def suggestion(word: str, words: Iterable[str]) -> str:
+    """Returns the question for a misspelt word, ``did you mean detail?``; empty if no word is near."""
+    found = nearest(word, words)
+    return f"did you mean {found}?" if found else ""
+
+
 def _mistakes(word: str, other: str) -> int:
     """Counts letters to change, omit, add or transpose until the words are equal (optimal string alignment)."""
     before: list[int] = []

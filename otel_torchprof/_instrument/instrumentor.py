@@ -29,7 +29,7 @@ from otel_torchprof.health import ON, ProcessorHealth
 
 from .default_processor import DefaultProcessor, added_processor, is_shut_down
 from .instrumentation import Instrumentation
-from .options import Options, checked_options, takes_arguments_of
+from .options import Options, takes_arguments_of
 from .provider_wait import ProviderWait
 from .sigterm import SigtermFlush
 from .unused_processor import unused
@@ -153,8 +153,8 @@ class TorchInstrumentor(BaseInstrumentor):
             if self._running is not None and not self._running.is_running:
                 super().uninstrument()
             if self.is_instrumented_by_opentelemetry:
-                whole = checked_options({**self._given, **given})
-                differences = whole.differences(checked_options(self._given))
+                whole = Options(**{**self._given, **given})
+                differences = whole.differences(Options(**self._given))
                 if not differences:
                     return
                 names = ", ".join(name for name in given if name in differences or name not in vars(whole))
@@ -220,7 +220,7 @@ class TorchInstrumentor(BaseInstrumentor):
         return combined(found, self._gpus, self._box)
 
     def _instrument(self, **given: Any) -> None:
-        options = checked_options(given)
+        options = Options(**given)
         if not config.ENABLED.read() or options.detail == "off":
             self._stay_off("detail is 'off'" if config.ENABLED.read() else f"{config.ENABLED} is false")
             return

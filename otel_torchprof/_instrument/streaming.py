@@ -17,7 +17,6 @@ from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.finders import is_there
 from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof.errors import TorchProfError
 
 from .instrumentation import KINDS, Instrumentation
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from otel_torchprof._events.events import EventList, FunctionEventAvg
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._sources.frame_filter import FrameFilter
-    from otel_torchprof._sources.recording_options import SourceOptions
     from otel_torchprof.health import ProcessorHealth
 
 _STOP_SECONDS = 30.0
@@ -64,14 +62,11 @@ class stream:  # noqa: N801 - beside profile
     Args:
         exporters: as for :class:`TorchSpanProcessor`; none if only averages are needed.
         detail: ``"steps"``, ``"modules"``, ``"ops"`` or ``"frames"``. Default: ``"ops"``.
-        record_shapes: whether to record the shapes of operators' inputs. Default: False.
         frames: a :class:`FrameFilter` for ``"frames"``. Default: ``OTEL_TORCHPROF_FRAMES``, else all calls.
-        use_device: type of device to time, as for :class:`TorchInstrumentor`.
-        device_events: events to time on the device, as for :class:`TorchInstrumentor`.
         policy: a :class:`SpanPolicy`. Default: ``OTEL_TORCHPROF_POLICY``.
         memory_limit: limit of the recorder in bytes, as for :class:`TorchSpanProcessor`.
         resource: resource of the spans. Default: ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``.
-        source_options: ``energy``, as for :class:`TorchInstrumentor`.
+        options: ``record_shapes``, ``use_device``, ``device_events`` and ``energy``, as for :class:`TorchInstrumentor`.
 
     Raises:
         TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
@@ -89,26 +84,17 @@ class stream:  # noqa: N801 - beside profile
         self,
         *exporters: SpanExporter,
         detail: config.SpanDetail = "ops",
-        record_shapes: bool = False,
         frames: FrameFilter | None = None,
-        use_device: str | None = None,
-        device_events: config.DeviceEvents | None = None,
         policy: SpanPolicy | None = None,
         memory_limit: int | None = None,
         resource: Resource | None = None,
-        **source_options: Unpack[SourceOptions],
+        **options: Unpack[config.LiveOptions],
     ) -> None:
         if detail not in KINDS:
             raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
         warn_of_unknown_variables()
-        recording = live_options(
-            detail,
-            record_shapes=record_shapes,
-            frames=frames,
-            use_device=use_device,
-            device_events=device_events,
-            sources=checked_source_options("stream", source_options),
-        )
+        values = config.checked_arguments(stream.__init__, "stream", config.LiveOptions, options)
+        recording = live_options(detail, frames, values)
         unused.note_recording()
         self._processor = TorchSpanProcessor(*exporters, sdk_spans=False, memory_limit=memory_limit)
         limits = span_limits_of_environment()

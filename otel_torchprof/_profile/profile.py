@@ -17,7 +17,6 @@ from otel_torchprof._process.caller_warnings import warn_caller_once
 from otel_torchprof._process.torch_differences import differences
 from otel_torchprof._record.segments import Segments
 from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
-from otel_torchprof._sources.catalog import checked_source_options
 from otel_torchprof._sources.compiled_code import read_as_torchs_profile
 from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from otel_torchprof._sources.recording_options import SourceOptions
     from otel_torchprof.health import Health, ProfilerStats
 
 
@@ -135,7 +133,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         frames: FrameFilter | None = None,
         device_events: config.DeviceEvents | None = None,
         device_events_every: int = 1,
-        **source_options: Unpack[SourceOptions],
+        **source_options: Unpack[config.SourceOptions],
     ) -> None:
         self.acc_events, self.on_trace_ready, self.with_modules = acc_events, on_trace_ready, with_modules
         self.custom_trace_id_callback = custom_trace_id_callback
@@ -145,7 +143,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._kineto_steps, self._active = ProfilerSteps(), False
         events = checked_device_events(device_events, device_events_every)
         self._device_steps = TimedSteps(device_events_every)
-        sources = checked_source_options("profile", source_options)
+        sources = config.checked_arguments(profile.__init__, "profile", config.SourceOptions, source_options)
         if not enabled:
             super().__init__(Segments(RecordingOptions(operators=False)))
             self.enabled, self._cycles = False, Cycles(always)
@@ -166,30 +164,30 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             use_kineto=use_kineto,
             as_torch_profiler=schedule is not None or on_trace_ready is not None,
         )
-        config = options.checked_config(experimental_config, with_stack=with_stack, with_modules=with_modules)
+        experimental = options.checked_config(experimental_config, with_stack=with_stack, with_modules=with_modules)
         super().__init__(
             Segments(
                 RecordingOptions(
                     operators=operators,
                     inputs=record_shapes or with_flops,
-                    overloads=bool(options.of_config(config, "capture_overload_names")),
+                    overloads=bool(options.of_config(experimental, "capture_overload_names")),
                     memory=profile_memory,
                     frames=with_stack,
-                    collections=bool(options.of_config(config, "record_python_gc_info")),
+                    collections=bool(options.of_config(experimental, "record_python_gc_info")),
                     frame_filter=checked_filter(frames) if with_stack or frames is not None else ALL_FRAMES,
                     modules=with_modules,
                     device=chosen.device,
                     untimed=chosen.untimed,
                     device_events=events,
                     sources=sources,
-                    all_threads=all_threads or bool(options.of_config(config, "profile_all_threads")),
+                    all_threads=all_threads or bool(options.of_config(experimental, "profile_all_threads")),
                     memory_limit=memory_limit,
                 )
             )
         )
         self.record_shapes, self.with_flops = record_shapes, with_flops
         self.profile_memory, self.with_stack = profile_memory, with_stack
-        self.experimental_config, self._trace_only = config, bool(options.of_config(config, "trace_only"))
+        self.experimental_config, self._trace_only = experimental, bool(options.of_config(experimental, "trace_only"))
         self.activities, self.activity_filters = chosen.activities, chosen.filters
         self.use_device, self._kind = chosen.device, chosen.kind
         self.use_cpu, self.use_cuda = ProfilerActivity.CPU in chosen.collected, chosen.device == "cuda"

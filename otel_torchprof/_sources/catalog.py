@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof._native import torch_library
 from otel_torchprof._process import process_changes
-from otel_torchprof.parsers import nearest
 
 from .collective_source import CollectiveSource
 from .compile_events import CompileEvents
 from .device_source import BYTES_OF_A_TIME, DeviceSource
-from .energy_source import EnergySource, checked_energy
+from .energy_source import EnergySource
 from .live_device_source import LiveDeviceSource, LiveEnergySource
 from .phases import Phases
 from .source import Calls, Collections, Memory, Modules, Operators, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from otel_torchprof._native.torch_library import TorchLibrary
 
-    from .recording_options import RecordingOptions, SourceOptions
+    from .recording_options import RecordingOptions
 
 
 class Request(NamedTuple):
@@ -46,8 +45,6 @@ class Entry(NamedTuple):
     """A recording that begins before torch is imported starts it only then."""
     survives_fork: bool = False
     """In a forked child it continues by itself."""
-    checks: Mapping[str, Callable[[Any], Any]] = {}
-    """Its own options (see ``SourceOptions``): each with what checks a value and returns it, or raises."""
 
 
 def _energy(request: Request) -> Source | None:
@@ -109,7 +106,7 @@ def _frames(request: Request) -> Source | None:
 
 
 SOURCES = (
-    Entry("energy", EnergySource, _energy, checks={"energy": checked_energy}),
+    Entry("energy", EnergySource, _energy),
     Entry("memory", Memory, _memory),
     Entry("operators", Operators, _operators, survives_fork=True),
     Entry("collectives", CollectiveSource, _collectives),
@@ -139,18 +136,3 @@ def requested(request: Request, chooses: Callable[[Entry], bool] = lambda _entry
         source = entry.make(request) if chooses(entry) else None
         if source is not None:
             yield source
-
-
-def checked_source_options(function: str, given: Mapping[str, Any]) -> SourceOptions:
-    """The arguments that sources understand, each checked by its source.
-
-    Raises:
-        TypeError, ValueError: a value is wrong, or no source has an argument of that name; the message names ``function``.
-    """
-    checks = {name: check for entry in SOURCES for name, check in entry.checks.items()}
-    for name in given:
-        if name not in checks:
-            near = nearest(name, checks)
-            hint = f"; did you mean {near}?" if near else ""
-            raise TypeError(f"{name} is no argument of {function}{hint}")
-    return cast("SourceOptions", {name: checks[name](value) for name, value in given.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._native import torch_library
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from otel_torchprof._native.recorder import Session
     from otel_torchprof._native.torch_library import TorchLibrary
 
-DEVICE_EVENTS: tuple[config.DeviceEvents, ...] = get_args(config.DeviceEvents)
-"""What of a recording is timed on a device."""
-
 REPLAY_NAME = "torch.cuda.CUDAGraph.replay"
 """The label around the replay of a graph, whose kernels no operator launches."""
 
@@ -43,9 +40,8 @@ def checked_device_events(events: str | None, every: int) -> str:
     Raises:
         TypeError, ValueError: nothing that can be; a number of steps that is no whole number above 0.
     """
-    if events is not None and events not in DEVICE_EVENTS:
-        allowed = ", ".join(map(repr, DEVICE_EVENTS))
-        raise ValueError(f"device_events is {events!r}; it must be one of {allowed}, or None for 'ops'")
+    if events is not None:
+        config.checked("device_events", events, config.DEVICE_EVENTS.check)
     if not isinstance(every, int) or isinstance(every, bool):
         raise TypeError(f"device_events_every is {every!r}; it must be a whole number of steps")
     if every < 1:

@@ -194,17 +194,6 @@ _UNORDERED = (
 _logger = logging.getLogger("otel_torchprof")
 
 
-def checked_energy(energy: bool | None) -> bool | None:
-    """Whether the energy counters are read; None: where the device is CUDA's.
-
-    Raises:
-        TypeError: neither yes nor no nor None.
-    """
-    if energy is not None and not isinstance(energy, bool):
-        raise TypeError(f"energy is {energy!r}; it must be True, False, or None: where the device is cuda")
-    return energy
-
-
 class EnergySource(Source):
     """Reads the counters of the GPUs that CUDA shows to this process, from :meth:`start` to :meth:`stop`.
 

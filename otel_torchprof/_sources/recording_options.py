@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native.torch_library import Requested
@@ -11,15 +11,8 @@ from otel_torchprof.health import NO_DEVICE
 
 from .frame_filter import ALL_FRAMES, FrameFilter
 
-
-class SourceOptions(TypedDict, total=False):
-    """Arguments of ``profile``, ``stream`` and ``instrument()`` that belong to a single source.
-
-    A source with an argument adds it here, for type checkers, and its check to its entry in the catalog.
-    """
-
-    energy: bool | None
-    """Whether to read the energy counters of NVIDIA GPUs; None: if the device is ``cuda``."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -59,8 +52,8 @@ class RecordingOptions:
     """Limit of the recorder in bytes; None: the environment's, else 512 MiB."""
     is_live: bool = False
     """Whether it is drained while it runs; then it may begin long before torch and the device are used."""
-    sources: SourceOptions = field(default_factory=SourceOptions)
-    """Checked arguments of single sources."""
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the options of single sources, by argument."""
 
     @property
     def times_device(self) -> bool:
@@ -70,7 +63,7 @@ class RecordingOptions:
     @property
     def reads_energy(self) -> bool:
         """Whether the energy counters are to be read; of a live recording, on any device: its health says where there are none."""
-        energy = self.sources.get("energy")
+        energy: bool | None = self.sources.get("energy")
         if energy is not None:
             return energy
         return self.device is not None if self.is_live else self.device == "cuda"

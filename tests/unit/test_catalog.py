@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import otel_torchprof as otp
+from otel_torchprof import config, parsers
 from otel_torchprof._sources import catalog
-from otel_torchprof._sources.catalog import SOURCES, Entry, Request, checked_source_options, requested
-from otel_torchprof._sources.recording_options import RecordingOptions, SourceOptions
+from otel_torchprof._sources.catalog import SOURCES, Entry, Request, requested
+from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._sources.source import Source
 from otel_torchprof.health import ON
 
@@ -34,10 +35,13 @@ class Tides(Source):
         return [f"the tide is at {self.height}"]
 
 
-def checked_tides(height: int) -> int:
-    if not isinstance(height, int):
-        raise TypeError(f"tides is {height!r}; it must be a whole number")
-    return height
+TIDES = config.Option(
+    "OTEL_TORCHPROF_TIDES",
+    "Height of the tide",
+    parse=int,
+    check=parsers.must_be("a whole number", lambda height: isinstance(height, int)),
+    argument="tides",
+)
 
 
 @pytest.fixture
@@ -46,14 +50,16 @@ def tides(monkeypatch):
     made: list[Tides] = []
 
     def make(request: Request) -> Source | None:
-        if "tides" not in request.options.sources:
+        if request.options.sources.get("tides") is None:
             return None
         made.append(Tides(request.options.sources["tides"]))
         return made[-1]
 
-    entry = Entry("tides", Source, make, needs_torch=False, checks={"tides": checked_tides})
+    entry = Entry("tides", Source, make, needs_torch=False)
     monkeypatch.setattr(catalog, "SOURCES", (*SOURCES, entry))
-    monkeypatch.setitem(SourceOptions.__annotations__, "tides", "int")
+    monkeypatch.setattr(config, "OPTIONS", (*config.OPTIONS, TIDES))
+    for kind in (config.SourceOptions, config.LiveOptions, config.InstrumentOptions):
+        monkeypatch.setitem(kind.__annotations__, "tides", "int")
     return made
 
 
@@ -92,15 +98,24 @@ def test_nobody_asked(tides):
 @pytest.mark.parametrize("start", [otp.profile, otp.stream], ids=["profile", "stream"])
 def test_options_are_checked_by_their_source(tides, start):
     """A wrong value and a wrong name are errors at once, which name both, and what was meant."""
-    with pytest.raises(TypeError, match="tides is 'high'; it must be a whole number"):
+    with pytest.raises(ValueError, match="tides is 'high'; it must be a whole number"):
         start(tides="high")
     with pytest.raises(TypeError, match=f"tidse is no argument of {start.__name__}; did you mean tides?"):
         start(tidse=3)
 
 
 def test_options_are_declared():
-    """What the entries check is what type checkers know, no more and no less."""
-    assert {name for entry in SOURCES for name in entry.checks} == set(SourceOptions.__annotations__)
+    """What type checkers know of a function's options are arguments of the table."""
+    for kind in (config.SourceOptions, config.LiveOptions, config.InstrumentOptions):
+        assert {option.argument for option in config.arguments_in(kind)} == set(kind.__annotations__)
+
+
+def test_the_variable_of_a_new_source(tides, monkeypatch):
+    """The same line of the table is read from the environment."""
+    monkeypatch.setenv("OTEL_TORCHPROF_TIDES", "5")
+    with otp.profile(operators=False) as prof:
+        pass
+    assert "the tide is at 5" in prof.health.notes
 
 
 def test_names_are_unique():
@@ -130,9 +145,7 @@ def test_no_device_no_energy():
     """The energy counters are read where the device is CUDA's or somebody asked, and not where somebody said no."""
 
     def made(device: str | None, *, is_live: bool, **sources: bool | None) -> bool:
-        options = RecordingOptions(
-            device=device, device_events="off", is_live=is_live, sources=checked_source_options("profile", sources)
-        )
+        options = RecordingOptions(device=device, device_events="off", is_live=is_live, sources=sources)
         return any("Energy" in type(s).__name__ for s in requested(Request(options, None, 1 << 20)))
 
     for is_live in (False, True):

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
+from otel_torchprof import config
 from otel_torchprof._instrument import default_processor
 from otel_torchprof._instrument.default_processor import DefaultProcessor
 from otel_torchprof._instrument.options import Options
@@ -176,8 +177,9 @@ def test_code_over_no_code(by_default, provider, monkeypatch):
 def test_the_signature_is_the_options_own():
     """Editors and ``help()`` see every argument, of one list."""
     found = inspect.signature(otp.TorchInstrumentor().instrument)
-    assert list(found.parameters) == list(inspect.signature(Options).parameters)
-    assert found.parameters["detail"].annotation == "config.Detail | None"
+    explicit = [name for name in inspect.signature(Options).parameters if name != "given"]
+    assert list(found.parameters) == [*explicit, *config.InstrumentOptions.__annotations__]
+    assert found.parameters["detail"].annotation == "Detail | None"
 
 
 def test_a_file_is_shared_with_the_application(monkeypatch, tmp_path):
