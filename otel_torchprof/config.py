@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, g
 from . import parsers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -63,7 +63,7 @@ class Option:
     argument: str = ""
     """Name of the argument in code; empty if there is none."""
     flag: str = ""
-    """Flag with what stands for its value, ``--every N``; empty if there is none."""
+    """Flag with what stands for its value, ``--every N``, or without one, ``--shapes``; empty if there is none."""
 
     def __str__(self) -> str:
         return f"{self.variable}: {self.key}" if self.key else self.variable
@@ -80,6 +80,18 @@ class Option:
             return self.default or "none"
         return f"`{str(self.fallback).lower() if isinstance(self.fallback, bool) else self.fallback}`"
 
+    @property
+    def flag_name(self) -> str:
+        """Name of the flag as an attribute of the parsed command line."""
+        return self.flag.partition(" ")[0].strip("-").replace("-", "_")
+
+    @property
+    def flag_help(self) -> str:
+        """Help of the flag, as plain text."""
+        text = self.meaning.removeprefix("`true`: ")
+        default = f" (default: {self.displayed_default})" if " " in self.flag else ""
+        return f"{text[0].lower()}{text[1:]}{default}".replace("`", "")
+
     def text(self, environ: Mapping[str, str] = os.environ) -> str:
         """Text from the environment, stripped; empty if there is none."""
         texts = (environ.get(name, "").strip() for name in self.variables)
@@ -92,10 +104,14 @@ class Option:
             one = replace(self, variable=name, general="")
             if text := one.text(environ):
                 try:
-                    return self.check(self.parse(text))
+                    return self.of_text(text)
                 except (TypeError, ValueError) as error:
                     _ignored(str(one), text, str(error))
         return self.fallback
+
+    def of_text(self, text: str) -> Any:
+        """Returns the value of a text; raises ValueError or TypeError with the allowed values."""
+        return self.check(self.parse(text))
 
     def given(self, value: object, environ: Mapping[str, str] = os.environ) -> Any:
         """Returns the checked value of the argument; if that is None, the value from the environment.
@@ -104,14 +120,6 @@ class Option:
             TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
         """
         return self.read(environ) if value is None else checked(self.argument, value, self.check)
-
-    def of_flag(self, text: str) -> Any:
-        """Returns the value of the flag.
-
-        Raises:
-            TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
-        """
-        return checked(self.argument, text, lambda given: self.check(self.parse(given)))
 
     def ignore(self, reason: str) -> None:
         """Warns once that the value from the environment is ignored."""
@@ -178,7 +186,7 @@ SKIP_FIRST = Option(
 SCHEDULE = (WAIT, WARMUP, ACTIVE, REPEAT, SKIP_FIRST)
 EVERY = Option(
     POLICY,
-    "`n`: traces only every n-th step in full, from step 0",
+    "Traces only every n-th step in full, from step 0",
     "every",
     parsers.number_or_text,
     parsers.must_be("a whole number above 0", lambda value: parsers.is_whole(value, 1)),
@@ -197,13 +205,13 @@ RATIO = Option(
 )
 KEEP = Option(
     POLICY,
-    "Tail sampling of the steps traced in full: `all`, or `slow`: steps that are slow, contain an error or were "
-    "requested with `keep_step()`",
+    "Tail sampling of the steps traced in full, except in Chrome files: `all`, or `slow`: steps that are slow, contain "
+    "an error or were requested with `keep_step()`",
     "keep",
     str.lower,
     parsers.word_of("all", "slow"),
     "all",
-    "`all`; `slow` with `opentelemetry-instrument`, and with `otel-torchprof run` if it sends spans, if no policy is set",
+    "`all`; `slow` if no policy is set with `opentelemetry-instrument`, or with `otel-torchprof run` that sends spans",
     argument="keep",
     flag="--keep WHICH",
 )
@@ -342,11 +350,16 @@ MAX_OPERATORS = Option(
     argument="max_operators",
 )
 RECORD_SHAPES = Option(
-    "", "Whether to record the shapes of operators' inputs", check=bool, fallback=False, argument="record_shapes"
+    "",
+    "`true`: records the shapes of operators' inputs",
+    check=bool,
+    fallback=False,
+    argument="record_shapes",
+    flag="--shapes",
 )
 DEVICE = Option(
     "OTEL_TORCHPROF_DEVICE",
-    "Type of device that `TorchInstrumentor` times, such as `cuda`",
+    "Type of device on which operators are timed, such as `cuda`",
     check=parsers.type_of_device,
     argument="use_device",
     flag="--device TYPE",
@@ -427,7 +440,7 @@ CHROME_TRACE = Option(
 )
 CHROME_MAX_BYTES = Option(
     CHROME_TRACE.variable,
-    "Size on disk at which the next file begins, in bytes or with `K`, `M` or `G`",
+    "Size on disk at which the next Chrome file begins, in bytes or with `K`, `M` or `G`",
     "max_bytes",
     check=parsers.byte_size,
     default="no limit",
@@ -436,7 +449,7 @@ CHROME_MAX_BYTES = Option(
 )
 CHROME_STEPS_PER_FILE = Option(
     CHROME_TRACE.variable,
-    "Number of steps after which the next file begins",
+    "Number of steps after which the next Chrome file begins",
     "steps_per_file",
     check=parsers.whole_number,
     default="no limit",
@@ -445,7 +458,7 @@ CHROME_STEPS_PER_FILE = Option(
 )
 CHROME_MAX_FILES = Option(
     CHROME_TRACE.variable,
-    "Number of files to keep; the oldest are deleted",
+    "Number of Chrome files to keep; the oldest are deleted",
     "max_files",
     check=parsers.whole_number,
     default="all",
@@ -580,6 +593,20 @@ def checked_arguments(
             hint = " ".join(filter(None, (parsers.suggestion(unknown, allowed), f"allowed are {', '.join(allowed)}")))
             raise TypeError(f"{unknown} is no argument of {name}; {hint}")
     return {option.argument: option.given(given.get(option.argument)) for option in options}
+
+
+def of_flags(parsed: Mapping[str, Any], options: Iterable[Option]) -> dict[str, Any]:
+    """Returns the values of the flags that a command line has, checked, by argument.
+
+    Raises:
+        TypeError, ValueError: a value is not allowed; the message has its name, its value and the allowed values.
+    """
+    found = {option: parsed.get(option.flag_name) for option in options if option.flag}
+    return {
+        option.argument: value if value is True else checked(option.argument, value, option.of_text)
+        for option, value in found.items()
+        if value is not None and value is not False
+    }
 
 
 def fields_in(variable: str) -> dict[str, Option]:

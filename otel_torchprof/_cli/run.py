@@ -371,23 +371,15 @@ def add_parser(commands: Any) -> None:
     )
     add("--endpoint", metavar="URL", help="OTLP receiver to send to; without -o, no file is written")
     add("--detail", choices=_DETAILS, help="level of detail (default: ops)")
-    add("--shapes", action="store_true", help="record the input shapes of operators")
     add("--stacks", action="store_true", help="record Python calls; the same as --detail frames")
-    add("--device", metavar="TYPE", help="type of device on which operators are timed, such as cuda")
     add(
         "--schedule",
         metavar="wait=N,active=N",
         help="steps to trace in full, from step 0: wait=N,warmup=N,active=N,repeat=N",
     )
-    add("--every", metavar="N", help="trace only every n-th step in full")
-    add(
-        "--keep",
-        metavar="WHICH",
-        help="detail to send or write as OTLP: 'all', or 'slow' and failed steps only (default: slow if spans are sent and no policy is set)",
-    )
-    add("--max-bytes", metavar="SIZE", help="start the next Chrome file at this size, such as 500M")
-    add("--steps-per-file", metavar="N", help="start the next Chrome file after this number of steps")
-    add("--max-files", metavar="N", help="number of latest Chrome files to keep")
+    for option in filter(lambda option: option.flag, config.OPTIONS):
+        flag, _, value = option.flag.partition(" ")
+        add(flag, **({"metavar": value} if value else {"action": "store_true"}), help=option.flag_help)
     add("--table", action="store_true", help="print averages by name at the end")
     add(
         "--sort",
@@ -478,9 +470,8 @@ class _Recorded:
         self._stream = stream(
             *self._exporters,
             detail=detail,
-            record_shapes=options.shapes,
-            use_device=options.device,
             policy=policy_of(options, self._exporters),
+            **config.of_flags(vars(options), config.arguments_in(config.LiveOptions)),
         )
         self._stderr = OwnStderr()
         self._progress = Progress(self._line, self._stderr)

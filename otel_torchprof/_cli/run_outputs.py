@@ -5,13 +5,15 @@ from __future__ import annotations
 import glob
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._distributed.rank_environment import place_in, restart_in, role_in
 from otel_torchprof._export.own_path import PID, RANK
 from otel_torchprof._export.sdk import takes_whole_traces
-from otel_torchprof._sampling.span_policy import policy_of_texts, policy_without_code
+from otel_torchprof._sampling.span_policy import SpanPolicy, policy_without_code, schedule_of
 from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from otel_torchprof._distributed.rank_choice import Place
-    from otel_torchprof._sampling.span_policy import SpanPolicy
 
 CHROME_SUFFIXES, OTLP_SUFFIXES = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
 """Of the names of files of each format."""
@@ -97,9 +98,11 @@ def policy_of(options: argparse.Namespace, exporters: list[SpanExporter]) -> Spa
     """
     from otel_torchprof._export.otlp import OTLPExporter
 
-    given = {name: text for name in ("schedule", "every", "keep") if (text := getattr(options, name)) is not None}
+    given = config.of_flags(vars(options), config.fields_in(config.POLICY).values())
+    if options.schedule is not None:
+        given["schedule"] = schedule_of(options.schedule)
     sends = any(isinstance(exporter, OTLPExporter) for exporter in exporters)
-    policy = policy_without_code() if sends and not given else policy_of_texts(given)
+    policy = policy_without_code() if sends and not given else replace(SpanPolicy.from_environment(), **given)
     if options.keep and policy.keep != "all" and all(map(takes_whole_traces, exporters)):
         raise ValueError(
             f"keep is {options.keep!r}, and nothing heeds it: a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"
@@ -134,7 +137,7 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
     if name == _RECEIVER:
         return OTLPExporter(options.endpoint)
     if name.endswith(CHROME_SUFFIXES):
-        numbers = {key: getattr(options, key) for key in ("max_bytes", "steps_per_file", "max_files")}
+        numbers = config.of_flags(vars(options), config.fields_in(config.CHROME_TRACE.variable).values())
         return ChromeTraceExporter(name_of_rank(name, os.environ), **numbers)
     if name.endswith(OTLP_SUFFIXES):
         return OTLPFileExporter(name_of_rank(name, os.environ))

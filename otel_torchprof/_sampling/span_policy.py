@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config
@@ -14,7 +14,7 @@ from .cycles import ProfilerAction, plan
 from .decisions import Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 # ---- Which steps are traced in full: decided before they begin, from their number and their trace id alone ----
 
@@ -157,18 +157,12 @@ def policy_without_code() -> SpanPolicy:
     return SpanPolicy.from_environment() if os.environ.get(config.POLICY, "").strip() else SpanPolicy(keep="slow")
 
 
-def policy_of_texts(texts: Mapping[str, str]) -> SpanPolicy:
-    """Returns the environment's policy with some options replaced, given as text.
+def schedule_of(text: str) -> Callable[[int], Any]:
+    """Parses a schedule: ``wait=5,warmup=1,active=3,repeat=2``.
 
     Raises:
-        ValueError: an option is bad; the message has its name, its value and the allowed values.
+        ValueError: the text has another form.
     """
-    read = {"schedule": _schedule, **{name: option.of_flag for name, option in _OPTIONS.items()}}
-    return replace(SpanPolicy.from_environment(), **{name: read[name](text) for name, text in texts.items()})
-
-
-def _schedule(text: str) -> Callable[[int], Any]:
-    """``wait=5,warmup=1,active=3,repeat=2``."""
     found = dict.fromkeys(_SCHEDULE_KEYS, 0)
     for item in text.split(","):
         key, _, number = item.partition("=")
