@@ -18,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
+from otel_torchprof._export.formats import FILE_EXPORTERS
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.response import Outcome
@@ -269,10 +270,9 @@ def _exporters() -> Iterator[Check]:
     names = [name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(",")]
     known = {each.name for each in entry_points(group="opentelemetry_traces_exporter")}
     for name in names:
-        if name == "chrome":
-            yield _file("chrome file", config.CHROME_TRACE.read(), config.CHROME_TRACE)
-        elif name == "otlp_file":
-            yield _file("otlp file", config.OTLP_FILE.read(), config.OTLP_FILE)
+        if name in FILE_EXPORTERS:
+            path = FILE_EXPORTERS[name].path
+            yield _file(f"{name.removesuffix('_file')} file", path.read(), path)
         elif name in {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
             yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
         elif name not in {"", "none", *known}:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._export.formats import ENDINGS, endings_help, format_of
 from otel_torchprof._export.otlp_file import OTLPFileExporter
 from otel_torchprof._instrument.streaming import stream
 from otel_torchprof._profile.profile import profile
 from otel_torchprof.errors import TorchProfError
 
-from .run_outputs import CHROME_SUFFIXES, OTLP_SUFFIXES
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "-o",
         "--output",
         metavar="FILE",
-        help="write a trace file: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry",
+        help=f"write a trace file: {endings_help()}",
     )
     add("-p", "--profile", metavar="NAME", help="assign the profile to the variable of this name")
     add(
@@ -77,9 +77,9 @@ def _parsed(parser: argparse.ArgumentParser, words: str) -> argparse.Namespace:
         options = parser.parse_args(shlex.split(words))
     except ValueError as error:  # a quotation that does not end
         raise _usage_error(str(error)) from error
-    name, output, suffixes = options.profile, options.output, (*CHROME_SUFFIXES, *OTLP_SUFFIXES)
-    if output is not None and not output.endswith(suffixes):
-        raise _usage_error(f"--output is {output!r}; its name must end in {', '.join(suffixes)}")
+    name, output = options.profile, options.output
+    if output is not None and format_of(output) is None:
+        raise _usage_error(f"--output is {output!r}; its name must end in {', '.join(ENDINGS)}")
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise _usage_error(f"--profile is {name!r}; it must be a name for a variable")
     return options
@@ -106,8 +106,7 @@ def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
     if lost := sum(prof.health.dropped.values()):
         say(f"{lost:,} events were dropped, and are not in the table: {prof.health}")
     if options.output is not None:
-        write = prof.export_otlp if options.output.endswith(OTLP_SUFFIXES) else prof.export_chrome_trace
-        _checked(lambda: write(options.output))
+        _checked(lambda: prof.export_as(options.output, format_of(options.output) or ""))
     if not result.success:
         raise _usage_error("the cell failed, as is shown above; the table is of what ran before that")
 

@@ -14,10 +14,10 @@ import numpy as np
 from otel_torchprof._blackbox.box_file import SUFFIX, is_of_the_living, opened
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof._process.printable import printable
 from otel_torchprof.errors import NativeError, TorchProfError
 
-from .run_outputs import CHROME_SUFFIXES, OTLP_SUFFIXES
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help=f"output file: {', '.join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))}; 'none' writes nothing (default: FILE with .otlp instead of {SUFFIX})",
+        help=f"output file: {', '.join(ENDINGS)}; 'none' writes nothing (default: FILE with .otlp instead of {SUFFIX})",
     )
     parser.add_argument(
         "--redact", action="store_true", help="omit labels, stacks, and the names of the process and its threads"
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """
     output = options.output or f"{options.file.removesuffix(SUFFIX)}.otlp"
     if output != "none":
-        _check_name(output)
+        _checked_format(output)
     contents = read(options.file)
     if options.redact:
         contents = redacted(contents)
@@ -158,12 +158,10 @@ def write(contents: Contents, output: str) -> bool:
     """
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    from otel_torchprof._export.chrome import ChromeTraceExporter
-    from otel_torchprof._export.otlp_file import OTLPFileExporter
     from otel_torchprof._instrument.recovered import recovered_spans
 
-    _check_name(output)
-    exporter: Any = (ChromeTraceExporter if output.endswith(CHROME_SUFFIXES) else OTLPFileExporter)(output)
+    kind: Any = FORMATS[_checked_format(output)].exporter.load()
+    exporter = kind(output)
     has_spans = False
     try:
         for spans in recovered_spans(contents):
@@ -175,10 +173,11 @@ def write(contents: Contents, output: str) -> bool:
     return has_spans
 
 
-def _check_name(output: str) -> None:
-    if not output.endswith((*OTLP_SUFFIXES, *CHROME_SUFFIXES)):
-        allowed = ", ".join((*OTLP_SUFFIXES, *CHROME_SUFFIXES))
-        raise TorchProfError(f"--output is {output!r}; its name must end in {allowed}, or be none")
+def _checked_format(output: str) -> str:
+    name = format_of(output)
+    if name is None:
+        raise TorchProfError(f"--output is {output!r}; its name must end in {', '.join(ENDINGS)}, or be none")
+    return name
 
 
 def redacted(contents: Contents) -> Contents:

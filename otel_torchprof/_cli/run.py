@@ -20,6 +20,7 @@ from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._distributed.rank_environment import identity_in
 from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._export.formats import endings_help
 from otel_torchprof._export.own_path import own_path
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.printable import printable_lines
@@ -366,8 +367,8 @@ def add_parser(commands: Any) -> None:
         "--output",
         metavar="FILE",
         action="append",
-        help="output: .json or .json.gz for Perfetto, .otlp or .jsonl for OpenTelemetry, 'otlp' to send to --endpoint or "
-        "OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for no output; may be repeated (default: SCRIPT.trace.json.gz)",
+        help=f"output: {endings_help()}; 'otlp' to send to --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for no "
+        "output; may be repeated (default: SCRIPT.trace.json.gz)",
     )
     add("--endpoint", metavar="URL", help="OTLP receiver to send to; without -o, no file is written")
     add("--detail", choices=_DETAILS, help="level of detail (default: ops)")

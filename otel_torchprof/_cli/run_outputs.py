@@ -6,11 +6,12 @@ import glob
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._distributed.rank_environment import place_in, restart_in, role_in
+from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof._export.own_path import PID, RANK
 from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._sampling.span_policy import SpanPolicy, policy_without_code, schedule_of
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._distributed.rank_choice import Place
 
-CHROME_SUFFIXES, OTLP_SUFFIXES = (".json", ".json.gz"), (".otlp", ".otlp.gz", ".jsonl", ".jsonl.gz")
-"""Of the names of files of each format."""
 _TRACE = ".trace"
 """Stands before the suffix in default names."""
 _RESTART = "restart"
@@ -73,7 +72,7 @@ def of_last_attempt(paths: Sequence[str]) -> list[str]:
 
 def file_names(options: argparse.Namespace, stem: str) -> list[str]:
     """The names of the files that are to be written, as they were given or are by default."""
-    return [name for name in _requested(options, stem) if name.endswith((*CHROME_SUFFIXES, *OTLP_SUFFIXES))]
+    return [name for name in _requested(options, stem) if format_of(name)]
 
 
 def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
@@ -130,23 +129,20 @@ def _requested(options: argparse.Namespace, stem: str) -> list[str]:
 
 
 def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
-    from otel_torchprof._export.chrome import ChromeTraceExporter
     from otel_torchprof._export.otlp import OTLPExporter
-    from otel_torchprof._export.otlp_file import OTLPFileExporter
 
     if name == _RECEIVER:
         return OTLPExporter(options.endpoint)
-    if name.endswith(CHROME_SUFFIXES):
-        numbers = config.of_flags(vars(options), config.fields_in(config.CHROME_TRACE.variable).values())
-        return ChromeTraceExporter(name_of_rank(name, os.environ), **numbers)
-    if name.endswith(OTLP_SUFFIXES):
-        return OTLPFileExporter(name_of_rank(name, os.environ))
-    raise TorchProfError(
-        f"--output is {name!r}; its name must end in {', '.join((*CHROME_SUFFIXES, *OTLP_SUFFIXES))}, or be otlp or none"
-    )
+    format_name = format_of(name)
+    if format_name is None:
+        raise TorchProfError(f"--output is {name!r}; its name must end in {', '.join(ENDINGS)}, or be otlp or none")
+    exporter: Any = FORMATS[format_name].exporter
+    rest = config.of_flags(vars(options), config.fields_in(exporter.path.variable).values())
+    made: SpanExporter = exporter.load()(name_of_rank(name, os.environ), **rest)
+    return made
 
 
 def _split(name: str) -> tuple[str, str]:
     """The name of a file without its suffix, and that."""
-    suffix = max((each for each in (*CHROME_SUFFIXES, *OTLP_SUFFIXES, SUFFIX) if name.endswith(each)), key=len)
+    suffix = max((each for each in (*ENDINGS, SUFFIX) if name.endswith(each)), key=len)
     return name.removesuffix(suffix), suffix

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof import config
 
-from .chrome import ChromeTraceExporter
+from .formats import FILE_EXPORTERS
 from .otlp import OTLPExporter
-from .otlp_file import OTLPFileExporter
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -19,7 +18,6 @@ _logger = logging.getLogger("otel_torchprof")
 
 OTEL_TRACES_EXPORTER = "OTEL_TRACES_EXPORTER"
 OTEL_CONFIG_FILE = "OTEL_CONFIG_FILE"
-_FILES: dict[str, type[SpanExporter]] = {"chrome": ChromeTraceExporter, "otlp_file": OTLPFileExporter}
 _GROUP = "opentelemetry_traces_exporter"
 
 
@@ -52,8 +50,8 @@ def _made(name: str) -> SpanExporter | None:
             return OTLPExporter()
         if name in {"otlp_proto_grpc", "otlp_proto_http"}:
             return OTLPExporter(protocol="grpc" if name == "otlp_proto_grpc" else "http/protobuf")
-        if name in _FILES:
-            return _FILES[name]()
+        if name in FILE_EXPORTERS:
+            return FILE_EXPORTERS[name].load()()
         from importlib.metadata import entry_points  # OpenTelemetry's instrumentor has imported it
 
         found = entry_points(group=_GROUP, name=name)

@@ -13,7 +13,6 @@ from otel_torchprof import markup
 from otel_torchprof._columns.joined import without
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.drained_spans import drained_spans, within_limits
-from otel_torchprof._encode.formats import FORMATS, Recorded
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._events.displayed_activities import displayed_devices, displayed_events
 from otel_torchprof._events.events import EventList
@@ -21,6 +20,7 @@ from otel_torchprof._events.profiler_result import ProfilerResult
 from otel_torchprof._explain.rank_reading import rank_of_spans
 from otel_torchprof._explain.verdicts import explain, explained
 from otel_torchprof._export import file, sdk
+from otel_torchprof._export.formats import FORMATS, Recorded
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._sampling.bounded import bounded
 from otel_torchprof._sampling.span_policy import checked_policy
@@ -317,7 +317,7 @@ class ProfileResults(RecordedColumns):
             bool(of_config(self.experimental_config, "verbose")),
             self._segments.times(),
         )
-        file.write(path, FORMATS[format_name](recorded))
+        file.write(path, FORMATS[format_name].encode(recorded))
 
     def explain(self) -> Explanation:
         """Explains the steps, with evidence, as :func:`otel_torchprof.explain` explains a file.

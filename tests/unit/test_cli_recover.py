@@ -180,7 +180,7 @@ def test_a_name_that_says_nothing(box, capsys):
     assert recovered(box.path, "-o", "t.txt") == 1
     found = capsys.readouterr()
     assert found.out == ""
-    assert "--output is 't.txt'; its name must end in .otlp, .otlp.gz, .jsonl, .jsonl.gz, .json, .json.gz" in found.err
+    assert "--output is 't.txt'; its name must end in .json, .json.gz, .otlp, .otlp.gz, .jsonl, .jsonl.gz" in found.err
 
 
 @pytest.mark.parametrize("name", ["t.otlp", "t.jsonl", "t.json"])

@@ -10,7 +10,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import config
-from otel_torchprof._encode.formats import FORMATS
+from otel_torchprof._export.formats import FORMATS
 from otel_torchprof._process.profiler_flag import profiler_flag
 
 CHUNK = 65536

@@ -1,0 +1,140 @@
+"""Formats of trace files, by name: what ``export_as``, ``run -o``, ``recover -o`` and ``%%torchprof -o`` write.
+
+A new one is an encoder in ``_encode``, an exporter here that writes it while a program runs, and an entry of
+:data:`FORMATS`. Importing this module imports neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof import config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._spans.step_spans import RecordedStep
+    from otel_torchprof._tree.span_table import SpanTable
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded, as formats get it."""
+
+    batch: Batch
+    """All events. :func:`~otel_torchprof._tree.nesting.nested_rows` has those that nest, by thread."""
+    steps: list[RecordedStep]
+    """Those that are no events."""
+    spans: Callable[[], SpanTable]
+    """The same as spans, made when it is called."""
+    resource: Callable[[], Resource]
+    scope: Callable[[], InstrumentationScope]
+    devices_of: Batch | None = None
+    """Whose device times are written, where those of ``batch`` are not."""
+    metadata: Mapping[str, Any] | None = None
+    """What the user adds."""
+    call_stacks: bool = False
+    """Whether each event gets its stack as text."""
+    window: tuple[int, int] | None = None
+    """When it began and ended, Unix ns."""
+
+
+class FileExporter(NamedTuple):
+    """An exporter that writes files."""
+
+    load: Callable[[], type[SpanExporter]]
+    """Imports its class, whose first argument is a path."""
+    path: config.Option
+    """The path without that argument. Parts of its variable are further arguments."""
+
+
+class Format(NamedTuple):
+    """A format of files."""
+
+    encode: Callable[[Recorded], Iterable[bytes]]
+    """Returns the pieces of a file."""
+    suffixes: tuple[str, ...]
+    """Of names of files, without ``.gz``, which compresses them."""
+    reader: str
+    """What opens such files."""
+    exporter: FileExporter
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The suffixes, also of compressed files."""
+        return tuple(f"{suffix}{gz}" for suffix in self.suffixes for gz in ("", ".gz"))
+
+
+def _chrome(recorded: Recorded) -> Iterable[bytes]:
+    from otel_torchprof._encode import chrome
+
+    return chrome.encode(
+        recorded.batch,
+        steps=recorded.steps,
+        metadata=recorded.metadata,
+        call_stacks=recorded.call_stacks,
+        devices_of=recorded.devices_of,
+        window=recorded.window,
+    )
+
+
+def _chrome_exporter() -> type[SpanExporter]:
+    from .chrome import ChromeTraceExporter
+
+    return ChromeTraceExporter
+
+
+def _otlp(recorded: Recorded) -> Iterable[bytes]:
+    from otel_torchprof._encode import otlp
+
+    return otlp.encode(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
+
+
+def _otlp_json(recorded: Recorded) -> Iterable[bytes]:
+    from otel_torchprof._encode import otlp_json
+
+    lines = otlp_json.encode_counted(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
+    return (line for line, _ in lines)
+
+
+def _otlp_exporter() -> type[SpanExporter]:
+    from .otlp_file import OTLPFileExporter
+
+    return OTLPFileExporter
+
+
+FILE_EXPORTERS: Mapping[str, FileExporter] = {
+    "chrome": FileExporter(_chrome_exporter, config.CHROME_TRACE),
+    "otlp_file": FileExporter(_otlp_exporter, config.OTLP_FILE),
+}
+"""By name in ``OTEL_TRACES_EXPORTER``."""
+
+FORMATS: Mapping[str, Format] = {
+    "chrome": Format(_chrome, (".json",), "Perfetto", FILE_EXPORTERS["chrome"]),
+    "otlp": Format(_otlp, (".otlp",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
+    "otlp_json": Format(_otlp_json, (".jsonl",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
+}
+"""By name."""
+
+ENDINGS = tuple(ending for each in FORMATS.values() for ending in each.endings)
+"""Of names of files in any format."""
+
+
+def format_of(path: str) -> str | None:
+    """Returns the name of the format that a file of this name has; None if its suffix is that of none."""
+    return next((name for name, each in FORMATS.items() if path.endswith(each.endings)), None)
+
+
+def endings_help() -> str:
+    """Returns the suffixes by what opens the files, for the help of commands: ``.json for Perfetto``."""
+    by_reader: dict[str, list[str]] = {}
+    for each in FORMATS.values():
+        by_reader.setdefault(each.reader, []).extend(each.suffixes)
+    texts = (f"{' or '.join(suffixes)} for {reader}" for reader, suffixes in by_reader.items())
+    return f"{', '.join(texts)}, each also with .gz"
