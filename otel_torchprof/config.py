@@ -160,7 +160,8 @@ ENABLED = Option(
 )
 DETAIL = Option(
     "OTEL_TORCHPROF_DETAIL",
-    "Level of detail of `TorchInstrumentor`: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`",
+    "Level of detail of `TorchInstrumentor`: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`; `metrics` creates "
+    "no spans and needs no TracerProvider",
     parse=str.lower,
     check=parsers.word_of(*DETAILS),
     fallback="steps",
@@ -343,7 +344,7 @@ OVERHEAD = Option(
 )
 MAX_OPERATORS = Option(
     METRICS,
-    "Number of operators with a time series of their own; all others are counted as `other`",
+    "Number of operators with a time series of their own with `detail=metrics`; all others are counted as `other`",
     "max_operators",
     check=parsers.whole_number,
     fallback=50,
@@ -351,7 +352,7 @@ MAX_OPERATORS = Option(
 )
 RECORD_SHAPES = Option(
     "",
-    "`true`: records the shapes of operators' inputs",
+    "`true`: records the shapes of operators' inputs, with the details `ops` and `frames`",
     check=bool,
     fallback=False,
     argument="record_shapes",
@@ -359,14 +360,15 @@ RECORD_SHAPES = Option(
 )
 DEVICE = Option(
     "OTEL_TORCHPROF_DEVICE",
-    "Type of device on which operators are timed, such as `cuda`",
+    "Type of device to time, such as `cuda`, from its first use on; with `detail=steps`, energy only",
     check=parsers.type_of_device,
     argument="use_device",
     flag="--device TYPE",
 )
 DEVICE_EVENTS = Option(
     DEVICE.variable,
-    "Events to time on the device: `ops`, `all`, `labels` or `off`",
+    "Events to time on the device: `ops` (operators that launch device work, labels and modules), `all` (all operators "
+    "except views), `labels` (labels and modules) or `off`",
     "events",
     str.lower,
     parsers.word_of(*get_args(DeviceEvents)),
@@ -403,7 +405,8 @@ RANKS = Option(
 )
 EXPORT_RANKS = Option(
     RANKS.variable,
-    "Ranks that record and export: `all`, `node` (the first of each node), `one` (rank 0), or a share above 0, up to 1",
+    "Ranks that record and export: `all`, `node` (the first of each node), `one` (rank 0), or a share above 0, up to 1; "
+    "others record nothing, except metrics",
     "export",
     check=parsers.share_of_ranks,
     fallback="all",

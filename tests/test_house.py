@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import os
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 import tomllib
 
+import otel_torchprof as otp
 from otel_torchprof import config
 from otel_torchprof._columns.schema import (
     COLLECTIVE_COLUMNS,
@@ -215,6 +218,36 @@ def own_options_markdown() -> str:
             "",
         ]
     )
+
+
+def options_docstring() -> str:
+    """The options of ``instrument()`` as its docstring lists them."""
+    entries = []
+    for option in config.arguments_in(config.InstrumentOptions):
+        part = f"`{option.key}=` of " if option.key else ""
+        variable = f"{part}`{option.variable}`, else " if option.variable else ""
+        text = f"`{option.argument}`: {option.meaning[0].lower()}{option.meaning[1:]}. Default: {variable}{option.displayed_default}."
+        entries.append(textwrap.fill(text.replace("`", "``"), 120, initial_indent="    - ", subsequent_indent="      "))
+    return "\n".join(entries)
+
+
+def test_the_docstring_of_the_instrumentor_is_up_to_date():
+    """It lists the options of ``instrument()`` as the table has them."""
+    path = ROOT / "otel_torchprof" / "_instrument" / "instrumentor.py"
+    head, found, rest = path.read_text().partition("    - ``detail``:")
+    expected = f"{head}{options_docstring()}\n\n{rest.partition(f'{chr(10)}{chr(10)}')[2]}"
+    assert found
+    if os.environ.get("GOLDEN_ACCEPT"):
+        path.write_text(expected)
+    assert path.read_text() == expected
+
+
+@pytest.mark.parametrize(("kind", "variable"), [(otp.SpanPolicy, config.POLICY), (otp.FrameFilter, config.FRAMES)])
+def test_fields_are_options(kind, variable):
+    """The fields of a class that a variable sets are those of the table, and its docstring describes each."""
+    names = {field.name for field in dataclasses.fields(kind) if field.init} - {"schedule"}
+    assert names == set(config.fields_in(variable))
+    assert [name for name in names if f"\n        {name}: " not in kind.__doc__] == []
 
 
 def test_every_variable_of_ours_is_in_the_table():

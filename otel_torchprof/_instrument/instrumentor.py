@@ -76,40 +76,46 @@ class TorchInstrumentor(BaseInstrumentor):
     - ``tracer_provider``: the SDK's provider. Default: the global one, even if it is set later.
     - ``meter_provider``: receives step durations and recorder metrics, and with ``"metrics"`` operator metrics.
       Default: the global one, even if it is set later.
-    - ``detail``: ``"off"``, ``"metrics"``, ``"steps"``, ``"modules"``, ``"ops"`` or ``"frames"``; ``"metrics"`` creates
-      no spans and needs no TracerProvider. Default: ``OTEL_TORCHPROF_DETAIL``, else ``"steps"``.
-    - ``overhead``: share of the time, above 0, up to 1, that ``"metrics"`` may cost; at 1 every step is recorded.
-      Default: ``overhead=`` of ``OTEL_TORCHPROF_METRICS``, else 0.01.
-    - ``max_operators``: number of operators with their own series with ``"metrics"``. Default: ``max_operators=`` of
-      ``OTEL_TORCHPROF_METRICS``, else 50.
-    - ``record_shapes``: whether to record the shapes of operators' inputs, with ``"ops"`` and ``"frames"``. Default:
-      False.
-    - ``use_device``: type of device to time, such as ``"cuda"``, from its first use on (``docs/measurements.md``); with
-      ``"steps"``, energy only. Default: ``OTEL_TORCHPROF_DEVICE``, else none.
-    - ``device_events``: events to time, as for :class:`profile`. Default: ``events=`` of ``OTEL_TORCHPROF_DEVICE``,
-      else ``"ops"``.
-    - ``energy``: whether a thread reads the energy counters of NVIDIA GPUs ten times a second. Default: True if
-      ``use_device`` is ``"cuda"``.
-    - ``gpu_metrics``: whether :class:`GpuMetrics` go to the ``meter_provider``. Default: True if it has a reader,
-      unless ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
-    - ``frames``: a :class:`FrameFilter` for ``"frames"``. Default: ``OTEL_TORCHPROF_FRAMES``, else all calls.
-    - ``export_ranks``: ranks of a distributed program that record and export: ``"all"``, ``"node"`` (the first of each
-      node), ``"one"``, or a share above 0, up to 1; others record nothing. ``"metrics"`` ignores it. Default:
-      ``export=`` of ``OTEL_TORCHPROF_RANKS``, else ``"all"``.
-    - ``ranks``: ``"apart"``, one trace per step and rank, or ``"together"``, one trace per step of all ranks. Default:
-      ``OTEL_TORCHPROF_RANKS``, else ``"apart"``.
-    - ``loader_workers``: whether worker processes of a ``DataLoader`` record and export too, each on its own. Default:
-      ``OTEL_TORCHPROF_LOADER_WORKERS``, else False.
-    - ``sigterm_timeout``: seconds to send the recorded spans at SIGTERM if the program does not handle it
-      (``docs/losses.md``); 0 leaves SIGTERM alone. Default: ``OTEL_TORCHPROF_SIGTERM_TIMEOUT``, else 5.
-    - ``blackbox``: ``"steps"`` or ``"ops"`` keeps the latest events in memory that outlives the process
-      (``docs/crashes.md``); ``"ops,/a/folder,32M"`` adds a folder and a size. Default: ``OTEL_TORCHPROF_BLACKBOX``,
-      else off.
     - ``steps``: what ends a training step: ``"auto"`` (default), a rule that is learned from the loop, or the trainers
       of Hugging Face and Lightning (``docs/training.md``); ``"program"``, only :meth:`step`; an optimizer; or a
       ``DataLoader``, one step per batch. :meth:`step` always ends a step.
     - ``policy``: a :class:`SpanPolicy`: the steps to trace in full, and trace size limits. Default:
       ``OTEL_TORCHPROF_POLICY``.
+    - ``frames``: a :class:`FrameFilter` for ``"frames"``. Default: ``OTEL_TORCHPROF_FRAMES``, else all calls.
+
+    And its options (``docs/settings.md``; of devices, ``docs/measurements.md``; of signals, ``docs/losses.md``; of the
+    black box, ``docs/crashes.md``):
+
+    - ``detail``: level of detail of ``TorchInstrumentor``: ``off``, ``metrics``, ``steps``, ``modules``, ``ops`` or
+      ``frames``; ``metrics`` creates no spans and needs no TracerProvider. Default: ``OTEL_TORCHPROF_DETAIL``, else
+      ``steps``.
+    - ``overhead``: share of the time that ``detail=metrics`` may cost, above 0, up to 1; 1 records every step. Default:
+      ``overhead=`` of ``OTEL_TORCHPROF_METRICS``, else ``0.01``.
+    - ``max_operators``: number of operators with a time series of their own with ``detail=metrics``; all others are
+      counted as ``other``. Default: ``max_operators=`` of ``OTEL_TORCHPROF_METRICS``, else ``50``.
+    - ``record_shapes``: ``true``: records the shapes of operators' inputs, with the details ``ops`` and ``frames``.
+      Default: ``false``.
+    - ``use_device``: type of device to time, such as ``cuda``, from its first use on; with ``detail=steps``, energy
+      only. Default: ``OTEL_TORCHPROF_DEVICE``, else none.
+    - ``device_events``: events to time on the device: ``ops`` (operators that launch device work, labels and modules),
+      ``all`` (all operators except views), ``labels`` (labels and modules) or ``off``. Default: ``events=`` of
+      ``OTEL_TORCHPROF_DEVICE``, else ``ops``.
+    - ``energy``: whether a thread reads the energy counters of NVIDIA GPUs ten times a second. Default: ``true`` if the
+      device is ``cuda``.
+    - ``gpu_metrics``: whether ``GpuMetrics`` go to the ``meter_provider``. Default: ``true`` if it has a reader, unless
+      ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
+    - ``ranks``: ``apart``: one trace per step and rank; ``together``: one trace per step for all ranks. Default:
+      ``OTEL_TORCHPROF_RANKS``, else ``apart``.
+    - ``export_ranks``: ranks that record and export: ``all``, ``node`` (the first of each node), ``one`` (rank 0), or a
+      share above 0, up to 1; others record nothing, except metrics. Default: ``export=`` of ``OTEL_TORCHPROF_RANKS``,
+      else ``all``.
+    - ``loader_workers``: ``true``: worker processes of a ``DataLoader`` also record and export, each on its own.
+      Default: ``OTEL_TORCHPROF_LOADER_WORKERS``, else ``false``.
+    - ``blackbox``: events recorded in the black box, which outlives the process: ``steps`` or ``ops``; optionally with
+      a folder (``ops,/scratch/boxes``), a size (``ops,32M``) and the seconds without an event after which a thread of
+      the loop counts as hung (``ops,hang=60``). Default: ``OTEL_TORCHPROF_BLACKBOX``, else none.
+    - ``sigterm_timeout``: seconds for ``TorchInstrumentor`` to send the recorded spans at SIGTERM if the program does
+      not handle it; 0: SIGTERM is not handled. Default: ``OTEL_TORCHPROF_SIGTERM_TIMEOUT``, else ``5``.
 
     Spans go to the provider's :class:`TorchSpanProcessor`. Until one is added, a default processor uses the exporters
     of ``OTEL_TRACES_EXPORTER`` (``otlp`` by default). Works before and after the import of torch, and does not import

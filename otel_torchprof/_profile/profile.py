@@ -89,8 +89,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             that launch device work, labels and modules), ``"all"`` (all operators except views, as torch's legacy
             profiler), ``"labels"`` (labels and modules) or ``"off"``. Default: ``"ops"``.
         device_events_every: times the device in every n-th step only, from the first recorded step on. Default: 1.
-        source_options: ``energy``, whether a thread reads the energy counters of NVIDIA GPUs ten times a second.
-            Default: True if the device is ``cuda``.
+        source_options: options of sources such as ``energy``, as for :class:`TorchInstrumentor`.
 
     Raises:
         TorchLibraryError: operators are required and cannot be recorded (no compiler); the message names the fix.
