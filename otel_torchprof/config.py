@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, g
 from . import parsers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -590,12 +590,17 @@ def checked_arguments(
         TypeError, ValueError: an argument is unknown or bad; the message has its name, its value and what is allowed.
     """
     options = arguments_in(kind)
-    allowed = [*(getattr(function, "__kwdefaults__", None) or ()), *(option.argument for option in options)]
-    for unknown in given:
-        if unknown not in allowed:
-            hint = " ".join(filter(None, (parsers.suggestion(unknown, allowed), f"allowed are {', '.join(allowed)}")))
-            raise TypeError(f"{unknown} is no argument of {name}; {hint}")
+    others = getattr(function, "__kwdefaults__", None) or ()
+    check_names(name, given, [*others, *(option.argument for option in options)])
     return {option.argument: option.given(given.get(option.argument)) for option in options}
+
+
+def check_names(function: str, given: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raises TypeError for the name of an argument that a function does not have, with what may be meant."""
+    for name in given:
+        if name not in allowed:
+            hint = " ".join(filter(None, (parsers.suggestion(name, allowed), f"allowed are {', '.join(allowed)}")))
+            raise TypeError(f"{name} is no argument of {function}; {hint}")
 
 
 def of_flags(parsed: Mapping[str, Any], options: Iterable[Option]) -> dict[str, Any]:

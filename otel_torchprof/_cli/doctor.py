@@ -271,8 +271,8 @@ def _exporters() -> Iterator[Check]:
     known = {each.name for each in entry_points(group="opentelemetry_traces_exporter")}
     for name in names:
         if name in FILE_EXPORTERS:
-            path = FILE_EXPORTERS[name].path
-            yield _file(f"{name.removesuffix('_file')} file", path.read(), path)
+            if (path := FILE_EXPORTERS[name].path) is not None:
+                yield _file(f"{name.removesuffix('_file')} file", path.read(), path)
         elif name in {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
             yield _receiver(asked=OTEL_TRACES_EXPORTER in os.environ)
         elif name not in {"", "none", *known}:

@@ -137,8 +137,8 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
     if format_name is None:
         raise TorchProfError(f"--output is {name!r}; its name must end in {', '.join(ENDINGS)}, or be otlp or none")
     exporter: Any = FORMATS[format_name].exporter
-    rest = config.of_flags(vars(options), config.fields_in(exporter.path.variable).values())
-    made: SpanExporter = exporter.load()(name_of_rank(name, os.environ), **rest)
+    given = config.of_flags(vars(options), exporter.options)
+    made: SpanExporter = exporter.load()(name_of_rank(name, os.environ), **given)
     return made
 
 

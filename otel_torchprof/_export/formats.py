@@ -50,8 +50,13 @@ class FileExporter(NamedTuple):
 
     load: Callable[[], type[SpanExporter]]
     """Imports its class, whose first argument is a path."""
-    path: config.Option
-    """The path without that argument. Parts of its variable are further arguments."""
+    path: config.Option | None = None
+    """The path without that argument."""
+
+    @property
+    def options(self) -> list[config.Option]:
+        """Further arguments: parts of the variable of the path."""
+        return [] if self.path is None else list(config.fields_in(self.path.variable).values())
 
 
 class Format(NamedTuple):

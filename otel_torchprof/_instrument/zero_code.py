@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
@@ -38,6 +39,7 @@ class ZeroCodeInstrumentor(BaseInstrumentor):
     def _instrument(self, **given: Any) -> None:
         for name, kind in _FROM_A_FILE.items():
             if isinstance(value := given.get(name), Mapping):
+                config.check_names(kind.__name__, value, [each.name for each in fields(kind) if each.init])
                 given[name] = kind(**value)
         if given.get("detail", config.DETAIL.read()) in _WITH_DETAIL:
             given = {"policy": policy_without_code(), **given}

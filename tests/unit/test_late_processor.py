@@ -174,6 +174,14 @@ def test_code_over_no_code(by_default, provider, monkeypatch):
     ZeroCodeInstrumentor().uninstrument()
 
 
+def test_a_misspelt_argument_of_a_file(by_default, provider):
+    """What a configuration file has for a policy or a filter is compared with what these take."""
+    otp.TorchInstrumentor().uninstrument()
+    for given, meant in (({"policy": {"evry": 2}}, "every"), ({"frames": {"includes": []}}, "include")):
+        with pytest.raises(TypeError, match=f"is no argument of .*; did you mean {meant}"):
+            ZeroCodeInstrumentor().instrument(tracer_provider=provider, skip_dep_check=True, **given)
+
+
 def test_the_signature_is_the_options_own():
     """Editors and ``help()`` see every argument, of one list."""
     found = inspect.signature(otp.TorchInstrumentor().instrument)
