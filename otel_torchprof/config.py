@@ -6,17 +6,18 @@ A bad value of a variable is ignored with one warning, as OpenTelemetry requires
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
 from . import parsers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -78,7 +79,8 @@ class Option:
         """Default, as text for the documentation."""
         if self.default or self.fallback is None:
             return self.default or "none"
-        return f"`{str(self.fallback).lower() if isinstance(self.fallback, bool) else self.fallback}`"
+        value = self.fallback
+        return f"`{f'{value:g}' if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else value}`"
 
     @property
     def flag_name(self) -> str:
@@ -86,28 +88,34 @@ class Option:
         return self.flag.partition(" ")[0].strip("-").replace("-", "_")
 
     @property
+    def help(self) -> str:
+        """Meaning of the argument or flag, inside of a sentence."""
+        text = self.meaning.removeprefix("`true`: ")
+        return f"{text[0].lower()}{text[1:]}"
+
+    @property
     def flag_help(self) -> str:
         """Help of the flag, as plain text."""
-        text = self.meaning.removeprefix("`true`: ")
         default = f" (default: {self.displayed_default})" if " " in self.flag else ""
-        return f"{text[0].lower()}{text[1:]}{default}".replace("`", "")
+        return f"{self.help}{default}".replace("`", "")
 
     def text(self, environ: Mapping[str, str] = os.environ) -> str:
         """Text from the environment, stripped; empty if there is none."""
-        texts = (environ.get(name, "").strip() for name in self.variables)
-        text = next(filter(None, texts), "")
-        return _parts(self.variable, text).get(self.key, "") if self.variable in KEYS else text
+        return next(filter(None, (self._text_of(name, environ) for name in self.variables)), "")
 
     def read(self, environ: Mapping[str, str] = os.environ) -> Any:
         """Returns the value from the environment, else the fallback. Warns once of a bad value."""
         for name in self.variables:
-            one = replace(self, variable=name, general="")
-            if text := one.text(environ):
+            if text := self._text_of(name, environ):
                 try:
                     return self.of_text(text)
                 except (TypeError, ValueError) as error:
-                    _ignored(str(one), text, str(error))
+                    _ignored(f"{name}: {self.key}" if self.key else name, text, str(error))
         return self.fallback
+
+    def _text_of(self, variable: str, environ: Mapping[str, str]) -> str:
+        text = environ.get(variable, "").strip()
+        return _parts(variable, text).get(self.key, "") if variable in KEYS else text
 
     def of_text(self, text: str) -> Any:
         """Returns the value of a text; raises ValueError or TypeError with the allowed values."""
@@ -152,6 +160,14 @@ def without_credentials(url: str) -> str:
     return re.sub(r"\?.+", "?***", re.sub(r"^((?:[\w+.-]+:)?//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)
 
 
+def _field(
+    variable: str, name: str, meaning: str, check: Callable[[Any], Any], fallback: Any = None, **others: Any
+) -> Option:
+    """A part of a variable that is a field of a class too, by the same name; of a number, unless it has a parser."""
+    others = {"parse": parsers.number_or_text, **others}
+    return Option(variable, meaning, name, check=check, fallback=fallback, argument=name, **others)
+
+
 ENABLED = Option(
     "OTEL_TORCHPROF_ENABLED",
     "`false` disables the package: profiles record nothing, and labels cost almost nothing",
@@ -162,8 +178,7 @@ DETAIL = Option(
     "OTEL_TORCHPROF_DETAIL",
     "Level of detail of `TorchInstrumentor`: `off`, `metrics`, `steps`, `modules`, `ops` or `frames`; `metrics` creates "
     "no spans and needs no TracerProvider",
-    parse=str.lower,
-    check=parsers.word_of(*DETAILS),
+    check=parsers.one_of(*DETAILS),
     fallback="steps",
     argument="detail",
 )
@@ -185,149 +200,123 @@ SKIP_FIRST = Option(
     POLICY, "Steps before the first cycle, which are not traced in full", "skip_first", parsers.steps, default="`0`"
 )
 SCHEDULE = (WAIT, WARMUP, ACTIVE, REPEAT, SKIP_FIRST)
-EVERY = Option(
+EVERY = _field(
     POLICY,
-    "Traces only every n-th step in full, from step 0",
     "every",
-    parsers.number_or_text,
-    parsers.must_be("a whole number above 0", lambda value: parsers.is_whole(value, 1)),
+    "Traces only every n-th step in full, from step 0",
+    parsers.whole("a whole number above 0", 1),
     1,
-    argument="every",
     flag="--every N",
 )
-RATIO = Option(
+RATIO = _field(
     POLICY,
-    "Share of the steps traced in full, above 0, up to 1, selected by trace id",
     "ratio",
-    parsers.number_or_text,
-    parsers.must_be("a number above 0, up to 1", lambda value: parsers.is_number(value) and 0 < value <= 1),
+    "Share of the steps traced in full, above 0, up to 1, selected by trace id",
+    parsers.number("a number above 0, up to 1", lambda value: 0 < value <= 1),
     1.0,
-    argument="ratio",
 )
-KEEP = Option(
+KEEP = _field(
     POLICY,
+    "keep",
     "Tail sampling of the steps traced in full, except in Chrome files: `all`, or `slow`: steps that are slow, contain "
     "an error or were requested with `keep_step()`",
-    "keep",
-    str.lower,
-    parsers.word_of("all", "slow"),
+    parsers.one_of("all", "slow"),
     "all",
-    "`all`; `slow` if no policy is set with `opentelemetry-instrument`, or with `otel-torchprof run` that sends spans",
-    argument="keep",
+    default="`all`; `slow` if no policy is set with `opentelemetry-instrument`, or with `otel-torchprof run` that sends "
+    "spans",
+    parse=str,
     flag="--keep WHICH",
 )
-SLOW_QUANTILE = Option(
+SLOW_QUANTILE = _field(
     POLICY,
-    "Quantile of recent durations above which a step is slow",
     "slow_quantile",
-    parsers.number_or_text,
-    parsers.none_or("a number between 0 and 1, or None", lambda value: parsers.is_number(value) and 0 < value < 1),
+    "Quantile of recent durations above which a step is slow",
+    parsers.or_none(parsers.number("a number between 0 and 1, or None", lambda value: 0 < value < 1)),
     0.95,
-    argument="slow_quantile",
 )
-SLOW_LIMIT = Option(
+SLOW_LIMIT = _field(
     POLICY,
-    "Duration in seconds from which a step is always slow",
     "slow_limit",
-    parsers.number_or_text,
-    parsers.none_or("a number of seconds above 0, or None", lambda value: parsers.is_number(value) and value > 0),
-    argument="slow_limit",
+    "Duration in seconds from which a step is always slow",
+    parsers.or_none(parsers.number("a number of seconds above 0, or None", lambda value: value > 0)),
 )
-MAX_SPANS = Option(
+MAX_SPANS = _field(
     POLICY,
-    "Maximum number of spans per trace",
     "max_spans",
-    parsers.number_or_text,
-    parsers.must_be("a whole number from 10 on", lambda value: parsers.is_whole(value, 10)),
+    "Maximum number of spans per trace",
+    parsers.whole("a whole number from 10 on", 10),
     5_000,
-    argument="max_spans",
 )
-MAX_TRACE_BYTES = Option(
+MAX_TRACE_BYTES = _field(
     POLICY,
-    "Maximum size of a trace as OTLP, in bytes",
     "max_bytes",
-    parsers.number_or_text,
-    parsers.must_be("a whole number of bytes from 10000 on", lambda value: parsers.is_whole(value, 10_000)),
+    "Maximum size of a trace as OTLP, in bytes",
+    parsers.whole("a whole number of bytes from 10000 on", 10_000),
     4_000_000,
-    argument="max_bytes",
 )
-SHORT = Option(
+SHORT = _field(
     POLICY,
-    "Duration in seconds below which spans may be aggregated and collapsed",
     "short",
-    parsers.number_or_text,
-    parsers.none_or("a number of seconds from 0 on, or None", lambda value: parsers.is_number(value) and value >= 0),
+    "Duration in seconds below which spans may be aggregated and collapsed",
+    parsers.or_none(parsers.number("a number of seconds from 0 on, or None", lambda value: value >= 0)),
     default="step duration / `max_spans`",
-    argument="short",
 )
-JOB_INTERVAL = Option(
+JOB_INTERVAL = _field(
     POLICY,
-    "Seconds after which a `torch.job` span ends and the next one begins; 0: no job spans",
     "job_interval",
-    parsers.number_or_text,
-    parsers.must_be("a number of seconds, 0 for none", lambda value: parsers.is_number(value) and value >= 0),
+    "Seconds after which a `torch.job` span ends and the next one begins; 0: no job spans",
+    parsers.number("a number of seconds, 0 for none", lambda value: value >= 0),
     600.0,
-    "`600`",
-    argument="job_interval",
 )
 FRAMES = "OTEL_TORCHPROF_FRAMES"
 """The fields of ``FrameFilter``, where a profile or an instrumentation is given none."""
-INCLUDE = Option(
+INCLUDE = _field(
     FRAMES,
-    "Functions whose calls are recorded, if calls are recorded: module names, paths and globs, separated by commas",
     "include",
-    parsers.items,
+    "Functions whose calls are recorded, if calls are recorded: module names, paths and globs, separated by commas",
     parsers.code_names,
     (),
-    "all",
-    argument="include",
+    parse=parsers.items,
+    default="all",
 )
-EXCLUDE = Option(
+EXCLUDE = _field(
     FRAMES,
-    "Functions whose calls are not recorded, in the same form",
     "exclude",
-    parsers.items,
+    "Functions whose calls are not recorded, in the same form",
     parsers.code_names,
     (),
-    "none",
-    argument="exclude",
+    parse=parsers.items,
+    default="none",
 )
-MAX_DEPTH = Option(
+MAX_DEPTH = _field(
     FRAMES,
-    "Maximum number of nested recorded calls per thread",
     "max_depth",
-    parsers.number_or_text,
-    parsers.depth,
+    "Maximum number of nested recorded calls per thread",
+    parsers.or_none(parsers.whole("a whole number of calls, from 1 to 2**31 - 1, or None", 1, 2**31 - 1)),
     default="no limit",
-    argument="max_depth",
 )
-MIN_DURATION = Option(
+MIN_DURATION = _field(
     FRAMES,
-    "Minimum duration in seconds; shorter calls are removed",
     "min_duration",
-    parsers.number_or_text,
-    parsers.duration,
+    "Minimum duration in seconds; shorter calls are removed",
+    parsers.number("a number of seconds, 0 or more", lambda value: value >= 0),
     0.0,
-    "`0`",
-    argument="min_duration",
 )
-C_FUNCTIONS = Option(
+C_FUNCTIONS = _field(
     FRAMES,
-    "`false`: calls of C functions are not recorded",
     "c_functions",
-    parsers.switch,
+    "`false`: calls of C functions are not recorded",
     parsers.boolean("True or False"),
+    parse=parsers.switch,
     fallback=True,
-    argument="c_functions",
 )
-MODULES_ONLY = Option(
+MODULES_ONLY = _field(
     FRAMES,
-    "`true`: records only calls of `torch.nn.Module` objects and optimizer steps",
     "modules_only",
-    parsers.switch,
+    "`true`: records only calls of `torch.nn.Module` objects and optimizer steps",
     parsers.boolean("True or False"),
+    parse=parsers.switch,
     fallback=False,
-    argument="modules_only",
 )
 LABELS = Option(
     "OTEL_TORCHPROF_LABELS",
@@ -370,9 +359,8 @@ DEVICE_EVENTS = Option(
     "Events to time on the device: `ops` (operators that launch device work, labels and modules), `all` (all operators "
     "except views), `labels` (labels and modules) or `off`",
     "events",
-    str.lower,
-    parsers.word_of(*get_args(DeviceEvents)),
-    "ops",
+    check=parsers.one_of(*get_args(DeviceEvents)),
+    fallback="ops",
     argument="device_events",
 )
 ENERGY = Option(
@@ -393,7 +381,7 @@ GPU_DEVICES = Option(
     "OTEL_TORCHPROF_GPU_DEVICES",
     "GPUs with metrics: `visible` (those that CUDA shows to the process), `all` (of the host) or `none` (no GPU "
     "metrics unless enabled in code)",
-    parse=parsers.one_of(*GPU_CHOICES, "none"),
+    check=parsers.one_of(*GPU_CHOICES, "none"),
     fallback="visible",
 )
 RANKS = Option(
@@ -515,7 +503,6 @@ SIGTERM_TIMEOUT = Option(
     "SIGTERM is not handled",
     check=parsers.seconds,
     fallback=5.0,
-    default="`5`",
     argument="sigterm_timeout",
 )
 BUILD_DIR = Option(
@@ -575,13 +562,29 @@ def arguments_in(kind: type) -> list[Option]:
     return [option for option in OPTIONS if option.argument in kind.__annotations__]
 
 
+def takes_options(kind: type) -> Callable[[_T], _T]:
+    """Gives a function the signature that ``help()`` and editors display: the options in place of ``**options``."""
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function)
+        others = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__)
+            for name, annotation in kind.__annotations__.items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*others, *options])
+        return function
+
+    return decorate
+
+
 def checked_arguments(
     function: Callable[..., object], name: str, kind: type, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the values of all options that a function takes: the arguments, checked, else those of the environment.
 
     Args:
-        function: takes them, besides its other arguments.
+        function: takes them, besides its other arguments (see :func:`takes_options`).
         name: its name in messages.
         kind: types of the options, such as :class:`LiveOptions`.
         given: arguments that are options, or unknown.
@@ -590,12 +593,18 @@ def checked_arguments(
         TypeError, ValueError: an argument is unknown or bad; the message has its name, its value and what is allowed.
     """
     options = arguments_in(kind)
-    others = getattr(function, "__kwdefaults__", None) or ()
-    check_names(name, given, [*others, *(option.argument for option in options)])
+    names = [option.argument for option in options]
+    if given.keys() - set(names):
+        _self, *others = inspect.signature(function).parameters.values()
+        check_names(
+            name,
+            given,
+            dict.fromkeys([*(each.name for each in others if each.kind is not each.VAR_POSITIONAL), *names]),
+        )
     return {option.argument: option.given(given.get(option.argument)) for option in options}
 
 
-def check_names(function: str, given: Iterable[str], allowed: Sequence[str]) -> None:
+def check_names(function: str, given: Iterable[str], allowed: Collection[str]) -> None:
     """Raises TypeError for the name of an argument that a function does not have, with what may be meant."""
     for name in given:
         if name not in allowed:

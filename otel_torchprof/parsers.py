@@ -54,16 +54,16 @@ def _mistakes(word: str, other: str) -> int:
     return last[-1]
 
 
-def one_of(*words: str) -> Callable[[object], str]:
-    """Returns a parser that accepts one of the words, in any case, and raises ValueError for others."""
+def one_of(*words: str) -> Callable[[object], Any]:
+    """Returns a check that accepts one of the words, in any case, and raises ValueError for others."""
 
-    def parse(value: object) -> str:
+    def check(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""
         if found not in words:
-            raise ValueError(f"allowed are {', '.join(words[:-1])} and {words[-1]}")
+            raise ValueError(f"it must be one of {', '.join(map(repr, words))}")
         return found
 
-    return parse
+    return check
 
 
 def switch(text: str) -> bool:
@@ -80,35 +80,30 @@ def switch(text: str) -> bool:
     raise ValueError("allowed are true and false")
 
 
-def word_of(*words: str) -> Callable[[object], Any]:
-    """Returns a check that accepts exactly one of the words, and raises ValueError for others."""
-    return must_be(f"one of {', '.join(map(repr, words))}", lambda value: value in words)
+def number(allowed: str, fits: Callable[[Any], bool], *kinds: type[int | float]) -> Callable[[object], Any]:
+    """Returns a check of a number, of one of the kinds if there are any.
 
-
-def must_be(allowed: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
-    """Returns a check that raises ValueError for a value that does not fit."""
+    It raises TypeError for what is none, and ValueError for a number that is not finite or does not fit.
+    """
 
     def check(value: object) -> object:
-        if not fits(value):
+        if isinstance(value, bool) or not isinstance(value, kinds or (int, float)):
+            raise TypeError(f"it must be {allowed}")
+        if not (-math.inf < value < math.inf and fits(value)):
             raise ValueError(f"it must be {allowed}")
         return value
 
     return check
 
 
-def none_or(allowed: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
-    """Returns a check that also accepts None."""
-    return must_be(allowed, lambda value: value is None or fits(value))
+def whole(allowed: str, least: int, most: float = math.inf) -> Callable[[object], Any]:
+    """Returns a check of a whole number."""
+    return number(allowed, lambda value: least <= value <= most, int)
 
 
-def is_number(value: object) -> bool:
-    """Whether it is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number from ``least`` on."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def or_none(check: Callable[[object], Any]) -> Callable[[object], Any]:
+    """Returns a check that accepts None too."""
+    return lambda value: None if value is None else check(value)
 
 
 def number_or_text(text: str) -> float | str:
@@ -155,34 +150,6 @@ def code_names(given: object) -> tuple[str, ...]:
 def is_path(entry: str) -> bool:
     """Whether an entry of a list of code is a path or a glob."""
     return "/" in entry or "*" in entry or entry.endswith(".py")
-
-
-def depth(given: object) -> int | None:
-    """Checks a limit of nested calls.
-
-    Raises:
-        TypeError, ValueError: it is no such limit.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError("it must be a whole number of calls, or None")
-    if not 1 <= given < 1 << 31:
-        raise ValueError("it must be at least 1 and below 2**31, or None")
-    return given
-
-
-def duration(given: object) -> float:
-    """Checks a number of seconds.
-
-    Raises:
-        TypeError, ValueError: it is none, or below 0.
-    """
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        raise TypeError("it must be a number of seconds, 0 or more")
-    if not (math.isfinite(given) and given >= 0):
-        raise ValueError("it must be a number of seconds, 0 or more")
-    return given
 
 
 def byte_size(value: object) -> int:

@@ -226,7 +226,7 @@ def options_docstring() -> str:
     for option in config.arguments_in(config.InstrumentOptions):
         part = f"`{option.key}=` of " if option.key else ""
         variable = f"{part}`{option.variable}`, else " if option.variable else ""
-        text = f"`{option.argument}`: {option.meaning[0].lower()}{option.meaning[1:]}. Default: {variable}{option.displayed_default}."
+        text = f"`{option.argument}`: {option.help}. Default: {variable}{option.displayed_default}."
         entries.append(textwrap.fill(text.replace("`", "``"), 120, initial_indent="    - ", subsequent_indent="      "))
     return "\n".join(entries)
 

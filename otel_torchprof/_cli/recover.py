@@ -160,8 +160,7 @@ def write(contents: Contents, output: str) -> bool:
 
     from otel_torchprof._instrument.recovered import recovered_spans
 
-    kind: Any = FORMATS[_checked_format(output)].exporter.load()
-    exporter = kind(output)
+    exporter: Any = FORMATS[_checked_format(output)].exporter.load()(output)
     has_spans = False
     try:
         for spans in recovered_spans(contents):

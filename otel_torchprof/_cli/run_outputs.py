@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX
@@ -136,10 +136,8 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
     format_name = format_of(name)
     if format_name is None:
         raise TorchProfError(f"--output is {name!r}; its name must end in {', '.join(ENDINGS)}, or be otlp or none")
-    exporter: Any = FORMATS[format_name].exporter
-    given = config.of_flags(vars(options), exporter.options)
-    made: SpanExporter = exporter.load()(name_of_rank(name, os.environ), **given)
-    return made
+    exporter = FORMATS[format_name].exporter
+    return exporter.load()(name_of_rank(name, os.environ), **config.of_flags(vars(options), exporter.options))
 
 
 def _split(name: str) -> tuple[str, str]:

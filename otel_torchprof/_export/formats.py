@@ -48,7 +48,7 @@ class Recorded:
 class FileExporter(NamedTuple):
     """An exporter that writes files."""
 
-    load: Callable[[], type[SpanExporter]]
+    load: Callable[[], Callable[..., SpanExporter]]
     """Imports its class, whose first argument is a path."""
     path: config.Option | None = None
     """The path without that argument."""

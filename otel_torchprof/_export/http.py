@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 # ---- Connections whose every wait ends at one deadline ----
-# Name look-up, connecting, TLS, sending, and reading the response: the timeouts of urllib3 and of sockets bound each of these, and each read by itself: a receiver that sends a byte
-# now and then would hold its caller for ever.
+# Name look-up, connecting, TLS, sending, and reading the response: the timeouts of urllib3 and of sockets bound each of
+# these, and each read by itself: a receiver that sends a byte now and then would hold its caller for ever.
 
 _LONGEST_RESPONSE = 1 << 20
 """Bytes. http.client bounds the status line and the headers, but neither responses with 100 Continue nor chunk extensions."""

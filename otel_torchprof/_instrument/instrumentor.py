@@ -93,8 +93,8 @@ class TorchInstrumentor(BaseInstrumentor):
       ``overhead=`` of ``OTEL_TORCHPROF_METRICS``, else ``0.01``.
     - ``max_operators``: number of operators with a time series of their own with ``detail=metrics``; all others are
       counted as ``other``. Default: ``max_operators=`` of ``OTEL_TORCHPROF_METRICS``, else ``50``.
-    - ``record_shapes``: ``true``: records the shapes of operators' inputs, with the details ``ops`` and ``frames``.
-      Default: ``false``.
+    - ``record_shapes``: records the shapes of operators' inputs, with the details ``ops`` and ``frames``. Default:
+      ``false``.
     - ``use_device``: type of device to time, such as ``cuda``, from its first use on; with ``detail=steps``, energy
       only. Default: ``OTEL_TORCHPROF_DEVICE``, else none.
     - ``device_events``: events to time on the device: ``ops`` (operators that launch device work, labels and modules),
@@ -109,8 +109,8 @@ class TorchInstrumentor(BaseInstrumentor):
     - ``export_ranks``: ranks that record and export: ``all``, ``node`` (the first of each node), ``one`` (rank 0), or a
       share above 0, up to 1; others record nothing, except metrics. Default: ``export=`` of ``OTEL_TORCHPROF_RANKS``,
       else ``all``.
-    - ``loader_workers``: ``true``: worker processes of a ``DataLoader`` also record and export, each on its own.
-      Default: ``OTEL_TORCHPROF_LOADER_WORKERS``, else ``false``.
+    - ``loader_workers``: worker processes of a ``DataLoader`` also record and export, each on its own. Default:
+      ``OTEL_TORCHPROF_LOADER_WORKERS``, else ``false``.
     - ``blackbox``: events recorded in the black box, which outlives the process: ``steps`` or ``ops``; optionally with
       a folder (``ops,/scratch/boxes``), a size (``ops,32M``) and the seconds without an event after which a thread of
       the loop counts as hung (``ops,hang=60``). Default: ``OTEL_TORCHPROF_BLACKBOX``, else none.

@@ -52,6 +52,7 @@ class Options:
         TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
     """
 
+    @config.takes_options(config.InstrumentOptions)
     def __init__(
         self,
         *,
@@ -96,18 +97,13 @@ class Options:
 def takes_arguments_of(
     function: Callable[_P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
-    """Gives a method the signature of :class:`Options`, for documentation, editors and type checkers."""
+    """Gives a method the signature of another function, for documentation, editors and type checkers."""
 
     def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
         own = next(iter(inspect.signature(method).parameters.values()))
         signature = inspect.signature(function)
-        explicit = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        options = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
-            for name, kind in config.InstrumentOptions.__annotations__.items()
-        ]
         method.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[own, *explicit, *options], return_annotation="None"
+            parameters=[own, *signature.parameters.values()], return_annotation="None"
         )
         return method
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from otel_torchprof import config
+from otel_torchprof import config, parsers
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
@@ -81,6 +81,7 @@ class stream:  # noqa: N801 - beside profile
         [3]
     """
 
+    @config.takes_options(config.LiveOptions)
     def __init__(
         self,
         *exporters: SpanExporter,
@@ -91,8 +92,7 @@ class stream:  # noqa: N801 - beside profile
         resource: Resource | None = None,
         **options: Unpack[config.LiveOptions],
     ) -> None:
-        if detail not in KINDS:
-            raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, KINDS))}")
+        detail = config.checked("detail", detail, parsers.one_of(*KINDS))
         warn_of_unknown_variables()
         values = config.checked_arguments(stream.__init__, "stream", config.LiveOptions, options)
         recording = live_options(detail, frames, values)

@@ -104,6 +104,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         >>> prof.export_chrome_trace("trace.json")
     """
 
+    @config.takes_options(config.SourceOptions)
     def __init__(
         self,
         enabled: bool = True,

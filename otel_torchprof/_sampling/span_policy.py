@@ -115,7 +115,7 @@ class SpanPolicy:
         if self.schedule is not None and not callable(self.schedule):
             raise TypeError(f"schedule is {self.schedule!r}; it must be a callable such as schedule(wait=1, ...) gives")
         for name, option in _OPTIONS.items():
-            config.checked(name, getattr(self, name), option.check)
+            object.__setattr__(self, name, config.checked(name, getattr(self, name), option.check))
 
     @classmethod
     def from_environment(cls) -> SpanPolicy:

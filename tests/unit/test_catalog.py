@@ -39,7 +39,7 @@ TIDES = config.Option(
     "OTEL_TORCHPROF_TIDES",
     "Height of the tide",
     parse=int,
-    check=parsers.must_be("a whole number", lambda height: isinstance(height, int)),
+    check=parsers.whole("a whole number", 0),
     argument="tides",
 )
 
@@ -98,7 +98,7 @@ def test_nobody_asked(tides):
 @pytest.mark.parametrize("start", [otp.profile, otp.stream], ids=["profile", "stream"])
 def test_options_are_checked_by_their_source(tides, start):
     """A wrong value and a wrong name are errors at once, which name both, and what was meant."""
-    with pytest.raises(ValueError, match="tides is 'high'; it must be a whole number"):
+    with pytest.raises(TypeError, match="tides is 'high'; it must be a whole number"):
         start(tides="high")
     with pytest.raises(TypeError, match=f"tidse is no argument of {start.__name__}; did you mean tides?"):
         start(tidse=3)

@@ -308,7 +308,7 @@ def test_other_tools_in_the_way(capsys, monkeypatch):
         ("OTEL_PYTHON_TRACER_PROVIDER", "mine", "sdk_tracer_provider"),
         ("OTEL_PYTHON_ID_GENERATOR", "dice", "random"),
         ("OTEL_METRICS_EXEMPLAR_FILTER", "all", "trace_based"),
-        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "sum", "cumulative, delta and lowmemory"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "sum", "'cumulative', 'delta', 'lowmemory'"),
     ],
 )
 def test_a_bad_value_of_the_sdk(capsys, monkeypatch, variable, value, allowed):

@@ -118,7 +118,7 @@ def test_a_filter_is_a_value():
         ({"include": ["torch..nn"]}, ValueError, "'torch..nn' is none of"),
         ({"include": ["torch nn"]}, ValueError, "'torch nn' is none of"),
         ({"include": ["/"]}, ValueError, "'/' is none of"),
-        ({"max_depth": 0}, ValueError, "max_depth is 0; it must be at least 1"),
+        ({"max_depth": 0}, ValueError, "max_depth is 0; it must be a whole number of calls, from 1 "),
         ({"max_depth": 1 << 31}, ValueError, "max_depth is 2147483648; "),
         ({"max_depth": True}, TypeError, "max_depth is True; it must be a whole number"),
         ({"max_depth": 1.5}, TypeError, "max_depth is 1.5; "),
@@ -174,7 +174,7 @@ def test_settings_from_the_environment(monkeypatch):
     [
         ("include", "torch,a b", "'a b' is none of what is allowed: module names"),
         ("exclude", "..", "'..' is none of what is allowed: module names"),
-        ("max_depth", "0", "must be at least 1"),
+        ("max_depth", "0", "it must be a whole number of calls, from 1 "),
         ("max_depth", "deep", "it must be a whole number of calls"),
         ("min_duration", "1ms", "it must be a number of seconds"),
         ("min_duration", "-1", "0 or more"),

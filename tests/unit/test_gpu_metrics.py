@@ -169,7 +169,7 @@ def test_bad_values_are_told(monkeypatch, caplog):
     otp.GpuMetrics()
     otp.GpuMetrics()
     assert [record.getMessage() for record in caplog.records] == [
-        "OTEL_TORCHPROF_GPU_DEVICES='some' is ignored: allowed are visible, all and none"
+        "OTEL_TORCHPROF_GPU_DEVICES='some' is ignored: it must be one of 'visible', 'all', 'none'"
     ]
 
 

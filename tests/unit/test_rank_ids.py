@@ -142,5 +142,5 @@ def test_good_choices(value, expected):
 def test_layouts():
     """There are two."""
     assert config.RANKS.check(" Together ") == "together"
-    with pytest.raises(ValueError, match="allowed are apart and together"):
+    with pytest.raises(ValueError, match="it must be one of 'apart', 'together'"):
         config.RANKS.check(3)

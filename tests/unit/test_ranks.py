@@ -342,7 +342,7 @@ def test_a_rank_that_turns_out_not_to_export_stops():
     ("option", "value", "message"),
     [
         ("export_ranks", "some", "export_ranks is 'some'; allowed are all, node, one, and a share above 0, up to 1"),
-        ("ranks", "beside", "ranks is 'beside'; allowed are apart and together"),
+        ("ranks", "beside", "ranks is 'beside'; it must be one of 'apart', 'together'"),
     ],
 )
 def test_bad_options(option, value, message):
