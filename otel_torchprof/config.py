@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from . import parsers
+from .errors import check_names, checked, displayed, on_forget, warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-_logger = logging.getLogger("otel_torchprof")
-
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 SpanDetail = Literal["steps", "modules", "ops", "frames"]
@@ -32,8 +29,6 @@ RankTraces = Literal["apart", "together"]
 ExportRanks = parsers.ExportRanks
 GPU_CHOICES = ("visible", "all")
 _KEY = re.compile(r"(?:^|,)\s*(\w+)\s*=")
-_URL = r"(?s)//|@|:\d+[/?]|\?.*="
-"""Matches parts of a URL that may carry credentials, which no glob and no list of names contains."""
 
 
 @dataclass(frozen=True)
@@ -132,32 +127,6 @@ class Option:
     def ignore(self, reason: str) -> None:
         """Warns once that the value from the environment is ignored."""
         _ignored(str(self), self.text(), reason)
-
-
-def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
-    """Parses the value of a keyword argument.
-
-    Raises:
-        TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
-    """
-    try:
-        return parse(value)
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name} is {displayed(value)}; {error}") from None
-
-
-def displayed(value: object) -> str:
-    """Formats a value for messages, without credentials of a URL."""
-    return repr(without_credentials(value) if isinstance(value, str) and re.search(_URL, value) else value)
-
-
-def without_credentials(url: str) -> str:
-    """Returns the URL with ``***`` for user and password, and for the query.
-
-    Works on the text and not on its parts, since it also has to hide credentials of a URL that cannot be parsed.
-    """
-    return re.sub(r"\?.+", "?***", re.sub(r"^((?:[\w+.-]+:)?//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)
 
 
 def _field(
@@ -604,14 +573,6 @@ def checked_arguments(
     return {option.argument: option.given(given.get(option.argument)) for option in options}
 
 
-def check_names(function: str, given: Iterable[str], allowed: Collection[str]) -> None:
-    """Raises TypeError for the name of an argument that a function does not have, with what may be meant."""
-    for name in given:
-        if name not in allowed:
-            hint = " ".join(filter(None, (parsers.suggestion(name, allowed), f"allowed are {', '.join(allowed)}")))
-            raise TypeError(f"{name} is no argument of {function}; {hint}")
-
-
 def of_flags(parsed: Mapping[str, Any], options: Iterable[Option]) -> dict[str, Any]:
     """Returns the values of the flags that a command line has, checked, by argument.
 
@@ -631,38 +592,8 @@ def fields_in(variable: str) -> dict[str, Option]:
     return {option.argument: option for option in OPTIONS if option.variable == variable and option.argument}
 
 
-_forget: list[Callable[[], None]] = []
-
-
-def once(function: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates a function that warns: a call with the same arguments does nothing until :func:`forget_warnings`."""
-    said: dict[tuple[object, ...], object] = {}
-    _forget.append(said.clear)
-
-    @functools.wraps(function)
-    def unless_said(*arguments: _P.args, **named: _P.kwargs) -> None:
-        own = object()
-        if said.setdefault((*arguments, *named.items()), own) is own:  # in one go: of two threads one warns
-            function(*arguments, **named)
-
-    return unless_said
-
-
-@once
-def warn_once(message: str) -> None:
-    """Logs a warning, unless it was logged before."""
-    _logger.warning("%s", message)
-
-
 def _ignored(name: str, value: str, allowed: str) -> None:
     warn_once(f"{name}={displayed(value)} is ignored: {allowed}")
-
-
-def forget_warnings() -> None:
-    """Allows all warnings again."""
-    for forget in _forget:
-        forget()
-    _parts.cache_clear()
 
 
 @functools.lru_cache(maxsize=64)
@@ -684,3 +615,6 @@ def _parts(variable: str, text: str) -> Mapping[str, str]:
             allowed = f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
             _ignored(variable, f"{key}={found[key]}" if key else first, parsers.suggestion(key, keys) or allowed)
     return found
+
+
+on_forget.append(_parts.cache_clear)

@@ -1,6 +1,24 @@
-"""The exceptions of this package, in a module that every layer can import."""
+"""The exceptions of this package, and what is said of bad values: raised, or warned of once."""
 
 from __future__ import annotations
+
+import functools
+import logging
+import re
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from . import parsers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+_logger = logging.getLogger("otel_torchprof")
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_URL = r"(?s)//|@|:\d+[/?]|\?.*="
+"""Matches parts of a URL that may carry credentials, which no glob and no list of names contains."""
 
 
 class TorchProfError(RuntimeError):
@@ -27,3 +45,67 @@ class ExportError(TorchProfError):
     reason: str = ""
     """The transport's reason, with advice where there is some; header values are never included. Also part of the
     message."""
+
+
+def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:
+    """Parses the value of a keyword argument.
+
+    Raises:
+        TypeError, ValueError: the value is not allowed; the message has its name, its value and the allowed values.
+    """
+    try:
+        return parse(value)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} is {displayed(value)}; {error}") from None
+
+
+def displayed(value: object) -> str:
+    """Formats a value for messages, without credentials of a URL."""
+    return repr(without_credentials(value) if isinstance(value, str) and re.search(_URL, value) else value)
+
+
+def without_credentials(url: str) -> str:
+    """Returns the URL with ``***`` for user and password, and for the query.
+
+    Works on the text and not on its parts, since it also has to hide credentials of a URL that cannot be parsed.
+    """
+    return re.sub(r"\?.+", "?***", re.sub(r"^((?:[\w+.-]+:)?//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)
+
+
+def check_names(function: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """Raises TypeError for the name of an argument that a function does not have, with what may be meant."""
+    for name in given:
+        if name not in allowed:
+            hint = " ".join(filter(None, (parsers.suggestion(name, allowed), f"allowed are {', '.join(allowed)}")))
+            raise TypeError(f"{name} is no argument of {function}; {hint}")
+
+
+on_forget: list[Callable[[], None]] = []
+"""Called by :func:`forget_warnings`."""
+
+
+def once(function: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates a function that warns: a call with the same arguments does nothing until :func:`forget_warnings`."""
+    said: dict[tuple[object, ...], object] = {}
+    on_forget.append(said.clear)
+
+    @functools.wraps(function)
+    def unless_said(*arguments: _P.args, **named: _P.kwargs) -> None:
+        own = object()
+        if said.setdefault((*arguments, *named.items()), own) is own:  # in one go: of two threads one warns
+            function(*arguments, **named)
+
+    return unless_said
+
+
+@once
+def warn_once(message: str) -> None:
+    """Logs a warning, unless it was logged before."""
+    _logger.warning("%s", message)
+
+
+def forget_warnings() -> None:
+    """Allows all warnings again."""
+    for forget in on_forget:
+        forget()

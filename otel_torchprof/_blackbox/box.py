@@ -21,7 +21,7 @@ from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.collective_source import CollectiveSource
 from otel_torchprof._sources.source import Operators
-from otel_torchprof.errors import NativeError, TorchProfError
+from otel_torchprof.errors import NativeError, TorchProfError, warn_once
 from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
 
@@ -182,7 +182,7 @@ class BlackBox:
                 self._open()
             except TorchProfError as error:
                 self._state = f"off: {error}"
-                config.warn_once(f"no black box is kept: {error}")
+                warn_once(f"no black box is kept: {error}")
                 return
             self._state = ON
             self._watch()

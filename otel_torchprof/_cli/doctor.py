@@ -35,7 +35,7 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.sdk_imports import UNSET
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.nvml import Nvml, RefusedError
-from otel_torchprof.errors import ExportError, TorchLibraryError
+from otel_torchprof.errors import ExportError, TorchLibraryError, forget_warnings, without_credentials
 from otel_torchprof.version import __version__
 
 from .terminal import show
@@ -218,7 +218,7 @@ def displayed(name: str, value: str) -> str:
         return ",".join(f"{item.partition('=')[0].strip()}=***" for item in value.split(",") if "=" in item)
     if _HIDDEN.search(name) or not _SHOWN.fullmatch(name):
         return "***" if value else ""
-    return config.without_credentials(value) if "://" in value or "@" in value else value
+    return without_credentials(value) if "://" in value or "@" in value else value
 
 
 def _warnings() -> list[str]:
@@ -227,7 +227,7 @@ def _warnings() -> list[str]:
     logger = logging.getLogger("otel_torchprof")
     propagates, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
-    config.forget_warnings()
+    forget_warnings()
     try:
         for read in _READERS:
             handler.messages += _failure(read)

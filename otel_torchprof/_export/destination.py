@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from otel_torchprof.config import without_credentials
+from otel_torchprof.errors import without_credentials
 
 
 def destination(exporter: object) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from otel_torchprof import config
+from otel_torchprof.errors import warn_once
 
 from .formats import FILE_EXPORTERS
 from .otlp import OTLPExporter
@@ -29,7 +29,7 @@ def exporters_from_environment() -> list[SpanExporter]:
     counts once, as in the SDK, and so do names of one receiver (``otlp`` and ``otlp_proto_grpc``).
     """
     if file := os.environ.get(OTEL_CONFIG_FILE):
-        config.warn_once(
+        warn_once(
             f"{OTEL_CONFIG_FILE}={file}: sampler, limits and resource are the file's, but torch's spans do not go to its "
             f"exporters: they go to those that {OTEL_TRACES_EXPORTER} names, or to a TorchSpanProcessor of your own"
         )

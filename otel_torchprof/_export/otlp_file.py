@@ -14,7 +14,7 @@ from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._encode.otlp_json import is_json
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof.errors import ExportError
+from otel_torchprof.errors import ExportError, checked
 
 from .delivery import Delivery
 from .file import check_writable, naming
@@ -80,8 +80,8 @@ class OTLPFileExporter(SpanExporter):
         given = config.OTLP_FILE.read() if path is None else os.fspath(path)
         if not isinstance(given, str):
             raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
-        self._max_bytes = None if max_bytes is None else config.checked("max_bytes", max_bytes, parsers.byte_size)
-        self._max_files = None if max_files is None else config.checked("max_files", max_files, parsers.whole_number)
+        self._max_bytes = None if max_bytes is None else checked("max_bytes", max_bytes, parsers.byte_size)
+        self._max_files = None if max_files is None else checked("max_files", max_files, parsers.whole_number)
         if self._max_files is not None and self._max_bytes is None:
             raise ValueError(f"max_files is {max_files!r}; it needs max_bytes, which says when the next file begins")
         self._log = LimitedLog()

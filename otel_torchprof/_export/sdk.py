@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 
-from otel_torchprof import config
 from otel_torchprof._encode.process_resource import of_this_process
-from otel_torchprof.errors import ExportError
+from otel_torchprof.errors import ExportError, warn_once
 from otel_torchprof.version import __version__
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def span_limits_of_environment() -> SpanLimits:
     try:
         return SpanLimits()
     except ValueError as error:
-        config.warn_once(f"{error}: the span limits are OpenTelemetry's defaults")
+        warn_once(f"{error}: the span limits are OpenTelemetry's defaults")
     count, none = 128, SpanLimits.UNSET
     return SpanLimits(count, count, count, count, count, count, none, none)
 
@@ -144,7 +143,7 @@ def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     if is_disabled():
-        config.warn_once(f"{OTEL_SDK_DISABLED} is true: spans are not handed to exporters")
+        warn_once(f"{OTEL_SDK_DISABLED} is true: spans are not handed to exporters")
         return 0
     if getattr(exporter, "takes_span_lists", False):
         batch_size = max(len(spans), 1)

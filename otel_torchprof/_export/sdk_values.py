@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import parsers
-from otel_torchprof.config import displayed
+from otel_torchprof.errors import displayed
 
 from .otlp_values import above_zero, boolean, protocol, seconds
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import unquote
 
-from otel_torchprof import config
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, PROTOBUF_MAX_BYTES
-from otel_torchprof.config import checked, without_credentials
+from otel_torchprof.errors import checked, warn_once, without_credentials
 
 from .otlp_values import GRPC, HTTP, above_zero, grpc_endpoint, http_endpoint
 from .variables import VARIABLES
@@ -191,7 +190,7 @@ class _Source:
         variable = next((name for name in names_of if self._environ.get(name, "").strip()), "")
         headers, problems = _headers(self._environ.get(variable, ""), names)
         for problem in problems:
-            config.warn_once(f"{variable}: {problem}; it is left out")
+            warn_once(f"{variable}: {problem}; it is left out")
         given, problems = _headers(value or "", names)
         if problems:
             raise ValueError(f"headers is not allowed: {problems[0]}")
@@ -205,7 +204,7 @@ class _Source:
             return found, found_key
         if key:
             raise ValueError(f"client_key_file is {os.fspath(key)!r}, but there is no client_certificate_file to it")
-        config.warn_once(f"the client key {found_key!r} is ignored: there is no client certificate to it")
+        warn_once(f"the client key {found_key!r} is ignored: there is no client certificate to it")
         return None, None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof import config
+from otel_torchprof.errors import once, warn_once
 from otel_torchprof.parsers import nearest
 
 from .variables import VARIABLES
@@ -325,11 +326,11 @@ def _service_links(environ: Mapping[str, str]) -> set[str]:
     }
 
 
-@config.once
+@once
 def warn_of_unknown_variables() -> None:
     """Warns once of variables of the process that nobody reads. Who starts something that reads others calls it first."""
     for _, fault, hint in unknown_variables():
-        config.warn_once(f"{fault}, and has no effect{hint and '; '}{hint}")
+        warn_once(f"{fault}, and has no effect{hint and '; '}{hint}")
 
 
 def _unknown(name: str, whose: str, meant: str) -> UnknownVariable:

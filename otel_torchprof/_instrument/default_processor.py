@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import SpanProcessor
 
-from otel_torchprof import config
 from otel_torchprof._export.chrome import ChromeTraceExporter
 from otel_torchprof._export.destination import described, destination
 from otel_torchprof._export.from_environment import OTEL_CONFIG_FILE, OTEL_TRACES_EXPORTER, exporters_from_environment
 from otel_torchprof._export.otlp_file import OTLPFileExporter
 from otel_torchprof._export.variables import VARIABLES
+from otel_torchprof.errors import warn_once
 
 from .processor import TorchSpanProcessor
 
@@ -135,7 +135,7 @@ class DefaultProcessor(TorchSpanProcessor):
         ours = [queue.exporter for queue in self._queues]
         theirs = _exporters_of(self._tracer_provider())
         if theirs and not {destination(each) for each in ours} & {destination(each) for each in theirs}:
-            config.warn_once(
+            warn_once(
                 f"torch's spans go to {', '.join(map(described, ours))} by default, and the application's to "
                 f"{', '.join(map(described, theirs))}: add TorchSpanProcessor(exporter) to the TracerProvider, or set "
                 f"{OTEL_TRACES_EXPORTER} or {VARIABLES['endpoint'].general}"

@@ -25,6 +25,7 @@ from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.workers import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
+from otel_torchprof.errors import warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
 from .default_processor import DefaultProcessor, added_processor, is_shut_down
@@ -325,7 +326,7 @@ class TorchInstrumentor(BaseInstrumentor):
             return
         if is_shut_down(tracer_provider):
             self._stay_off("the TorchSpanProcessor is shut down")
-            config.warn_once(
+            warn_once(
                 "the provider's TorchSpanProcessor is shut down: nothing is recorded; give instrument(tracer_provider=...) another provider, "
                 "or call instrument() before the shutdown"
             )

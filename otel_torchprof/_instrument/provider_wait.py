@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
-from otel_torchprof import config
 from otel_torchprof._export.provider import is_sdk_provider
 from otel_torchprof._process import process_changes, threads
+from otel_torchprof.errors import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,4 +81,4 @@ def _warn() -> None:
             "no TracerProvider of opentelemetry-sdk is set: call opentelemetry.trace.set_tracer_provider(), give "
             "instrument(tracer_provider=...), or start the program with opentelemetry-instrument"
         )
-    config.warn_once(f"torch is instrumented, and nothing is recorded, since {why}")
+    warn_once(f"torch is instrumented, and nothing is recorded, since {why}")

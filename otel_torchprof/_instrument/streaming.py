@@ -17,7 +17,7 @@ from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.finders import is_there
 from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, checked
 
 from .instrumentation import KINDS, Instrumentation
 from .options import live_options
@@ -92,7 +92,7 @@ class stream:  # noqa: N801 - beside profile
         resource: Resource | None = None,
         **options: Unpack[config.LiveOptions],
     ) -> None:
-        detail = config.checked("detail", detail, parsers.one_of(*KINDS))
+        detail = checked("detail", detail, parsers.one_of(*KINDS))
         warn_of_unknown_variables()
         values = config.checked_arguments(stream.__init__, "stream", config.LiveOptions, options)
         recording = live_options(detail, frames, values)

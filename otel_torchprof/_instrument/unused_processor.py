@@ -9,6 +9,7 @@ from otel_torchprof import config
 from otel_torchprof._export.sdk import is_disabled
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.workers import starts_loader_worker
+from otel_torchprof.errors import warn_once
 
 _STARTS_ANEW = (
     "multiprocessing.popen_spawn_posix",
@@ -59,7 +60,7 @@ class UnusedProcessors:
         uses_torch = "torch" in sys.modules and not any(name in sys.modules for name in _STARTS_ANEW)
         is_off = not config.ENABLED.read() or config.DETAIL.read() == "off" or is_disabled() or bool(left_out_by())
         if uses_torch and not is_off:
-            config.warn_once(
+            warn_once(
                 "a TorchSpanProcessor was made to which nothing was ever given, since torch was not instrumented: call "
                 "TorchInstrumentor().instrument(), or start the program with opentelemetry-instrument"
             )

@@ -11,6 +11,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 from otel_torchprof import config
 from otel_torchprof._sampling.span_policy import SpanPolicy, policy_without_code
 from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof.errors import check_names
 
 from .instrumentor import TorchInstrumentor
 
@@ -39,7 +40,7 @@ class ZeroCodeInstrumentor(BaseInstrumentor):
     def _instrument(self, **given: Any) -> None:
         for name, kind in _FROM_A_FILE.items():
             if isinstance(value := given.get(name), Mapping):
-                config.check_names(kind.__name__, value, [each.name for each in fields(kind) if each.init])
+                check_names(kind.__name__, value, [each.name for each in fields(kind) if each.init])
                 given[name] = kind(**value)
         if given.get("detail", config.DETAIL.read()) in _WITH_DETAIL:
             given = {"policy": policy_without_code(), **given}

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from opentelemetry import context
 
-from otel_torchprof import config
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.finders import is_there
-from otel_torchprof.errors import TorchLibraryError, TorchProfError
+from otel_torchprof.errors import TorchLibraryError, TorchProfError, warn_once
 
 from . import prebuilt, torch_build
 from .collectives import Collecting
@@ -321,7 +320,7 @@ def _prebuilt(torch: Any) -> TorchLibrary | None:
     except _NotTriedError:
         raise
     except TorchLibraryError as error:  # another C library than where it was built, for one
-        config.warn_once(f"{error}; it came with the package, so one is built here instead")
+        warn_once(f"{error}; it came with the package, so one is built here instead")
         return None
     return library
 

@@ -10,7 +10,7 @@ import importlib
 import os
 from importlib.metadata import entry_points
 
-from otel_torchprof import config
+from otel_torchprof.errors import warn_once
 
 _READERS = {
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "opentelemetry.sdk.trace",
@@ -33,7 +33,7 @@ def _import(module: str, variable: str) -> None:
             importlib.import_module(module)
         finally:
             os.environ[variable] = value
-        config.warn_once(f"{variable}={value!r} is ignored: {error}")
+        warn_once(f"{variable}={value!r} is ignored: {error}")
 
 
 for _variable, _module in _READERS.items():
@@ -43,4 +43,4 @@ for _variable, _group in _PROVIDERS.items():
     _name = os.environ.get(_variable)
     if _name is not None and not entry_points(group=_group, name=_name):
         UNSET[_variable] = os.environ.pop(_variable)
-        config.warn_once(f"{_variable}={_name!r} is ignored: no installed package has a provider of that name")
+        warn_once(f"{_variable}={_name!r} is ignored: no installed package has a provider of that name")

@@ -23,7 +23,7 @@ from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checke
 from otel_torchprof._sources.labels import record_function
 from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.tree import STEP_PREFIX
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, warn_once
 
 from . import options
 from .results import ProfileResults, us_since
@@ -261,9 +261,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         warning, while the profile does not run.
         """
         if self.enabled and not self._active:
-            config.warn_once(
-                "step() was called before the start or after the stop of a profile, where it has no effect"
-            )
+            warn_once("step() was called before the start or after the stop of a profile, where it has no effect")
             return
         self._end_step_label()
         self._cycles.advance(self._do)

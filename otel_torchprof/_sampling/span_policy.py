@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config
 from otel_torchprof._spans.limits import Budget
+from otel_torchprof.errors import checked
 
 from .cycles import ProfilerAction, plan
 from .decisions import Rules
@@ -115,7 +116,7 @@ class SpanPolicy:
         if self.schedule is not None and not callable(self.schedule):
             raise TypeError(f"schedule is {self.schedule!r}; it must be a callable such as schedule(wait=1, ...) gives")
         for name, option in _OPTIONS.items():
-            object.__setattr__(self, name, config.checked(name, getattr(self, name), option.check))
+            object.__setattr__(self, name, checked(name, getattr(self, name), option.check))
 
     @classmethod
     def from_environment(cls) -> SpanPolicy:

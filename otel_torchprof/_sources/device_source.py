@@ -11,7 +11,7 @@ from otel_torchprof import config
 from otel_torchprof._native import torch_library
 from otel_torchprof._process import threads
 from otel_torchprof._tree.devices import not_before
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, checked
 from otel_torchprof.health import ON
 
 from .labels import record_function
@@ -41,7 +41,7 @@ def checked_device_events(events: str | None, every: int) -> str:
         TypeError, ValueError: nothing that can be; a number of steps that is no whole number above 0.
     """
     if events is not None:
-        config.checked("device_events", events, config.DEVICE_EVENTS.check)
+        checked("device_events", events, config.DEVICE_EVENTS.check)
     if not isinstance(every, int) or isinstance(every, bool):
         raise TypeError(f"device_events_every is {every!r}; it must be a whole number of steps")
     if every < 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config, parsers
+from otel_torchprof.errors import checked
 
 if TYPE_CHECKING:
     import types
@@ -62,7 +63,7 @@ class FrameFilter:
 
     def __post_init__(self) -> None:
         for name, option in _OPTIONS.items():
-            object.__setattr__(self, name, config.checked(name, getattr(self, name), option.check))
+            object.__setattr__(self, name, checked(name, getattr(self, name), option.check))
         object.__setattr__(self, "_included", _Entries.of(self.include))
         object.__setattr__(self, "_excluded", _Entries.of(self.exclude))
 

@@ -17,6 +17,7 @@ from otel_torchprof import config
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.finders import is_there
+from otel_torchprof.errors import warn_once
 
 from .labels import is_labelled, record_function
 
@@ -338,7 +339,7 @@ class FunctionLabels:
         if self._errors is not None:
             self._errors.append(error)
         else:
-            config.warn_once(f"{error}; it is ignored")
+            warn_once(f"{error}; it is ignored")
 
 
 class _Entry:
@@ -407,10 +408,10 @@ def label_by_environment(*, is_early: bool = False) -> None:
     except (OSError, ValueError) as unreadable:
         is_missing = isinstance(unreadable, FileNotFoundError)
         why = "there is no such file, seen from the working directory" if is_missing else unreadable
-        config.warn_once(f"{config.LABELS}={path!r} is ignored: {why}")
+        warn_once(f"{config.LABELS}={path!r} is ignored: {why}")
         lines, errors = [], []
     for error in errors:
-        config.warn_once(f"{config.LABELS}: {error}; it is ignored")
+        warn_once(f"{config.LABELS}: {error}; it is ignored")
     _of_environment[path] = FunctionLabels(lines, is_strict=False, is_early=is_early)
 
 

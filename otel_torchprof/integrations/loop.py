@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._process import threads
 from otel_torchprof._sources.loop_marks import shared
 from otel_torchprof._sources.step_marks import SegmentChange
-from otel_torchprof.config import warn_once
+from otel_torchprof.errors import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,7 +25,7 @@ from otel_torchprof._columns.phases import Segment  # noqa: E402
 from otel_torchprof._process.deadline import Deadline  # noqa: E402
 from otel_torchprof._sources.loop_marks import LoopMarks  # noqa: E402
 from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange  # noqa: E402
-from otel_torchprof.config import forget_warnings  # noqa: E402
+from otel_torchprof.errors import forget_warnings  # noqa: E402
 from otel_torchprof.integrations import HuggingFaceCallback  # noqa: E402
 from otel_torchprof.integrations.huggingface import AutomaticCallback  # noqa: E402
 

@@ -22,9 +22,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slow_receiver import SlowReceiver, answering
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._export.destination import destination
 from otel_torchprof._instrument import processor as processors
+from otel_torchprof.errors import forget_warnings
 from otel_torchprof.integrations.loop import Loop
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
@@ -53,11 +53,11 @@ def as_at_first(monkeypatch):
     for name in [name for name in os.environ if name.startswith("OTEL_") and "BUILD_DIR" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(processors, "_UNANSWERED_SECONDS", SHORT)
-    config.forget_warnings()
+    forget_warnings()
     yield
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
         otp.TorchInstrumentor().uninstrument()
-    config.forget_warnings()
+    forget_warnings()
 
 
 def new_provider(*added) -> TracerProvider:

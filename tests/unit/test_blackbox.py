@@ -14,13 +14,13 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._blackbox.box import _CUT, BlackBox
 from otel_torchprof._blackbox.box_file import memory_file
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._process import threads
+from otel_torchprof.errors import forget_warnings
 from otel_torchprof.parsers import BlackBoxOptions
 
 LONG = 60
@@ -52,11 +52,11 @@ def as_at_first(monkeypatch):
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    config.forget_warnings()
+    forget_warnings()
     yield
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
         otp.TorchInstrumentor().uninstrument()
-    config.forget_warnings()
+    forget_warnings()
     assert recorder_stats().sessions == 0
 
 

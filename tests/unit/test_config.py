@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from otel_torchprof import config
+from otel_torchprof.errors import forget_warnings
 from otel_torchprof.parsers import BlackBoxOptions
 
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing():
-    config.forget_warnings()
+    forget_warnings()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_torchprof as otp
 from otel_torchprof import config
+from otel_torchprof.errors import forget_warnings
 from otel_torchprof.health import Health
 
 nvml = nvml_stand_in.nvml
@@ -99,7 +100,7 @@ def test_arguments_of_instrument(instrumentor, arguments, error, text):
 def test_variables(setting, value, monkeypatch, caplog):
     """A variable that is wrong is ignored, and the warning says what is allowed."""
     monkeypatch.setenv(setting.variable, f"{setting.key}={value}" if setting.key else value)
-    config.forget_warnings()
+    forget_warnings()
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         assert setting.read() == setting.fallback
     assert f"{setting}={value!r} is ignored: allowed is" in caplog.text

@@ -11,9 +11,9 @@ from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompressio
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpPeer
 from opentelemetry.util.re import parse_env_headers
 
-from otel_torchprof import config
 from otel_torchprof._export import variables
 from otel_torchprof._export.settings import QueueSettings, Settings
+from otel_torchprof.errors import forget_warnings
 
 HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
 PREFIX = "OTEL_EXPORTER_OTLP_"
@@ -21,7 +21,7 @@ PREFIX = "OTEL_EXPORTER_OTLP_"
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing():
-    config.forget_warnings()
+    forget_warnings()
 
 
 def otlp(**named):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.recording_options import RecordingOptions
 from otel_torchprof._tree.frames import ShortFrames
+from otel_torchprof.errors import forget_warnings
 
 
 def code_in(path):
@@ -26,7 +26,7 @@ def code_in(path):
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing():
-    config.forget_warnings()
+    forget_warnings()
 
 
 LINEAR = ("/env/lib/site-packages/torch/nn/modules/linear.py", "torch.nn.modules.linear")

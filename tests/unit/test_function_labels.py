@@ -18,10 +18,10 @@ import pytest
 from label_trees import tree
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._process import after_import
 from otel_torchprof._sources import function_labels
 from otel_torchprof._sources.labels import record_function
+from otel_torchprof.errors import forget_warnings
 
 LIBRARY = '''
 import functools
@@ -79,7 +79,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _said_nothing():
-    config.forget_warnings()
+    forget_warnings()
     yield
     assert function_labels._entries == {}
 

@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._sources import function_labels
+from otel_torchprof.errors import forget_warnings
 
 
 def test_what_the_script_defines_after_the_instrumentation_has_begun(tmp_path, monkeypatch, caplog):
@@ -34,7 +34,7 @@ def test_what_the_script_defines_after_the_instrumentation_has_begun(tmp_path, m
         finally:
             otp.TorchInstrumentor().uninstrument()
             function_labels._of_environment.popitem()[1].remove()
-            config.forget_warnings()
+            forget_warnings()
     provider.shutdown()
     assert [span.name for span in exporter.get_finished_spans()] == ["later"]
     said = [record.getMessage() for record in caplog.records]

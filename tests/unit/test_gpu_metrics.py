@@ -18,8 +18,8 @@ from opentelemetry.semconv._incubating.attributes import hw_attributes
 from opentelemetry.semconv._incubating.metrics import hw_metrics
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._metrics.gpu_quantities import GPU_ATTRIBUTES, METRICS
+from otel_torchprof.errors import forget_warnings
 
 clock, collector, watch = gpu_collector.clock, gpu_collector.collector, gpu_collector.watch
 nvml = nvml_stand_in.nvml
@@ -165,7 +165,7 @@ def test_bad_values_are_told(monkeypatch, caplog):
     with pytest.raises(TypeError, match="meter_provider is 3; allowed are meter providers"):
         otp.GpuMetrics(3)
     monkeypatch.setenv("OTEL_TORCHPROF_GPU_DEVICES", "some")
-    config.forget_warnings()
+    forget_warnings()
     otp.GpuMetrics()
     otp.GpuMetrics()
     assert [record.getMessage() for record in caplog.records] == [

@@ -15,13 +15,13 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
-from otel_torchprof import config
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import sdk
 from otel_torchprof._spans.limits import limited
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof.errors import forget_warnings
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 NONE = {"max_attributes": None, "max_links": None, "max_attribute_length": None}
@@ -135,7 +135,7 @@ def test_limits_of_a_provider(monkeypatch):
 def test_bad_limits_in_the_environment(monkeypatch, caplog):
     """A value that is no limit is warned of once and the defaults are used, whatever the provider."""
     monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "many")
-    config.forget_warnings()
+    forget_warnings()
     found = [sdk.span_limits(provider) for provider in (trace.NoOpTracerProvider(), object())]
     assert {limits.max_links for limits in found} == {128}
     assert {limits.max_span_attributes for limits in found} == {128}

@@ -17,7 +17,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof._process import torch_differences
 from otel_torchprof._profile import options as _profile_options
-from otel_torchprof.config import forget_warnings
+from otel_torchprof.errors import forget_warnings
 
 CPU, CUDA = otp.ProfilerActivity.CPU, otp.ProfilerActivity.CUDA
 

@@ -9,9 +9,9 @@ import os
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._export.formats import FORMATS
 from otel_torchprof._process.profiler_flag import profiler_flag
+from otel_torchprof.errors import forget_warnings
 
 CHUNK = 65536
 
@@ -81,7 +81,7 @@ def test_reading_too_early(read):
 
 def test_step_outside(caplog):
     """step() outside of the recording has no effect, as in torch, and says so once."""
-    config.forget_warnings()
+    forget_warnings()
     prof = otp.profile(operators=False)
     prof.step()
     with prof:

@@ -11,9 +11,9 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from otel_torchprof import config
 from otel_torchprof._instrument import provider_wait
 from otel_torchprof._instrument.provider_wait import ProviderWait
+from otel_torchprof.errors import forget_warnings
 
 LONG = 60
 
@@ -42,13 +42,13 @@ def join_waits():
 @pytest.fixture
 def said(monkeypatch):
     monkeypatch.setattr(provider_wait, "_LOOK_SECONDS", 0.001)
-    config.forget_warnings()
+    forget_warnings()
     handler = Said()
     logging.getLogger("otel_torchprof").addHandler(handler)
     yield handler
     join_waits()
     logging.getLogger("otel_torchprof").removeHandler(handler)
-    config.forget_warnings()
+    forget_warnings()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from policy_jobs import Whole, job
 
 import otel_torchprof as otp
-from otel_torchprof import config
+from otel_torchprof.errors import forget_warnings
 
 SETTINGS = {
     "wait": ("1,active=1", "1"),
@@ -350,7 +350,7 @@ def test_no_job_where_nobody_wants_one():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_variable(monkeypatch, caplog, name):
     """Each setting is read from its part of the variable; a bad one is warned of by name, and the default holds."""
-    config.forget_warnings()
+    forget_warnings()
     good, bad = SETTINGS[name]
     monkeypatch.setenv("OTEL_TORCHPROF_POLICY", f"{name}={good}")
     assert otp.SpanPolicy.from_environment() != otp.SpanPolicy()
@@ -361,7 +361,7 @@ def test_variable(monkeypatch, caplog, name):
 
 def test_the_other_parts_of_the_variable_count(monkeypatch, caplog):
     """A part that is bad, one that there is not, and text that belongs to none are each warned of, and the others are read."""
-    config.forget_warnings()
+    forget_warnings()
     monkeypatch.setenv("OTEL_TORCHPROF_POLICY", "slow, every=3 ,maxspans=7,ratio=2,keep=slow")
     assert otp.SpanPolicy.from_environment() == otp.SpanPolicy(every=3, keep="slow")
     assert "OTEL_TORCHPROF_POLICY='maxspans=7' is ignored: did you mean max_spans?" in caplog.text

@@ -8,8 +8,8 @@ import types
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof import config
 from otel_torchprof._instrument.unused_processor import unused
+from otel_torchprof.errors import forget_warnings
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +20,9 @@ def uninstrumented(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     for name in [name for name in sys.modules if name.startswith("multiprocessing.popen_")]:
         monkeypatch.delitem(sys.modules, name)
-    config.forget_warnings()
+    forget_warnings()
     yield
-    config.forget_warnings()
+    forget_warnings()
 
 
 def said(caplog) -> list[str]:
