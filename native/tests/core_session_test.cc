@@ -46,6 +46,25 @@ void bits_go_round() {
   }
 }
 
+// A bit that is reserved stays its session's when that has stopped and was drained or thrown away, until it is not any
+// more, or freed.
+void a_reserved_bit_is_nobody_elses() {
+  for (int how = 0; how < 3; ++how) {
+    Session reserved;
+    uint32_t bit = otp_session_consumer(reserved);
+    CHECK_EQ(otp_session_reserve(reserved, 1), OTP_OK);
+    reserved.stop();
+    if (how == 0) Batch(reserved.drain());
+    if (how == 1) CHECK_EQ(otp_session_discard(reserved), OTP_OK);
+    for (int i = 0; i < 2 * OTP_MAX_SESSIONS; ++i) CHECK(otp_session_consumer(Session()) != bit);
+    CHECK_EQ(otp_session_reserve(reserved, 0), OTP_OK);
+    bool comes_round = false;
+    for (int i = 0; i < OTP_MAX_SESSIONS; ++i) comes_round |= otp_session_consumer(Session()) == bit;
+    CHECK_EQ(comes_round, how != 2);  // what was neither drained nor thrown away keeps it
+  }
+  CHECK_EQ(recorder_stats().sessions, 0u);
+}
+
 // What cannot be done answers with its status, and changes nothing.
 void wrong_calls_are_refused() {
   otp_session* none = nullptr;
@@ -269,6 +288,7 @@ int main() {
   RUN_CLEAN(off_is_off);
   RUN_CLEAN(sixteen_sessions_and_no_more);
   RUN_CLEAN(bits_go_round);
+  RUN_CLEAN(a_reserved_bit_is_nobody_elses);
   RUN_CLEAN(wrong_calls_are_refused);
   RUN_CLEAN(overlapping_sessions_see_their_own_time);
   RUN_CLEAN(control_from_any_thread);

@@ -102,6 +102,9 @@ class _BoxEvents:
     def stats(self) -> SessionStats:
         return SessionStats(self._recorded, {}, 0, 0, 0, 0)
 
+    def reserve(self, reserved: bool) -> None:
+        """Nobody knows it by a number."""
+
     def after_fork_in_child(self) -> None:
         """It has no locks."""
 

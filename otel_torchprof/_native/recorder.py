@@ -318,24 +318,16 @@ class Session:
         """
         _thread_names.refresh()
         status = lib.otp_session_start(self._native)
-        if status == lib.OTP_E_TOO_MANY_SESSIONS:
-            self._read_one_that_has_stopped()
+        # A session that has stopped keeps its place until its events are read. Looking for one can make a place too: a
+        # collection of garbage comes by, and takes those that nobody refers to.
+        for reference in self._unread.copy().values():
+            if status != lib.OTP_E_TOO_MANY_SESSIONS:
+                break
+            if (session := reference()) is not None:
+                with contextlib.suppress(NativeError):  # the parent's, in a forked child, or one that is being read
+                    session.final_batch()
             status = lib.otp_session_start(self._native)
         check(status, "starting a recording")
-
-    @classmethod
-    def _read_one_that_has_stopped(cls) -> None:
-        """Makes a place among the 16: a session that has stopped keeps its place until its events are read.
-
-        Looking for one can make a place too: a collection of garbage comes by, and takes those that nobody refers to.
-        """
-        for reference in cls._unread.copy().values():
-            session = reference()
-            if session is None:
-                continue
-            with contextlib.suppress(NativeError):  # the parent's, in a forked child, or one that is being read
-                session.final_batch()
-                return
 
     def mute_roots(self, muted: bool) -> None:
         """Leaves out what begins outside of any span from now on, or no longer; also before the start, for it.
@@ -346,6 +338,13 @@ class Session:
             NativeError: the session belongs to the parent of this forked process.
         """
         check(lib.otp_session_mute_roots(self._native, muted), "muting what has no span around it")
+
+    def reserve(self, reserved: bool) -> None:
+        """Keeps its bit from other sessions, though it has stopped and was read, or no longer: sources may still know it by that.
+
+        Any thread, in any state; without effect in a forked child.
+        """
+        lib.otp_session_reserve(self._native, reserved)
 
     @property
     def consumer(self) -> int:

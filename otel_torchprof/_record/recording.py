@@ -6,6 +6,7 @@ it, and who drains it.
 
 from __future__ import annotations
 
+import functools
 import os
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -58,6 +59,9 @@ class Batches(Protocol):
 
     def stats(self) -> SessionStats:
         """Figures so far."""
+
+    def reserve(self, reserved: bool) -> None:
+        """Keeps what sources know it by from others, until they have stopped, however far it has been read."""
 
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held its locks is not in this process."""
@@ -114,6 +118,8 @@ class Recording:
             early = sum(source.starts_before_session for source in ordered)
             self.state = State.RUNNING
             try:
+                self.cleanup.push(functools.partial(batches.reserve, False))  # last: the sources have stopped
+                batches.reserve(True)
                 for source in ordered[:early]:
                     self._add(source)
                 self.stop_batches_first()

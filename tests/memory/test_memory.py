@@ -105,9 +105,8 @@ def test_a_leak_would_be_found():
     assert growth(noise + (np.arange(100) > 70) * (8 << 20) + (np.arange(100) > 90) * 65_536, 1000) < MOST_BYTES
 
 
-@pytest.mark.parametrize("what", CYCLES)
-def test_memory_does_not_grow(what):
-    """In the second half of many profiles, threads within one profile, or pairs of instrumentations, memory in use has no slope."""
+def measured(what):
+    """Growth of a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, what, str(CYCLES[what])],
         capture_output=True,
@@ -125,4 +124,16 @@ def test_memory_does_not_grow(what):
     assert done.returncode == 0, done.stderr
     samples = [int(line) for line in done.stdout.split()]
     assert len(samples) == 100
-    assert growth(samples, CYCLES[what]) <= MOST_BYTES, samples[50:]
+    return growth(samples, CYCLES[what])
+
+
+@pytest.mark.parametrize("what", CYCLES)
+def test_memory_does_not_grow(what):
+    """In the second half of many profiles, threads within one profile, or pairs of instrumentations, memory in use has no slope.
+
+    A leak is there each time; what a busy machine delays is not.
+    """
+    found = [measured(what)]
+    if found[0] > MOST_BYTES:
+        found.append(measured(what))
+    assert min(found) <= MOST_BYTES, found

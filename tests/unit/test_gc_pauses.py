@@ -256,6 +256,30 @@ def test_a_recording_that_another_thread_ends_in_a_collection():
     assert later.batch()["parent"][names.index("_nothing")] < names.index(OLDEST)
 
 
+def test_a_label_that_is_open_when_another_thread_ends_the_recording():
+    """What is open in a finalizer ends when the recording does, and the collection around it not before."""
+    record = Segment(RecordingOptions(operators=False, frames=True))
+
+    def last_words():
+        with otp.record_function("label"):
+            thread = threading.Thread(target=record.stop)
+            thread.start()
+            thread.join()
+
+    Garbage(last_words)
+    record.start()
+    gc.collect()
+    batch = record.batch()
+    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
+    pause, label = names.index(OLDEST), names.index("label")
+    assert batch["start"][pause] < batch["start"][label]
+    assert batch["end"][label] <= batch["end"][pause]
+    assert Flag(batch["flags"].item(pause)) == Flag.UNFINISHED
+    with recording():
+        pass
+    assert python_sources.on_collection not in gc.callbacks
+
+
 def test_what_others_do_to_the_list():
     """Callbacks of others stay, and one who empties the list loses the pauses and nothing else."""
     reported = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -240,21 +241,26 @@ def test_those_of_the_parent_make_no_room():
 
 def test_a_session_stops_while_another_looks_for_a_place(monkeypatch):
     """Who looks through those that have stopped is not disturbed by one that comes, or goes, meanwhile."""
-    stopped = [Session(1 << 20) for _ in range(3)]
+    stopped = [Session(1 << 20) for _ in range(16)]
     for session in stopped:
         session.start()
         session.stop()
+    others = []
 
     def busy(_session) -> None:
-        other = Session(1 << 20)
-        other.start()
-        other.stop()
+        others.append(Session(1 << 20))
+        Session._unread.popitem()
+        Session._unread[id(others[-1])] = weakref.ref(others[-1])
         raise NativeError("another thread reads it")
 
     monkeypatch.setattr(Session, "final_batch", busy)
-    Session._read_one_that_has_stopped()
+    with pytest.raises(NativeError, match="16 recordings"):
+        Session(1 << 20).start()
     monkeypatch.undo()
-    assert [names(session.final_batch()) for session in stopped] == [[]] * 3
+    for other in others:
+        Session._unread.pop(id(other), None)
+    assert len(others) == 16
+    assert [names(session.final_batch()) for session in stopped] == [[]] * 16
 
 
 def test_schema_and_header_agree_on_kinds():

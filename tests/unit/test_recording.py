@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from forked import in_child
 
+from otel_torchprof._native.ffi import lib
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._record.recording import Recording, State
 from otel_torchprof._sources.source import Source
 from otel_torchprof.errors import NativeError
+
+MAX_SESSIONS: int = lib.OTP_MAX_SESSIONS
 
 
 class Noted(Source):
@@ -72,6 +75,41 @@ def test_an_interrupted_stop_is_done_by_the_next():
     recording.stop()
     assert recording.state is State.STOPPED
     assert notes == ["start a", "start b", "stop b", "stop a"]
+
+
+class DrainedBeforeItStops(Source):
+    """Another thread reads what is left of the session, and others begin and end, before this source has stopped."""
+
+    def __init__(self) -> None:
+        self.others: list[int] = []
+
+    def start(self, session: Session) -> None:
+        self._session = session
+
+    def stop(self) -> None:
+        self._session.drain()
+        for _ in range(2 * MAX_SESSIONS):
+            other = session()
+            other.start()
+            self.others.append(other.consumer)
+            other.stop()
+
+
+def test_a_bit_is_reserved_until_the_sources_have_stopped():
+    """What a source does at its stop, by the bit of its session, is done to no other session that has got it."""
+    source, own = DrainedBeforeItStops(), session()
+    recording = Recording()
+    recording.start(own, [source])
+    recording.stop()
+    assert len(source.others) == 2 * MAX_SESSIONS
+    assert own.consumer not in source.others
+    bits = set()
+    for _ in range(MAX_SESSIONS):
+        other = session()
+        other.start()
+        bits.add(other.consumer)
+        other.stop()
+    assert own.consumer in bits
 
 
 def test_in_a_forked_child_it_is_the_parents():

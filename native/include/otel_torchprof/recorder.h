@@ -109,6 +109,10 @@ int otp_session_stop(otp_session* session);
  * sampled). What is open continues to its end. From any thread. */
 int otp_session_mute_roots(otp_session* session, int muted);
 
+/* While `reserved`, its bit is given to no other session, though it has stopped and was drained: for sources that know
+ * it by that bit, until they have stopped too. From any thread, in any state; freeing ends it. */
+int otp_session_reserve(otp_session* session, int reserved);
+
 /* The session's bit in record masks; for sources. 0 before the start. */
 uint32_t otp_session_consumer(const otp_session* session);
 

@@ -79,11 +79,17 @@ uint64_t cut_of(const std::deque<Held>& held, uint64_t max_bytes) {
   return cut;
 }
 
+void give_back_bit_locked(Registry& all, otp_session* session) {
+  if (!session->given_back || session->bit_reserved) return;
+  if (all.sessions[session->bit] == session) all.sessions[session->bit] = nullptr;
+}
+
 // Gives back all that the session has of the registry, its bit too.
 void release_all_locked(Registry& all, otp_session* session) {
   all.forget_held(session);
   while (!session->cursors.empty()) all.forget_cursor(session, session->cursors.begin()->first);
-  if (all.sessions[session->bit] == session) all.sessions[session->bit] = nullptr;
+  session->given_back = true;
+  give_back_bit_locked(all, session);
 }
 
 // Of a stopped session: what is in its chunks, and what was open when it was last drained.
@@ -408,6 +414,14 @@ int otp_session_mute_roots(otp_session* session, int muted) {
   return OTP_OK;
 }
 
+int otp_session_reserve(otp_session* session, int reserved) {
+  if (otp::forked(session)) return OTP_E_FORKED;
+  std::lock_guard<std::mutex> hold(registry().mutex);
+  session->bit_reserved = reserved != 0;
+  otp::give_back_bit_locked(registry(), session);
+  return OTP_OK;
+}
+
 uint32_t otp_session_consumer(const otp_session* session) {
   return session->state == State::kNew || otp::forked(session) ? 0 : session->mask();
 }
@@ -418,6 +432,7 @@ void otp_session_free(otp_session* session) {
   {
     std::lock_guard<std::mutex> hold(all.mutex);
     if (session->state == State::kRunning) otp::stop_locked(all, session);
+    session->bit_reserved = false;
     otp::release_all_locked(all, session);
   }
   delete session;

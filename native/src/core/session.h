@@ -46,7 +46,9 @@ struct otp_session {
   uint32_t start_epoch = 0;   // of the registry: tells what a thread knew before
   uint32_t follow_epoch = 0;  // the same for contexts
   bool draining = false;
-  bool roots_muted = false;  // kept for the start, where it is said before
+  bool roots_muted = false;   // kept for the start, where it is said before
+  bool bit_reserved = false;  // sources know it by its bit, though all that it had may be given back
+  bool given_back = false;    // all but the bit
   uint64_t start_ticks = 0;
   uint64_t stop_ticks = UINT64_MAX;
   uint64_t bytes_buffered = 0;
