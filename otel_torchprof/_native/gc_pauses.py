@@ -21,7 +21,8 @@ class GcPauses:
     """Collections as events of a session, on whatever thread they happen, from :meth:`start` to :meth:`stop`.
 
     Each is an event where it happens, in which the finalizers are that it runs. One that runs already is left out; one that
-    still runs at the stop ends there. Costs a microsecond per collection.
+    still runs at the stop ends there. Costs a microsecond per collection. A function that waits for the end of such a one
+    stays among ``gc.callbacks`` until the next recording has stopped.
     """
 
     def __init__(self, session: Session) -> None:
