@@ -80,6 +80,11 @@ class BoxSession(Session):
         self._native = out[0]
         self._owner = owner(out[0], "otp_session_free")
 
+    def reserve(self, reserved: bool) -> None:
+        """As of any session, once it is open."""
+        if self._native != ffi.NULL:
+            super().reserve(reserved)
+
     @property
     def consumer(self) -> int:
         """Its bit in the masks that sources use; 0 before the start."""

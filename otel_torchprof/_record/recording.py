@@ -119,11 +119,11 @@ class Recording:
             self.state = State.RUNNING
             try:
                 self.cleanup.push(functools.partial(batches.reserve, False))  # last: the sources have stopped
-                batches.reserve(True)
                 for source in ordered[:early]:
                     self._add(source)
                 self.stop_batches_first()
                 batches.start()
+                batches.reserve(True)
                 for source in ordered[early:]:
                     self._add(source)
                 self.stop_batches_first()

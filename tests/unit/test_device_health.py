@@ -79,7 +79,7 @@ def test_energy_is_a_yes_or_a_no(value):
         (
             {"enargy": True},
             TypeError,
-            r"enargy is no argument of instrument\(\); did you mean energy\? allowed are tracer_provider, .*use_device, .*energy",
+            r"enargy is no argument of instrument\(\); did you mean energy\? allowed are tracer_provider, .*energy, .*use_device",
         ),
     ],
 )
