@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from cffi import FFI
 
+from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, CollectiveFlag, Flag, Kind, MemoryFlag
 from otel_torchprof._native import collectives, device_timing, input_words, recorder, torch_functions
 from otel_torchprof._native.ffi import ffi
@@ -23,6 +24,7 @@ torch_ffi.cdef(torch_functions.CDEF.read_text())
     [
         (Kind, ffi, "otp_event_kind", "OTP_EVENT_"),
         (Flag, ffi, "otp_event_flag", "OTP_FLAG_"),
+        (Part, ffi, "otp_phase", "OTP_PHASE_"),
         (MemoryFlag, ffi, "otp_memory_flag", "OTP_MEMORY_"),
         (InputKind, ffi, "otp_input_kind", "OTP_INPUT_"),
         (InputPart, ffi, "otp_input_part", "OTP_PART_"),

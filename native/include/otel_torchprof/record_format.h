@@ -76,6 +76,32 @@ enum otp_event_flag {
   OTP_FLAG_ROOT = 128, /* of a module: it is no part of the one around it; known at its end */
 };
 
+/* What a phase is: column `fwd_thread` of events of that kind. */
+enum otp_phase {
+  OTP_PHASE_NEXT = 1,
+  OTP_PHASE_FORWARD = 2,
+  OTP_PHASE_INFERENCE = 3,
+  OTP_PHASE_EVALUATION = 4,
+  OTP_PHASE_BACKWARD = 5,
+  OTP_PHASE_RECOMPUTATION = 6,
+  OTP_PHASE_STEP = 7,
+  OTP_PHASE_SCALER_STEP = 8,
+  OTP_PHASE_SCALER_UPDATE = 9,
+  OTP_PHASE_UNSCALE = 10,
+  OTP_PHASE_CLIPPING = 11,
+  OTP_PHASE_ZEROING = 12,
+  OTP_PHASE_SAVE = 13,
+  OTP_PHASE_COLLECTIVE = 14,
+  OTP_PHASE_COMPILATION = 15,
+  OTP_PHASE_COLLECTION = 16,
+  OTP_PHASE_DEVICE_WAIT = 17,
+  OTP_PHASE_AVERAGING = 18,
+  OTP_PHASE_GENERATE = 19,
+  OTP_PHASE_PREFILL = 20,
+  OTP_PHASE_DECODE = 21,
+  OTP_PHASE_EVALUATING_GENERATE = 22,
+};
+
 /* Flags of MEMORY records. */
 enum otp_memory_flag {
   OTP_MEMORY_OUT_OF_MEMORY = 1, /* the allocator had no `bytes` to give */

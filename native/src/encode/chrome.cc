@@ -10,6 +10,8 @@
 #include "encode/buffer.h"
 #include "encode/chrome_inputs.h"
 #include "encode/chrome_writer.h"
+#include "otel_torchprof/device_slices.h"
+#include "otel_torchprof/record_format.h"
 
 namespace {
 
@@ -20,17 +22,7 @@ using otp::put_integer;
 using otp::put_text;
 using otp::text_at;
 
-// Values of the columns kind, scope and flags: schema.py.
-constexpr uint8_t kLabel = 2;
-constexpr uint8_t kModule = 3;
-constexpr uint8_t kFrame = 4;
-constexpr uint8_t kPhase = 5;
-constexpr uint8_t kUserScope = 7;
-constexpr uint8_t kAsync = 1;
-constexpr uint8_t kUnfinished = 2;
-constexpr uint8_t kError = 4;
-constexpr uint8_t kLossBefore = 8;
-constexpr uint8_t kInputsCut = 16;
+constexpr uint8_t kUserScope = 7;  // at::RecordScope::USER_SCOPE
 
 // More than the literals and numbers of all lines of one row without names, inputs and arrows.
 constexpr uint64_t kMaxFixedSize = 1024;
@@ -55,11 +47,11 @@ otp::JsonText overload_of(const otp_chrome_events& events, uint64_t row) {
 
 // "cat":..,"name":..  -- by which viewers pair "b" with "e", so both take it from here.
 char* put_title(char* out, const otp_chrome_events& events, uint64_t row) {
-  if (events.kind[row] == kModule) {
+  if (events.kind[row] == OTP_EVENT_MODULE) {
     out = put(out, "\"cat\":\"module\",\"name\":\"");
-  } else if (events.kind[row] == kLabel || events.scope[row] == kUserScope) {
+  } else if (events.kind[row] == OTP_EVENT_LABEL || events.scope[row] == kUserScope) {
     out = put(out, "\"cat\":\"user_annotation\",\"name\":\"");
-  } else if (events.kind[row] == kFrame) {
+  } else if (events.kind[row] == OTP_EVENT_FRAME) {
     out = put(out, "\"cat\":\"python_function\",\"name\":\"");
   } else {
     out = put(out, "\"cat\":\"cpu_op\",\"name\":\"");
@@ -96,7 +88,7 @@ char* put_python_ids(char* out, const otp_chrome_events& events, uint64_t row) {
 
 // The modules around an operator or a label; a module says it by its name. 0: none.
 uint32_t hierarchy_of(const otp_chrome_events& events, uint64_t row) {
-  return events.hierarchy == nullptr || events.kind[row] == kModule ? 0 : events.hierarchy[row];
+  return events.hierarchy == nullptr || events.kind[row] == OTP_EVENT_MODULE ? 0 : events.hierarchy[row];
 }
 
 // The calls around an event, innermost first.
@@ -124,14 +116,14 @@ bool append_inputs(const otp_chrome_events& events, uint64_t row, otp::WrittenIn
 // "args":{..}  with a comma after each argument, the last one of which becomes the closing brace.
 bool append_args(const otp_chrome_events& events, uint64_t row, otp::WrittenInputs* written, otp_buffer* out) {
   char* at = put(cursor(out), ",\"args\":{");
-  if (events.kind[row] == kFrame) {
+  if (events.kind[row] == OTP_EVENT_FRAME) {
     if (events.python_id != nullptr) at = put_python_ids(at, events, row);
   } else if (events.id[row] != 0) {
     at = put(at, "\"External id\":");
     at = put_integer(at, events.id[row]);
     *at++ = ',';
   }
-  if (events.sequence_nr[row] >= 0 && events.kind[row] != kPhase) {
+  if (events.sequence_nr[row] >= 0 && events.kind[row] != OTP_EVENT_PHASE) {
     at = put(at, "\"Sequence number\":");
     at = put_integer(at, events.sequence_nr[row]);
     at = put(at, ",\"Fwd thread id\":");
@@ -140,16 +132,16 @@ bool append_args(const otp_chrome_events& events, uint64_t row, otp::WrittenInpu
   }
   const uint8_t flags = events.flags[row];
   if (flags != 0) {
-    if (flags & kUnfinished) at = put(at, "\"unfinished\":true,");
-    if (flags & kAsync) at = put(at, "\"async\":true,");
-    if (flags & kLossBefore) at = put(at, "\"lost before\":true,");
-    if (flags & kInputsCut) at = put(at, "\"inputs cut\":true,");
+    if (flags & OTP_FLAG_UNFINISHED) at = put(at, "\"unfinished\":true,");
+    if (flags & OTP_FLAG_ASYNC) at = put(at, "\"async\":true,");
+    if (flags & OTP_FLAG_LOSS_BEFORE) at = put(at, "\"lost before\":true,");
+    if (flags & OTP_FLAG_INPUTS_CUT) at = put(at, "\"inputs cut\":true,");
   }
   if (events.error_type[row] != 0) {
     at = put(at, "\"error.type\":\"");
     at = put_text(at, text_at(events.names, events.error_type[row]));
     at = put(at, "\",");
-  } else if (flags & kError) {
+  } else if (flags & OTP_FLAG_ERROR) {
     at = put(at, "\"error.type\":\"_OTHER\",");
   }
   const uint32_t hierarchy = hierarchy_of(events, row);
@@ -268,6 +260,112 @@ extern "C" int64_t otp_chrome_encode(const otp_chrome_events* events, uint64_t f
     for (; flow < events->flow_count && flows[flow] == row; ++flow) {
       if (!append_flow(*events, flow, out)) return -1;
     }
+  }
+  return static_cast<int64_t>(row);
+}
+
+// ---- what devices did: a slice each on the track of its stream, and an arrow to it from what launched it ----
+
+namespace {
+
+otp::ChromeTrack track_of(const otp_chrome_device_slices& slices, uint64_t row) {
+  const uint32_t place = slices.place[row];
+  return {slices.place_pid[place], slices.place_tid[place], slices.base};
+}
+
+char* put_device_slice(char* out, const otp_chrome_device_slices& slices, uint64_t row) {
+  const uint32_t place = slices.place[row];
+  out = put(out, ",\n{\"ph\":\"X\",\"cat\":\"gpu_user_annotation\",\"name\":\"");
+  out = put(otp::put_text(out, otp::text_at(slices.names, slices.name[row])), "\"");
+  out = otp::put_extent(out, track_of(slices, row), slices.start[row], slices.start[row] + slices.duration[row]);
+  out = put_integer(put(out, ",\"args\":{\"External id\":"), slices.event[row]);
+  out = put_integer(put(out, ",\"device\":"), slices.place_device[place]);
+  out = put_integer(put(out, ",\"stream id\":"), slices.place_stream[place]);
+  return put(out, "}}");
+}
+
+char* put_launch_arrow(char* out, const otp_chrome_device_slices& slices, uint64_t row) {
+  const uint64_t id = slices.first_arrow_id + row;
+  const otp::ChromeTrack launch{slices.pid, slices.launch_tid[row], slices.base};
+  out = otp::put_arrow_end(out, 's', id, "ac2g", launch, slices.launch_time[row]);
+  return otp::put_arrow_end(out, 'f', id, "ac2g", track_of(slices, row), slices.start[row]);
+}
+
+}  // namespace
+
+extern "C" int64_t otp_chrome_encode_device_slices(const otp_chrome_device_slices* slices, uint64_t first,
+                                                   uint64_t limit, otp_buffer* out) {
+  uint64_t row = first;
+  for (; row < slices->count && out->size < limit; ++row) {
+    const uint64_t size = otp::text_at(slices->names, slices->name[row]).size;
+    if (!otp::buffer_reserve(out, kMaxFixedSize + size)) return -1;
+    char* at = put_device_slice(otp::cursor(out), *slices, row);
+    if (slices->launch_tid[row] >= 0) at = put_launch_arrow(at, *slices, row);
+    otp::finish(out, at);
+  }
+  return static_cast<int64_t>(row);
+}
+
+// ---- memory: an instant for each allocation and release; totals over time are counters ----
+
+namespace {
+
+char* put_amounts(char* out, const otp_chrome_memory& memory, uint64_t row) {
+  out = put(out, ",\"args\":{\"Total Reserved\":");
+  out = put_integer(out, memory.total_reserved[row]);
+  out = put(out, ",\"Total Allocated\":");
+  out = put_integer(out, memory.total_allocated[row]);
+  out = put(out, ",\"Bytes\":");
+  return put_integer(out, memory.bytes[row]);
+}
+
+char* put_memory(char* out, const otp_chrome_memory& memory, uint64_t row) {
+  const bool is_failure = (memory.flags[row] & OTP_MEMORY_OUT_OF_MEMORY) != 0;
+  out = put(out, ",\n{\"ph\":\"i\",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"name\":\"");
+  out = is_failure ? put(out, "[OutOfMemory]") : put(out, "[memory]");
+  const otp::ChromeTrack track{memory.pid, memory.thread_tids[memory.thread[row]], memory.base};
+  out = otp::put_place(put(out, "\""), track, memory.time[row]);
+  out = put_amounts(out, memory, row);
+  out = put(out, ",\"Device Id\":");
+  out = put_integer(out, memory.device_index[row]);
+  out = put(out, ",\"Device Type\":");
+  out = put_integer(out, memory.device_type[row]);
+  if (!is_failure) {
+    out = put(out, ",\"Addr\":");
+    out = put_integer(out, memory.address[row]);
+  }
+  out = put(out, ",\"finished\":false,\"Ev Idx\":");
+  out = put_integer(out, memory.first_index + row);
+  return put(out, "}}");
+}
+
+char* put_sample(char* out, const otp_chrome_counter& counter, uint64_t row) {
+  out = put(out, ",\n{\"ph\":\"C\",\"name\":\"");
+  out = otp::put_bytes(out, counter.name, counter.name_size);
+  out = otp::put_place(put(out, "\""), {counter.pid, 0, counter.base}, counter.time[row]);
+  out = put(out, ",\"args\":{\"bytes\":");
+  out = put_integer(out, counter.bytes[row]);
+  return put(out, "}}");
+}
+
+}  // namespace
+
+extern "C" int64_t otp_chrome_encode_memory(const otp_chrome_memory* memory, uint64_t first, uint64_t limit,
+                                            otp_buffer* out) {
+  uint64_t row = first;
+  for (; row < memory->count && out->size < limit; ++row) {
+    if (!otp::buffer_reserve(out, kMaxFixedSize)) return -1;
+    otp::finish(out, put_memory(otp::cursor(out), *memory, row));
+  }
+  return static_cast<int64_t>(row);
+}
+
+extern "C" int64_t otp_chrome_encode_counter(const otp_chrome_counter* counter, uint64_t first, uint64_t limit,
+                                             otp_buffer* out) {
+  uint64_t row = first;
+  for (; row < counter->count && out->size < limit; ++row) {
+    if (!otp::buffer_reserve(out, kMaxFixedSize + counter->name_size)) return -1;
+    otp::finish(out, put_sample(otp::cursor(out), *counter, row));
   }
   return static_cast<int64_t>(row);
 }

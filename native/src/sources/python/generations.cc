@@ -58,9 +58,9 @@ bool end_generation(PythonThread* thread, PyObject* model, size_t* phases) {
 }
 
 uint32_t part_in_generation(PythonThread* thread, PyObject* module, uint32_t part) {
-  if (thread->generations.empty() || (part != kInference && part != kEvaluation)) return part;
+  if (thread->generations.empty() || (part != OTP_PHASE_INFERENCE && part != OTP_PHASE_EVALUATION)) return part;
   OpenGeneration& open = thread->generations.back();
-  uint32_t found = open.prefills != 0 ? kPrefill : kDecode;
+  uint32_t found = open.prefills != 0 ? OTP_PHASE_PREFILL : OTP_PHASE_DECODE;
   if (module != open.model) return found;  // an encoder, before the first call of the model itself
   if (open.prefills != 0) {
     --open.prefills;

@@ -25,17 +25,18 @@ PyObject* g_trained = nullptr;          // ids of those that were with gradients
 char g_keys[kParts];                    // identities of phases that are of no object
 
 bool is_root(uint32_t part) {
-  return part == kForward || part == kInference || part == kEvaluation || is_of_generation(part);
+  return part == OTP_PHASE_FORWARD || part == OTP_PHASE_INFERENCE || part == OTP_PHASE_EVALUATION ||
+         is_of_generation(part);
 }
 
-bool is_generate(uint32_t part) { return part == kGenerate || part == kEvaluatingGenerate; }
+bool is_generate(uint32_t part) { return part == OTP_PHASE_GENERATE || part == OTP_PHASE_EVALUATING_GENERATE; }
 
 // The event's identity. Objects are aligned to 16 bytes, so that only parts below that have one of their own. Roots
 // have one in common, since their end does not know which part it was, and calls of generate have that of a part of
 // roots.
 const void* key_of(uint32_t part, PyObject* object) {
   if (object == nullptr || object == Py_None) return &g_keys[part];
-  uint32_t of_part = is_root(part) ? kForward : is_generate(part) ? kInference : part;
+  uint32_t of_part = is_root(part) ? OTP_PHASE_FORWARD : is_generate(part) ? OTP_PHASE_INFERENCE : part;
   return reinterpret_cast<const char*>(object) + of_part;
 }
 
@@ -69,7 +70,7 @@ void close(const OpenPhase& open, uint8_t flags, const char* error, uint32_t err
 
 bool is_step_open(const PythonThread* thread) {
   for (const OpenPhase& open : thread->phases)
-    if (open.part == kStep) return true;
+    if (open.part == OTP_PHASE_STEP) return true;
   return false;
 }
 
@@ -84,9 +85,9 @@ void close_left_behind(PythonThread* thread, bool begins) {
     size_t kept = phases.size();
     for (size_t i = phases.size(); i-- > 0;) {
       Py_ssize_t found = at;
-      if (phases[i].part == kStep)
+      if (phases[i].part == OTP_PHASE_STEP)
         while (found < size && PyLong_AsVoidPtr(PyList_GetItem(running, found)) != phases[i].object) ++found;
-      if (phases[i].part != kStep) {
+      if (phases[i].part != OTP_PHASE_STEP) {
         phases[--kept] = phases[i];
       } else if (found < size) {
         at = found + 1;
@@ -110,17 +111,19 @@ PythonThread* recording_thread() {
 // A phase has begun with which a step of training may begin: an optimizer, or a backward pass, where nothing of the
 // step has come before it. After zeroing a batch may come, with which the step begins then.
 void step_may_begin(PythonThread* thread, uint32_t part) {
-  uint8_t least = part == kStep || part == kBackward ? 2 : 1;
+  uint8_t least = part == OTP_PHASE_STEP || part == OTP_PHASE_BACKWARD ? 2 : 1;
   if (thread->may_begin_step < least) return;
-  if (part != kZeroing) thread->may_begin_step = 0;
+  if (part != OTP_PHASE_ZEROING) thread->may_begin_step = 0;
   note_usage(thread);
 }
 
 // A phase has ended after which a step of training may begin.
 void step_may_end(PythonThread* thread, uint32_t part) {
-  if (part == kBackward || part == kStep || part == kScalerStep || part == kScalerUpdate) thread->trains = true;
-  if (!thread->trains || part == kForward || is_of_generation(part)) return;
-  thread->may_begin_step = part == kBackward && thread->may_begin_step == 0 ? 1 : 2;
+  if (part == OTP_PHASE_BACKWARD || part == OTP_PHASE_STEP || part == OTP_PHASE_SCALER_STEP ||
+      part == OTP_PHASE_SCALER_UPDATE)
+    thread->trains = true;
+  if (!thread->trains || part == OTP_PHASE_FORWARD || is_of_generation(part)) return;
+  thread->may_begin_step = part == OTP_PHASE_BACKWARD && thread->may_begin_step == 0 ? 1 : 2;
 }
 
 // Whether it is on the stack, to be ended.
@@ -187,7 +190,7 @@ uint32_t part_of_root(PyObject* module) {
   bool with_gradients = enabled == Py_True;
   Py_XDECREF(enabled);
   bool evaluated = is_evaluated(module, with_gradients);
-  return with_gradients ? kForward : evaluated ? kEvaluation : kInference;
+  return with_gradients ? OTP_PHASE_FORWARD : evaluated ? OTP_PHASE_EVALUATION : OTP_PHASE_INFERENCE;
 }
 
 // Inside another root, or inside a backward pass, which checkpointing has run a part of the forward pass again.
@@ -207,11 +210,12 @@ void begin_phase(uint32_t part, PyObject* object) {
   PythonThread* thread = recording_thread();
   if (thread == nullptr) return;
   Unraising guard;
-  if (part <= kSave) close_left_behind(thread, false);
+  if (part <= OTP_PHASE_SAVE) close_left_behind(thread, false);
   bool recorded = part < kParts && record(part, object);
-  if (recorded && (part == kNext || part == kBackward || part == kZeroing || part == kSave))
+  if (recorded &&
+      (part == OTP_PHASE_NEXT || part == OTP_PHASE_BACKWARD || part == OTP_PHASE_ZEROING || part == OTP_PHASE_SAVE))
     step_may_begin(thread, part);
-  if (part == kCompilation) ++thread->compilations;
+  if (part == OTP_PHASE_COMPILATION) ++thread->compilations;
 }
 
 // phase_begin(part, object); see _python.pyi.
@@ -245,9 +249,10 @@ void end_event(uint32_t part, PyObject* object, PyObject* type) {
 void end_phase(uint32_t part, PyObject* object, PyObject* type) {
   Unraising guard;
   PythonThread* thread = python_thread();
-  if (thread != nullptr && part == kCompilation && thread->compilations != 0) --thread->compilations;
-  bool has_no_more = part == kNext && type != Py_None;  // and what comes next begins with another loader
-  bool may_end = part == kBackward || part == kScalerStep || part == kScalerUpdate || part == kSave || has_no_more;
+  if (thread != nullptr && part == OTP_PHASE_COMPILATION && thread->compilations != 0) --thread->compilations;
+  bool has_no_more = part == OTP_PHASE_NEXT && type != Py_None;  // and what comes next begins with another loader
+  bool may_end = part == OTP_PHASE_BACKWARD || part == OTP_PHASE_SCALER_STEP || part == OTP_PHASE_SCALER_UPDATE ||
+                 part == OTP_PHASE_SAVE || has_no_more;
   if (thread != nullptr && may_end) step_may_end(thread, part);
   if (part < kParts) end_event(part, object, type);
 }
@@ -288,7 +293,7 @@ PyObject* generate_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
   close_left_behind(thread, false);
-  uint32_t part = is_evaluated(args[0], false) ? kEvaluatingGenerate : kGenerate;
+  uint32_t part = is_evaluated(args[0], false) ? OTP_PHASE_EVALUATING_GENERATE : OTP_PHASE_GENERATE;
   bool recorded = record(part, args[0]);
   if (recorded) step_may_begin(thread, part);
   begin_generation(thread, args[0], static_cast<uint32_t>(PyLong_AsUnsignedLong(args[1])), recorded);
@@ -306,8 +311,8 @@ PyObject* generate_end(PyObject*, PyObject* const* args, Py_ssize_t count) {
     close(thread->phases.back(), OTP_FLAG_UNFINISHED, nullptr, 0);
     thread->phases.pop_back();
   }
-  step_may_end(thread, kGenerate);
-  end_event(kGenerate, args[0], args[1]);
+  step_may_end(thread, OTP_PHASE_GENERATE);
+  end_event(OTP_PHASE_GENERATE, args[0], args[1]);
   Py_RETURN_NONE;
 }
 
@@ -317,7 +322,8 @@ PyObject* optimizer_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (thread == nullptr) Py_RETURN_NONE;
   Unraising guard;
   close_left_behind(thread, true);
-  if (begin_nested(thread, kStep, args[0]) && thread->phases.back().recorded) step_may_begin(thread, kStep);
+  if (begin_nested(thread, OTP_PHASE_STEP, args[0]) && thread->phases.back().recorded)
+    step_may_begin(thread, OTP_PHASE_STEP);
   Py_RETURN_NONE;
 }
 
@@ -367,8 +373,8 @@ PyObject* phase_collection(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PyObject* generation = PyMapping_GetItemString(args[1], "generation");
   bool is_full = generation != nullptr && PyLong_AsLong(generation) == 2;
   Py_XDECREF(generation);
-  if (is_full && begins) record(kCollection, nullptr);
-  if (is_full && !begins) g_api->end(key_of(kCollection, nullptr), 0, nullptr, 0);
+  if (is_full && begins) record(OTP_PHASE_COLLECTION, nullptr);
+  if (is_full && !begins) g_api->end(key_of(OTP_PHASE_COLLECTION, nullptr), 0, nullptr, 0);
   Py_RETURN_NONE;
 }
 

@@ -78,29 +78,10 @@ struct OpenModule {
   bool recorded;
 };
 
-// Parts of phases, see Part in otel_torchprof/_columns/phases.py; those of which something is known here.
-enum Part : uint32_t {
-  kNext = 1,
-  kForward = 2,
-  kInference = 3,
-  kEvaluation = 4,
-  kBackward = 5,
-  kStep = 7,
-  kScalerStep = 8,
-  kScalerUpdate = 9,
-  kZeroing = 12,
-  kSave = 13,
-  kCompilation = 15,
-  kCollection = 16,
-  kGenerate = 19,
-  kPrefill = 20,
-  kDecode = 21,
-  kEvaluatingGenerate = 22,
-  kParts = 32,  // more than there are
-};
+constexpr uint32_t kParts = 32;  // more than there are of otp_phase
 
 // Calls of root modules inside a call of generate.
-inline bool is_of_generation(uint32_t part) { return part == kPrefill || part == kDecode; }
+inline bool is_of_generation(uint32_t part) { return part == OTP_PHASE_PREFILL || part == OTP_PHASE_DECODE; }
 
 // The call of a root module, or the step of an optimizer, whose end torch does not tell where an exception leaves it.
 struct OpenPhase {
