@@ -6,10 +6,18 @@ schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are 
 a generator or coroutine), and the top-level keys ``dropped_events`` and ``python_threads`` (the system's id of each thread with
 Python's calls, and ``threading.get_ident()`` of it).
 
-What devices did is on tracks of their own: :mod:`.chrome_devices`.
-
 What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of
-its own: events that ended on another thread, and events that outlive the one around them.
+its own: events that ended on another thread, and events that outlive their parent.
+
+What devices did is on tracks of their own, as Kineto lays out a GPU's. A device is a process whose id is the device's index, a stream a
+thread of it whose id is the stream's, where these are free. A slice is what lies between the timing events around an event; it has the
+category ``gpu_user_annotation``, by which readers of Kineto's traces know a range on a stream that is no kernel, whatever the event
+is. ``External id`` is that of the event; ``device`` and ``stream id`` say where it ran. (Kineto's ``stream`` would make it a kernel to
+HTA.) An arrow ``ac2g`` leads to it from the event, where that is a slice itself.
+
+What was allocated and freed is an instant each. Totals over time are counters, which viewers draw as curves: a track for each quantity
+of each device (``CPU memory allocated``, ``CUDA:0 memory reserved``) with one series, ``bytes``, since viewers stack several series of a
+track, and what is reserved holds what is allocated; and ``GPU 0 power`` with the series ``W``.
 """
 
 from __future__ import annotations
@@ -20,18 +28,29 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.schema import COLUMNS, INPUTS, Flag, Kind
-from otel_torchprof._native.chrome_encoders import EscapedNames, encode_events
+from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.joined import rows_of
+from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind
+from otel_torchprof._native.chrome_encoders import (
+    EscapedNames,
+    encode_counter,
+    encode_device_slices,
+    encode_events,
+    encode_memory,
+)
+from otel_torchprof._tree.device_slices import device_slices
+from otel_torchprof._tree.energy import curves_of
 from otel_torchprof._tree.flows import forward_backward, numbered_rows
-from otel_torchprof._tree.modules import module_hierarchy
+from otel_torchprof._tree.frames import frames_of, python_ids
+from otel_torchprof._tree.memory_totals import Total, totals_over_time
+from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
 from otel_torchprof._tree.nesting import not_nested
+from otel_torchprof._tree.stacks import plain_stacks
 from otel_torchprof._tree.tree import STEP_PREFIX
 
-from . import chrome_memory, chrome_power
-from .chrome_devices import DeviceTimeline
-from .chrome_frames import frame_threads, python_columns, stack_columns, with_called_modules
 from .chrome_json import (
     BASE_GRID_NS,
     LARGEST_TID,
@@ -46,9 +65,8 @@ from .chrome_json import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
-
     from otel_torchprof._spans.step_spans import RecordedStep
+    from otel_torchprof._tree.device_slices import DeviceSlices, Stream
 
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track, which no system gives to a thread."""
@@ -132,8 +150,8 @@ def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool, devices: Devi
         detached, first_arrow = drawn.detached, 1 + len(drawn.flows["flow_row"]) // 2
     if devices:
         yield from devices.pieces(batch, detached, first_arrow=first_arrow, base_ns=base_ns)
-    yield from chrome_memory.pieces(batch, base_ns, pid)
-    yield from chrome_power.pieces(batch, base_ns, pid)
+    yield from _memory(batch, base_ns, pid)
+    yield from _power(batch, base_ns, pid)
 
 
 def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
@@ -226,7 +244,7 @@ def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     fields = {"schemaVersion": "1", **extra, "displayTimeUnit": '"ms"', "baseTimeNanoseconds": str(base_ns)}
     if batch.dropped:
         fields["dropped_events"] = compact(dict(batch.dropped))
-    if threads := [batch.threads[number] for number in frame_threads(batch)]:
+    if threads := [batch.threads[number] for number in _frame_threads(batch)]:
         fields["python_threads"] = compact({str(thread.os_tid): thread.ident for thread in threads})
     return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
 
@@ -254,7 +272,7 @@ def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread]
 
 
 def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Drawn) -> Iterator[bytes]:
-    all_names, stacks = stack_columns(batch) if call_stacks else (batch.names, {})
+    all_names, stacks = _stack_columns(batch) if call_stacks else (batch.names, {})
     names = EscapedNames(all_names)
     columns = {c.name: np.ascontiguousarray(batch[c.name], dtype=c.dtype) for c in COLUMNS if c.name != "parent"}
     numbered = numbered_rows(batch)
@@ -262,11 +280,11 @@ def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Dra
     if batch.inputs is not None and INPUTS.name in batch.columns:
         columns[INPUTS.name] = np.ascontiguousarray(batch[INPUTS.name], dtype=INPUTS.dtype)
         columns["input_words"] = np.ascontiguousarray(batch.inputs, dtype=np.int64)
-    hierarchy = with_called_modules(batch, module_hierarchy(batch))
+    hierarchy = _with_called_modules(batch, module_hierarchy(batch))
     hierarchies = EscapedNames(Names.of(hierarchy.texts))
     if len(hierarchy.texts) > 1:
         columns["hierarchy"] = hierarchy.rows
-    columns |= python_columns(batch, call_stacks) | stacks
+    columns |= _python_columns(batch, call_stacks) | stacks
     columns |= {"detached": drawn.detached, "thread_tids": drawn.tids, **drawn.flows}
     yield from encode_events(columns, names, hierarchies, base_ns=base_ns, pid=pid)
 
@@ -290,3 +308,231 @@ def _flow_ends(batch: Batch, detached: npt.NDArray[np.uint8]) -> dict[str, npt.N
         "flow_id": np.concatenate((numbers, numbers))[order],
         "flow_phase": np.repeat(np.frombuffer(b"sf", dtype=np.uint8), len(forward))[order],
     }
+
+
+# --- Python's calls: their numbers, their threads, and the stacks of all events ---
+
+
+Array = npt.NDArray[Any]
+
+
+def _frame_threads(batch: Batch) -> list[int]:
+    """The threads with calls, by their first one: indices into ``Batch.threads``."""
+    is_frame = frames_of(batch)
+    if is_frame is None:
+        return []
+    thread, start = batch["thread"][is_frame], batch["start"][is_frame]
+    first = np.full(len(batch.threads), np.iinfo(np.int64).max)
+    np.minimum.at(first, thread, start)
+    order: list[int] = np.argsort(first, kind="stable").tolist()
+    return order[: len(distinct_values(thread))]
+
+
+def _with_called_modules(batch: Batch, enclosing: Hierarchy) -> Hierarchy:
+    """The modules around events, and of the call of a module that module: ``GPT.blocks.0.attn``, where it is known."""
+    modules = {} if batch.frame_info is None else batch.frame_info.modules
+    if not modules:
+        return enclosing
+    texts, by_name = list(enclosing.texts), np.zeros(len(batch.names), dtype=np.uint32)
+    for name, module in modules.items():
+        by_name[name] = len(texts)
+        is_root = module.qualified_name == module.root
+        texts.append(module.root if is_root else f"{module.root}.{module.qualified_name}")
+    own = np.where(batch["kind"] == Kind.FRAME, by_name[batch["name"]], 0)
+    return Hierarchy(np.where(own > 0, own, enclosing.rows).astype(np.uint32), texts)
+
+
+def _python_columns(batch: Batch, number_threads: bool) -> dict[str, Array]:
+    """The columns of ``otp_chrome_events`` that are of calls; none where there are none."""
+    ids = python_ids(batch)
+    if ids is None:
+        return {}
+    columns = {"python_id": ids.own, "python_parent_id": ids.caller, "python_module_id": ids.module}
+    if number_threads:
+        numbers = np.zeros(len(batch.threads), dtype=np.int64)
+        threads = _frame_threads(batch)
+        numbers[threads] = np.arange(len(threads))
+        columns["python_threads"] = numbers
+    return columns
+
+
+def _stack_columns(batch: Batch) -> tuple[Names, dict[str, Array]]:
+    """The names of the batch with those that only stacks have, and the columns of ``otp_chrome_events`` that are of stacks."""
+    codes, stacks = plain_stacks(batch)
+    if len(stacks) == 1:
+        return batch.names, {}
+    return stacks.names, {"stack": codes, "stack_outer": stacks.outer, "stack_name": stacks.name}
+
+
+# --- devices ---
+
+
+# Above every process id of Linux. Kineto sorts devices from here on, and so they come behind the processes.
+_BEYOND_PIDS = 5_000_000
+_BEYOND_STREAMS = 1_000_000
+
+_KINDS = {1: "GPU", 6: "GPU", 12: "GPU", 13: "GPU", 9: "XLA", 15: "HPU", 19: "MTIA"}
+"""What people call a ``c10::DeviceType``."""
+
+
+class _Place(NamedTuple):
+    """A track: one lane of a stream."""
+
+    pid: int
+    tid: int
+    stream: Stream
+    name: str
+
+
+class DeviceTimeline:
+    """The devices' part of one trace. Read-only once made; several threads may encode it at once."""
+
+    def __init__(self, batch: Batch, pid: int) -> None:
+        """Lays out the slices of a batch's devices for the trace of the process ``pid``. Raises MemoryError."""
+        self._batch = batch
+        self._slices = device_slices(batch)
+        self._pid = pid
+        self._places: list[_Place] = []
+        self._place = np.empty(0, dtype=np.uint32)
+        self._pids: dict[tuple[int, int], int] = {}
+        if self._slices is not None:
+            self._lay_out(self._slices)
+
+    def __len__(self) -> int:
+        return 0 if self._slices is None else len(self._slices.row)
+
+    @property
+    def launches(self) -> npt.NDArray[np.int64]:
+        """When the events began, Unix ns: no slice is before the first of them."""
+        rows = np.empty(0, dtype=np.int64) if self._slices is None else self._slices.row
+        return self._batch["start"][rows]
+
+    def metadata(self) -> str:
+        """Names and places of the tracks, each as a line that begins with a comma.
+
+        Viewers show a process as name and id, hence "GPU" of process 0, where Kineto says "python".
+        """
+        events = []
+        for at, ((kind, index), pid) in enumerate(self._pids.items()):
+            kind_name = _KINDS.get(kind, "device")
+            label = f"{kind_name} {index}"
+            events += process_events(pid, kind_name if pid == index else label, _BEYOND_PIDS + at, label)
+        for at, place in enumerate(self._places):
+            events += track_events(place.pid, place.tid, place.name, at)
+        return "".join(f",\n{event}" for event in events)
+
+    def pieces(
+        self, displayed: Batch, detached: npt.NDArray[np.uint8], *, first_arrow: int, base_ns: int
+    ) -> Iterator[bytes]:
+        """The slices and arrows as lines of JSON, in pieces of about 1 MiB. Costs some 0.15 us per slice.
+
+        ``displayed``: the events that are in the trace, of the same names; ``detached``: 1 for those that are no slices.
+        """
+        if self._slices is None:
+            return
+        rows, batch = self._slices.row, self._batch
+        columns: dict[str, npt.NDArray[Any]] = {
+            "start": self._slices.start,
+            "duration": self._slices.duration,
+            "event": np.ascontiguousarray(batch["id"][rows], dtype=np.uint64),
+            "name": np.ascontiguousarray(batch["name"][rows], dtype=np.uint32),
+            "place": self._place,
+            "launch_time": np.ascontiguousarray(batch["start"][rows], dtype=np.int64),
+            "launch_tid": _launch_tids(displayed, detached, batch["id"][rows]),
+        }
+        reported = [(place.pid, place.tid, place.stream.device_index, place.stream.number) for place in self._places]
+        for name, values in zip(("pid", "tid", "device", "stream"), zip(*reported, strict=True), strict=True):
+            columns[f"place_{name}"] = np.array(values, dtype=np.int64)
+        names = EscapedNames(batch.names)
+        yield from encode_device_slices(columns, names, first_arrow=first_arrow, base_ns=base_ns, pid=self._pid)
+
+    def _lay_out(self, slices: DeviceSlices) -> None:
+        """Settles the process of each device and the track of each lane."""
+        lanes = int(slices.lane.max()) + 1
+        used, place = np.unique(slices.stream * lanes + slices.lane, return_inverse=True)
+        self._place = place.reshape(-1).astype(np.uint32)
+        taken = {self._pid}
+        for stream in slices.streams:
+            device = (stream.device_type, stream.device_index)
+            if device not in self._pids:
+                self._pids[device] = _free(stream.device_index, _BEYOND_PIDS, taken)
+        # The streams' own tracks first, so that no other lane takes the id of one.
+        tids: dict[int, int] = {}
+        taken_of: dict[int, set[int]] = {pid: set() for pid in self._pids.values()}
+        for at in sorted(used.tolist(), key=lambda at: (at % lanes > 0, at)):
+            stream, lane = slices.streams[at // lanes], at % lanes
+            pid = self._pids[stream.device_type, stream.device_index]
+            tids[at] = _free(-1 if lane else stream.number, _BEYOND_STREAMS, taken_of[pid])
+        for at, tid in sorted(tids.items()):
+            stream, lane = slices.streams[at // lanes], at % lanes
+            name = f"stream {stream.number}" + (f" ({lane + 1})" if lane else "")
+            self._places.append(_Place(self._pids[stream.device_type, stream.device_index], tid, stream, name))
+
+
+def _launch_tids(displayed: Batch, detached: npt.NDArray[np.uint8], events: Any) -> npt.NDArray[np.int64]:
+    """The track of each event, by its id; -1 for what is no slice in the trace."""
+    row = rows_of(displayed, events)
+    tids = np.full(len(row), -1, dtype=np.int64)
+    drawn = np.flatnonzero(row >= 0)
+    drawn = drawn[detached[row[drawn]] == 0]
+    tids[drawn] = np.array([thread.os_tid for thread in displayed.threads], dtype=np.int64)[
+        displayed["thread"][row[drawn]]
+    ]
+    return tids
+
+
+def _free(number: int, beyond: int, taken: set[int]) -> int:
+    """The number itself where a viewer takes it and nobody has it, else the first that is free from ``beyond`` on."""
+    if not 0 <= number <= LARGEST_TID or number in taken:
+        number = next(free for free in itertools.count(beyond) if free not in taken)
+    taken.add(number)
+    return number
+
+
+# --- memory and power ---
+
+_DEVICES = {0: "CPU", 1: "CUDA", 2: "MKLDNN", 5: "IDEEP", 6: "HIP", 12: "XPU", 19: "MTIA", 20: "PrivateUse1"}
+"""``c10::DeviceType`` of the devices whose allocators report their memory."""
+
+
+def _memory(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
+    """The lines of JSON, in pieces of about 1 MiB; none where memory was not recorded. Costs some 0.1 us per record
+    and the same per sample of a total.
+
+    Their ``Ev Idx`` continues behind the rows of the batch. The threads must be in range.
+    """
+    if batch.memory is None:
+        return
+    columns = {
+        c.name: np.ascontiguousarray(batch.memory[c.name], dtype=c.dtype) for c in MEMORY_COLUMNS if c.name != "event"
+    }
+    columns["thread_tids"] = np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)
+    yield from encode_memory(columns, first_index=len(batch), base_ns=base_ns, pid=pid)
+    for total in totals_over_time(batch.memory) if len(batch.memory["time"]) else ():
+        samples = {name: np.ascontiguousarray(getattr(total, name), dtype=np.int64) for name in ("time", "bytes")}
+        yield from encode_counter(samples, _total_track(total).encode(), base_ns=base_ns, pid=pid)
+
+
+def _total_track(total: Total) -> str:
+    device = _DEVICES.get(total.device_type, f"device {total.device_type}")
+    index = "" if total.device_index < 0 else f":{total.device_index}"
+    return f"{device}{index} memory {total.quantity}"
+
+
+def _power(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
+    """The lines of JSON, a piece per device; none where no energy counter was read.
+
+    A track ``GPU 0 power`` for each, with one series, ``W``: the power between each reading and the next, held until then.
+    """
+    if batch.energy is None:
+        return
+    for index, (times, readings) in curves_of(batch.energy):
+        apart = np.flatnonzero(np.append(times[1:] > times[:-1], True))
+        time, joules = times[apart], readings[apart]
+        watts = np.diff(joules) / (np.diff(time) / 1e9)
+        head = compact({"ph": "C", "name": f"GPU {index} power", "pid": pid, "tid": 0})[:-1]
+        samples = zip(time.tolist(), np.append(watts, watts[-1:]).tolist(), strict=False)
+        yield "".join(
+            f',\n{head},"ts":{microseconds(at - base_ns)},"args":{compact({"W": round(power, 3)})}}}'
+            for at, power in samples
+        ).encode()

@@ -16,9 +16,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from otel_torchprof._encode.chrome_json import BASE_GRID_NS, compact
-from otel_torchprof._encode.chrome_lanes import Lanes
-from otel_torchprof._encode.chrome_objects import Objects
-from otel_torchprof._encode.chrome_tracks import Tracks
+from otel_torchprof._encode.chrome_spans import Objects
+from otel_torchprof._encode.chrome_tracks import Lanes, Tracks
 from otel_torchprof._encode.otlp_json import request_of
 from otel_torchprof._encode.table import format_time
 from otel_torchprof._export.file import check_writable, write

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._encode.chrome_json import compact, microseconds, process_events
-from otel_torchprof._encode.chrome_objects import json_value
+from otel_torchprof._encode.chrome_spans import json_value
 
 from .records import MalformedError, malformed
 from .values import key_of, nanoseconds

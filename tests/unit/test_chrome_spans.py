@@ -33,8 +33,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceState
 from span_tables import span_rows, tables
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._encode.chrome_objects import json_value
-from otel_torchprof._encode.chrome_spans import ChromeSpans
+from otel_torchprof._encode.chrome_spans import ChromeSpans, json_value
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native import chrome_encoders

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from trace_validator import slices_by_track
 
 from otel_torchprof._encode import chrome_tracks
-from otel_torchprof._encode.chrome_lanes import Lanes
 from otel_torchprof._encode.chrome_spans import ChromeSpans
+from otel_torchprof._encode.chrome_tracks import Lanes
 
 
 def on_thread(

@@ -18,7 +18,7 @@ from otel_torchprof._columns.batch import Batch, KnownNames, Names
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.checked_spans import CheckedSpans
-from otel_torchprof._encode.chrome_columns import Columns
+from otel_torchprof._encode.chrome_spans import Columns
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names, recorder_stats
