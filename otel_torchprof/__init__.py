@@ -22,9 +22,8 @@ from ._columns.frame_info import (
     ParameterInfo,
     TensorInfo,
 )
-from ._events.activities import ProfilerActivity, kineto_available, supported_activities
-from ._events.event_metadata import EventMetadata
-from ._events.mem_records import MemRecordsAcc
+from ._events.function_event import EventMetadata
+from ._events.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
 from ._export.chrome import ChromeTraceExporter
 from ._export.otlp import ExportStats, OTLPExporter
 from ._export.otlp_file import OTLPFileExporter
@@ -47,9 +46,16 @@ if TYPE_CHECKING:
     from torch.profiler import itt as itt
 
     from ._cli.notebook import load_ipython_extension as load_ipython_extension
-    from ._events.event_names import StringTable, demangle
     from ._events.events import EventList
-    from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
+    from ._events.function_event import (
+        DeviceType,
+        FormattedTimesMixin,
+        FunctionEvent,
+        Interval,
+        Kernel,
+        StringTable,
+        demangle,
+    )
     from ._events.function_event_avg import FunctionEventAvg
     from ._explain.diff import diff
     from ._explain.difference import Difference
@@ -77,11 +83,11 @@ else:
         "GpuMetrics": "_metrics.gpu_metrics",
         "Interval": "_events.function_event",
         "Kernel": "_events.function_event",
-        "StringTable": "_events.event_names",
+        "StringTable": "_events.function_event",
         "TorchInstrumentor": "_instrument.instrumentor",
         "TorchSpanProcessor": "_instrument.processor",
         "_KinetoProfile": "_profile.profile",
-        "demangle": "_events.event_names",
+        "demangle": "_events.function_event",
         "diff": "_explain.diff",
         "explain": "_explain.verdicts",
         "load_ipython_extension": "_cli.notebook",

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from ._events.activities import ProfilerActivity, kineto_available, supported_activities
 from ._events.events import EventList
 from ._events.function_event import DeviceType, FunctionEvent
-from ._events.mem_records import MemRecordsAcc
+from ._events.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
 from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
 from ._profile.profile import _KinetoProfile, profile
 from ._profile.steps import KinetoStepTracker

@@ -8,20 +8,24 @@ from ._encode.table import TableOptions, build_table
 from ._encode.table import format_memory as _format_memory
 from ._encode.table import format_share as _format_time_share
 from ._encode.table import format_time as _format_time
-from ._events.event_metadata import EventMetadata
-from ._events.event_names import (
+from ._events.events import EventList
+from ._events.function_event import (
     MEMORY_EVENT_NAME,
     OUT_OF_MEMORY_EVENT_NAME,
+    DeviceType,
+    EventMetadata,
+    FormattedTimesMixin,
+    FunctionEvent,
+    Interval,
+    Kernel,
     StringTable,
     _filter_name,
     _filter_stack_entry,
     _rewrite_name,
     demangle,
 )
-from ._events.events import EventList
-from ._events.function_event import DeviceType, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from ._events.function_event_avg import FunctionEventAvg
-from ._events.mem_records import MemRecordsAcc
+from ._events.kineto_event import MemRecordsAcc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

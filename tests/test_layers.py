@@ -24,7 +24,6 @@ ORDER = (
     "_sources",
     "_record",
     "_blackbox",
-    "_averages",
     "_spans",
     "_sampling",
     "_encode",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.blackbox import THREAD_AT
 from otel_torchprof._native.recorder import SLICE_BYTES

@@ -540,7 +540,7 @@ class _Recorded:
 
     def _say_results(self) -> None:
         if self.options.table:
-            from otel_torchprof._events.averages_list import printable_table  # stream has imported it
+            from otel_torchprof._events.events import printable_table  # stream has imported it
 
             rows = self._stream.key_averages()
             table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof._spans.jobs import JOB_NAME
@@ -27,6 +26,7 @@ from otel_torchprof._trace_files.wanted import (
     STEP,
     UNFINISHED,
 )
+from otel_torchprof._tree.averages import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 from otel_torchprof._tree.phases import repeated_phases
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX, lifted
@@ -298,7 +298,7 @@ def run(options: argparse.Namespace) -> int:
         if options.steps:
             text = _steps(sums, options)
         else:
-            from otel_torchprof._events.averages_list import averages_list, printable_table
+            from otel_torchprof._events.events import averages_list, printable_table
 
             text = printable_table(averages_list(sums.averages()), options.sort, options.rows)
         show(text)

@@ -327,3 +327,14 @@ class Batch:
         if "end_thread" not in columns:
             full["end_thread"] = full["thread"]
         return cls(full, Names.of(names), threads or (Thread(1, 1, 1, "main"),), **rest)
+
+
+class WaitingStack(NamedTuple):
+    """The calls in which a thread was all the time of a recording."""
+
+    thread: Thread
+    """The thread; where torch ran on it, a batch knows more of it."""
+    names: tuple[int, ...]
+    """By call, the top-level first, the index into ``Batch.names``."""
+    identities: tuple[int, ...]
+    """By call, which generator or coroutine it is of (as in the column ``fwd_thread``), 0 for none."""

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._process.give_way import give_way
-from otel_torchprof._tree.input_words import InputPart
-from otel_torchprof._tree.inputs import shapes_in, types_in
+from otel_torchprof._tree.inputs import InputPart, shapes_in, types_in
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 
 from . import collective_attributes as collectives

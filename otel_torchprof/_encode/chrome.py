@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, Names, Thread
-from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind
 from otel_torchprof._native.chrome_encoders import (
@@ -41,15 +41,12 @@ from otel_torchprof._native.chrome_encoders import (
     encode_events,
     encode_memory,
 )
-from otel_torchprof._tree.device_slices import device_slices
-from otel_torchprof._tree.energy import curves_of
+from otel_torchprof._tree.devices import curves_of, device_slices
 from otel_torchprof._tree.flows import forward_backward, numbered_rows
-from otel_torchprof._tree.frames import frames_of, python_ids
-from otel_torchprof._tree.memory_totals import Total, totals_over_time
+from otel_torchprof._tree.frames import frames_of, plain_stacks, python_ids
+from otel_torchprof._tree.memory import Total, totals_over_time
 from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
-from otel_torchprof._tree.nesting import not_nested
-from otel_torchprof._tree.stacks import plain_stacks
-from otel_torchprof._tree.tree import STEP_PREFIX
+from otel_torchprof._tree.tree import STEP_PREFIX, not_nested
 
 from .chrome_json import (
     BASE_GRID_NS,
@@ -66,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from otel_torchprof._spans.step_spans import RecordedStep
-    from otel_torchprof._tree.device_slices import DeviceSlices, Stream
+    from otel_torchprof._tree.devices import DeviceSlices, Stream
 
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track, which no system gives to a thread."""
@@ -496,8 +493,7 @@ _DEVICES = {0: "CPU", 1: "CUDA", 2: "MKLDNN", 5: "IDEEP", 6: "HIP", 12: "XPU", 1
 
 
 def _memory(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
-    """The lines of JSON, in pieces of about 1 MiB; none where memory was not recorded. Costs some 0.1 us per record
-    and the same per sample of a total.
+    """The lines of JSON, in pieces of about 1 MiB; none where memory was not recorded. Some 0.1 us per record and per sample of a total.
 
     Their ``Ev Idx`` continues behind the rows of the batch. The threads must be in range.
     """

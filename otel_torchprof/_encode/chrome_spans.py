@@ -30,11 +30,10 @@ from otel_torchprof._spans.span_tables import narrowed
 from otel_torchprof._tree.span_table import STEP_NAME, AttributeType, extend_names
 from otel_torchprof._tree.tree import STEP_PREFIX
 
-from .checked_spans import CheckedSpans
 from .chrome_json import BASE_GRID_NS, compact, metadata_event, process_events, valid
 from .chrome_tracks import Outlines, Tracks
 from .process_resource import of_this_process
-from .spans import SpanList
+from .spans import CheckedSpans, SpanList
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._tree.devices import covered_between, drained_between
-from otel_torchprof._tree.displayed_devices import device_name
-from otel_torchprof._tree.energy import joules_between
+from otel_torchprof._tree.devices import covered_between, device_name, drained_between, joules_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,12 @@ import numpy as np
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._native.loops import self_times
 from otel_torchprof._tree.flops import flops_of
-from otel_torchprof._tree.input_words import InputKind, has_inputs, may_have, text_ids
-from otel_torchprof._tree.inputs import values_in
+from otel_torchprof._tree.inputs import InputKind, has_inputs, may_have, text_ids, values_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_torchprof._tree.input_words import InputPart, Inputs
+    from otel_torchprof._tree.inputs import InputPart, Inputs
 
     from .attribute_source import Source, Values
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES
-from otel_torchprof._tree.memory_peaks import NO_PEAK, peaks_between, peaks_of_rows
+from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, NO_PEAK, peaks_between, peaks_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._native.otlp_encoders import RequestParts, encode_otlp
 
-from .checked_spans import CheckedSpans
+from .spans import CheckedSpans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._native.otlp_encoders import LineParts, encode_otlp_json
 
-from .checked_spans import CheckedSpans
 from .otlp import DEFAULT_MAX_BYTES, checked_rows, empty_request, message_size
+from .spans import CheckedSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

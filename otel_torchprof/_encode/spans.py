@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+import numpy.typing as npt
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState, format_span_id
 
 from otel_torchprof import markup
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._native.span_columns import SpanAttribute, SpanColumns
+from otel_torchprof._spans.frame_spans import with_plain_names
+from otel_torchprof._spans.limits import limited
+from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.span_tables import packed
-from otel_torchprof._tree.span_table import AttributeType
+from otel_torchprof._tree.forest import top_level
+from otel_torchprof._tree.span_table import AttributeType, extend_names
 from otel_torchprof.markup import Cell, Heading
 
+from .attributes import add_attributes
 from .table import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy.typing as npt
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanLimits
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.util.types import AttributeValue
 
-    from otel_torchprof._tree.span_table import AttributeColumn, SpanTable
-
+    from otel_torchprof._columns.batch import Names
+    from otel_torchprof._spans.live_table import Flows
+    from otel_torchprof._spans.placed import Placed
+    from otel_torchprof._spans.step_spans import StepSpan
+    from otel_torchprof._tree.span_table import Array, AttributeColumn, SpanTable
 
 # ---- Spans as HTML, for notebooks ----
 
@@ -220,3 +232,220 @@ def _trace_id(raw: npt.NDArray[np.uint8]) -> int:
 def _at(column: npt.NDArray[Any] | None, row: int) -> int:
     """Value of an optional column."""
     return 0 if column is None else int(column[row])
+
+
+# ---- span tables as the native encoders take them (``otp_spans``), checked first ----
+
+_COLUMNS = ("name", "start", "end", "trace", "span_id", "parent_span_id", "error")
+_OPTIONAL_COLUMNS = ("parent_is_remote", "dropped_attributes", "dropped_links")
+
+
+class CheckedSpans:
+    """The columns of a table as C sees them, for as long as this object lives.
+
+    ``rows`` are those that C will look at, rising without gaps. Raises ValueError when the table does not fit together.
+    """
+
+    def __init__(self, table: SpanTable, rows: range) -> None:
+        self.rows = rows
+        self.all_names, self._states = _with_states(table)
+        """The names of the table, with its trace states after them."""
+        self.spans = self._spans(table)
+
+    def _spans(self, table: SpanTable) -> SpanColumns:
+        """The columns of a table, checked so that C reads nothing outside its arrays."""
+        count, names, states = len(table), self.all_names, self._states
+        _check_names(names)
+        self._check_index("name", table.name, len(names))
+        self._check_index("trace", table.trace, len(table.trace_ids))
+        if table.trace_ids.shape[1:] != (16,):
+            raise ValueError(f"trace_ids has shape {table.trace_ids.shape}, but must hold 16 bytes per trace")
+        if not _rises(table.links["row"]):
+            raise ValueError("links must be sorted by row")
+        columns = {c: _checked(c, getattr(table, c), count) for c in _COLUMNS}
+        columns |= {
+            c: _checked(c, values, count) for c in _OPTIONAL_COLUMNS if (values := getattr(table, c)) is not None
+        }
+        if states is not None:
+            columns["trace_state"] = states
+        attributes = [self._attribute(column, count, len(names)) for column in table.attributes]
+        columns["trace_ids"] = table.trace_ids
+        columns["links"] = table.links
+        return SpanColumns(count, columns, attributes, len(table.links), names)
+
+    def _check_index(self, column: str, values: Any, size: int) -> None:
+        """Only the rows that are encoded: a table may go out in many pieces."""
+        used = values[self.rows.start : self.rows.stop]
+        if len(used) and int(used.max()) >= size:
+            raise ValueError(f"column {column} points to entry {used.max()}, but the table it points into has {size}")
+
+    def _attribute(self, column: AttributeColumn, count: int, names: int) -> SpanAttribute:
+        if column.type == AttributeType.NAME:
+            self._check_index(column.key, column.values, names)
+        values = _checked(column.key, column.values, count)
+        present = None if column.present is None else _checked(column.key, column.present, count)
+        return SpanAttribute(column.key.encode(), int(column.type), values, present)
+
+
+def _with_states(table: SpanTable) -> tuple[Names, npt.NDArray[np.uint32] | None]:
+    """The names with the trace states after them, and where each trace's state is; None where there are none."""
+    states = table.trace_states
+    if states and len(states) != len(table.trace_ids):
+        raise ValueError(f"trace_states holds {len(states)} states, but must hold {len(table.trace_ids)} or none")
+    distinct = dict.fromkeys(state for state in states if state)
+    if not distinct:
+        return table.names, None
+    first = len(table.names)
+    places = {state: first + i for i, state in enumerate(distinct)}
+    return (
+        extend_names(table.names, list(distinct)),
+        np.array([places.get(state, 0) for state in states], dtype=np.uint32),
+    )
+
+
+def _checked(name: str, values: Array, count: int) -> Array:
+    """The types are right: the table sees to that."""
+    if len(values) != count:
+        raise ValueError(f"column {name} holds {len(values)} values, but must hold {count}")
+    return values
+
+
+def _rises(values: Any) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
+def _check_names(names: Names) -> None:
+    if names.added is not None:
+        _checked("names.added.ends", names.added.ends, len(names.added))  # it adds none itself
+        _check_names(names.added)
+    for column, values, dtype in (("data", names.data, np.uint8), ("ends", names.ends, np.uint64)):
+        if values.dtype != dtype:
+            raise ValueError(f"names.{column} holds {values.dtype}, but must hold {np.dtype(dtype)}")
+    if names.is_shared:  # the recorder's, of which there may be many, are in order
+        return
+    if not _rises(names.ends) or (len(names.ends) and int(names.ends[-1]) > len(names.data)):
+        raise ValueError(f"names.ends must rise, up to at most the {len(names.data)} bytes of names.data")
+
+
+# ---- a list of spans in parts, by time, with no tree in two of them: what goes into one file and what into the next ----
+
+Times = npt.NDArray[np.int64]
+
+
+class SpanParts:
+    """The spans of a list, to be taken out by when the top-level span above each began. Thread-safe."""
+
+    def __init__(self, spans: SpanList) -> None:
+        self._spans = spans
+        rows = spans.rows
+        self._rows = np.arange(rows.start, rows.stop, rows.step)
+        table = spans.table
+        top = top_level(_parents(table.span_id[self._rows], table.parent_span_id[self._rows]))
+        start = table.start[self._rows]
+        self._began = start[top]
+        self._top_level = distinct_values(start[top == np.arange(len(top))])
+
+    def cuts(self) -> Times:
+        """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever a top-level span begins."""
+        ends = step_ends(self._spans)
+        found = ends if len(ends) else self._top_level
+        child_time: Times = found[(found > self._began.min()) & (found <= self._began.max())]
+        return child_time
+
+    def between(self, begin: float, end: float) -> SpanList:
+        """The spans of the trees that began in that time, ``end`` not in it; Unix ns."""
+        chosen = self._rows[(self._began >= begin) & (self._began < end)]
+        return SpanList(picked(self._spans.table, chosen), resource=self._spans.resource, scope=self._spans.scope)
+
+
+def step_ends(spans: Sequence[object]) -> Times:
+    """When the steps whose spans are in the list ended, Unix ns, rising; a step once, in however many contexts it is."""
+    if not isinstance(spans, SpanList):
+        return np.empty(0, dtype=np.int64)
+    table = spans.table
+    rows = np.arange(spans.rows.start, spans.rows.stop, spans.rows.step)
+    rows = rows[table.step[rows] >= 0]
+    numbers, place = np.unique(table.step[rows], return_inverse=True)
+    ends = np.zeros(len(numbers), dtype=np.int64)
+    np.maximum.at(ends, place, table.end[rows])
+    return np.sort(ends)
+
+
+def _parents(ids: npt.NDArray[np.uint64], parent_ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The position of each span's parent, -1 where it is not in the list."""
+    order = np.argsort(ids, kind="stable")
+    place = np.minimum(np.searchsorted(ids, parent_ids, sorter=order), len(ids) - 1)
+    found = order[place]
+    # What is its own parent would be nobody's child.
+    there = (ids[found] == parent_ids) & (found != np.arange(len(ids)))
+    return np.where(there, found, -1)
+
+
+def picked(table: SpanTable, rows: npt.NDArray[np.int64]) -> SpanTable:
+    """Only these rows, in this order, which must rise; traces and names stay as they are."""
+    place = np.full(len(table), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    links = table.links[place[table.links["row"].astype(np.int64)] >= 0]
+    links["row"] = place[links["row"].astype(np.int64)]
+    columns = ("name", "start", "end", "trace", "span_id", "parent_span_id", "error", "row", "step")
+    optional = ("parent_is_remote", "dropped_attributes", "dropped_links")
+    return replace(
+        table,
+        **{name: getattr(table, name)[rows] for name in columns},
+        **{name: values[rows] for name in optional if (values := getattr(table, name)) is not None},
+        links=links,
+        attributes=tuple(
+            replace(c, values=c.values[rows], present=None if c.present is None else c.present[rows])
+            for c in table.attributes
+        ),
+    )
+
+
+# ---- the spans of one drain ----
+
+
+def drained_spans(
+    placed: Placed,
+    ended: Sequence[StepSpan],
+    flows: Flows,
+    *,
+    with_flops: bool = False,
+    callers: npt.NDArray[np.uint32] | None = None,
+    **options: Any,
+) -> SpanTable:
+    """The spans of a drain, or of a whole recording, with their attributes; neither reduced nor within any limits.
+
+    Args:
+        placed: the events with their places.
+        ended: the synthetic spans that have ended.
+        flows: which forward operator a backward function links to.
+        with_flops: as for :func:`~.attributes.add_attributes`.
+        callers: likewise.
+        options: of :func:`~otel_torchprof._spans.live_table.live_table`.
+    """
+    table = live_table(placed, ended, flows, **options)
+    return add_attributes(
+        with_plain_names(table, placed.batch),
+        placed.batch,
+        dropped_on=_last_root(table) if any(placed.batch.dropped.values()) else None,
+        self_time=None if placed.child_time is None else placed.self_times(),
+        with_flops=with_flops,
+        callers=callers,
+        device_times=placed.devices,
+    )
+
+
+def _last_root(table: SpanTable) -> int | None:
+    """The last span that is the root of a trace, or of a step."""
+    roots = np.flatnonzero((table.parent_span_id == 0) | (table.step >= 0))
+    return int(roots[-1]) if len(roots) else None
+
+
+def within_limits(table: SpanTable, limits: SpanLimits) -> SpanTable:
+    """The spans within OpenTelemetry's limits: the last thing that happens to them."""
+    return limited(
+        table,
+        max_attributes=limits.max_span_attributes,
+        max_links=limits.max_links,
+        max_attribute_length=limits.max_span_attribute_length,
+    )

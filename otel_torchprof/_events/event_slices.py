@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._columns.blocks import BLOCK
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import BLOCK, distinct_values
 from otel_torchprof._columns.schema import MEMORY_KIND
 from otel_torchprof._encode.chrome_json import valid
 from otel_torchprof._native.chrome_encoders import PIECE_SIZE

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._averages.averages import Averages
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
+from otel_torchprof._tree.averages import Averages
 from otel_torchprof._tree.inputs import shape_keys
 from otel_torchprof._tree.tree import display_name
 

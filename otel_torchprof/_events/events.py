@@ -13,27 +13,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from otel_torchprof import markup
+from otel_torchprof._columns.schema import Scope
 from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, html_table, info_of
+from otel_torchprof._events import event_sums
 from otel_torchprof._export.file import write
+from otel_torchprof._process.printable import printable
 from otel_torchprof._process.torch_differences import differences
 
-from . import event_sums
-from .event_frames import of_columns, of_objects
+from .event_info import of_columns, of_objects
 from .event_slices import joined, slices_of, slices_of_columns
 from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
-from .object_tree import build_tree
 from .recorded_events import EventSource
+from .recorded_nodes import build_tree
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pandas as pd
     import typing_extensions
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.table import Info
+    from otel_torchprof._tree.averages import Average
 
 __all__ = [
     "DeviceType",
@@ -485,3 +488,44 @@ for _name in _READS.split():
     setattr(EventList, _name, _prepared(_name, EventList._make_all))  # noqa: SLF001 - of this module
 for _name in _CHANGES.split():
     setattr(EventList, _name, _prepared(_name, EventList._settle))  # noqa: SLF001
+
+
+# ---- sums that were kept without any event, as the list that ``key_averages()`` gives ----
+
+_NS_PER_US = 1000
+
+
+def averages_list(sums: Iterable[Average], use_device: str | None = None) -> EventList[FunctionEventAvg]:
+    """One FunctionEventAvg per name, times in us. They know sums only: no shapes, stacks, parents or children.
+
+    ``use_device`` names the device whose times are among the sums; None where there are none.
+    """
+    return EventList([_average(entry, use_device) for entry in sums], use_device=use_device)
+
+
+def printable_table(averages: EventList, sort_by: str, row_limit: int) -> str:
+    """The table for a terminal: names are made printable, in the list too."""
+    for average in averages:
+        average.key = printable(average.key)
+    return averages.table(sort_by=sort_by, row_limit=row_limit)
+
+
+def _average(entry: Average, use_device: str | None) -> FunctionEventAvg:
+    average = FunctionEventAvg()
+    average.key = entry.name
+    average.count = entry.calls
+    average.node_id = -1
+    average.cpu_time_total = entry.total / _NS_PER_US
+    average.self_cpu_time_total = entry.self_time / _NS_PER_US
+    average.device_time_total = entry.device_total / _NS_PER_US
+    average.self_device_time_total = entry.device_self_time / _NS_PER_US
+    average.use_device = use_device
+    average.is_legacy = (
+        use_device is not None
+    )  # as of recorded events, whose times of devices then count in a table's sum
+    average.scope = int(Scope.USER_SCOPE if entry.is_label else Scope.FUNCTION)
+    average.is_user_annotation = entry.is_label
+    average.input_shapes = ""
+    average.overload_name = ""
+    average.stack = []
+    return average

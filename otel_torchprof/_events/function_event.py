@@ -6,17 +6,47 @@ reads them unchanged. Times are in microseconds, sizes in bytes.
 
 from __future__ import annotations
 
+import ctypes
+import enum
+import functools
+import json
+import sys
 import warnings
+from collections import defaultdict
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._encode.table import format_time
-
-from .event_metadata import EventMetadata
-from .torch_enum import TorchEnum
+from otel_torchprof._tree.frames import HIDDEN_STACK_ENTRIES
+from otel_torchprof._tree.tree import HIDDEN_NAMES, display_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from otel_torchprof._columns.frame_info import FunctionInfo, ModuleInfo, OptimizerInfo
+
+
+class TorchEnum(enum.IntEnum):
+    """Has the values and the text of torch's enumeration of the same name.
+
+    ``ours == torchs`` holds for the same value; ``torchs == ours`` does not, since torch's enumeration knows only itself.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if type(other).__name__ == type(self).__name__:
+            return int(self) == int(other)  # type: ignore[call-overload, no-any-return]  # torch's converts to int too
+        return int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
 
 class DeviceType(TorchEnum):
@@ -416,3 +446,207 @@ def _metadata_json(event: FunctionEvent) -> Any:
 
 # The constructor has an argument of this name, whose default would take the place of a property in the class's body.
 FunctionEvent.metadata_json = property(_metadata_json)  # type: ignore[attr-defined]
+
+
+# ---- metadata from a device's own event of a kernel, a copy or a collective, as in torch's profiler ----
+
+
+class EventMetadata(NamedTuple):
+    """Metadata of one event on a device.
+
+    None for a missing value. Sizes are in bytes, ``bandwidth_gb_s`` in GB/s. Immutable. Mirrors torch's class of that
+    name.
+
+    Examples:
+        >>> found = otp.EventMetadata.of({"stream": "7", "grid": "[8, 1, 1]"})
+        >>> found.stream, found.grid
+        (7, [8, 1, 1])
+    """
+
+    registers_per_thread: int | None = None
+    shared_memory: int | None = None
+    grid: list[int] | None = None
+    block: list[int] | None = None
+    priority: int | None = None
+    blocks_per_sm: float | None = None
+    warps_per_sm: float | None = None
+    occupancy: dict[str, Any] | None = None
+    est_occupancy_pct: float | None = None
+    queued: int | None = None
+    graph_id: int | None = None
+    graph_node_id: int | None = None
+    stream: int | None = None
+    context: int | None = None
+    channel: int | None = None
+    channel_type: int | None = None
+    bytes: int | None = None
+    bandwidth_gb_s: float | None = None
+    collective_name: str | None = None
+    dtype: str | None = None
+    in_msg_nelems: int | None = None
+    out_msg_nelems: int | None = None
+    in_split_size: str | None = None
+    out_split_size: str | None = None
+    global_rank_start: int | None = None
+    global_rank_stride: int | None = None
+    group_size: int | None = None
+    process_group_name: str | None = None
+    process_group_desc: str | None = None
+    group_ranks: str | None = None
+    rank: int | None = None
+    src_rank: int | None = None
+    dst_rank: int | None = None
+    seq: int | None = None
+    is_async: bool | None = None
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> EventMetadata | None:
+        """Parses metadata from the texts of a trace under Kineto's keys; returns None if none of the keys is known.
+
+        Raises:
+            ValueError: a text is not a value of its type.
+        """
+        found = {_FIELDS[key]: text for key, text in texts.items() if key in _FIELDS and text is not None}
+        return cls(**{field: _READERS[field](text) for field, text in found.items()}) if found else None
+
+
+def _unquoted(text: str) -> str:
+    return text.strip('"')
+
+
+def _truth(text: str) -> bool:
+    return text in {"1", "true"}
+
+
+_KEYS: tuple[tuple[Callable[[str], Any], dict[str, str]], ...] = (
+    (
+        int,
+        {
+            "registers per thread": "registers_per_thread",
+            "shared memory": "shared_memory",
+            "graph id": "graph_id",
+            "graph node id": "graph_node_id",
+            "In msg nelems": "in_msg_nelems",
+            "Out msg nelems": "out_msg_nelems",
+            "Global rank start": "global_rank_start",
+            "Global rank stride": "global_rank_stride",
+            "Group size": "group_size",
+            "Rank": "rank",
+            "Src Rank": "src_rank",
+            "Dst Rank": "dst_rank",
+            "Seq": "seq",
+            **{key: key for key in ("priority", "queued", "stream", "context", "channel", "channel_type", "bytes")},
+        },
+    ),
+    (
+        float,
+        {
+            "blocks per SM": "blocks_per_sm",
+            "warps per SM": "warps_per_sm",
+            "est. achieved occupancy %": "est_occupancy_pct",
+            "memory bandwidth (GB/s)": "bandwidth_gb_s",
+        },
+    ),
+    (json.loads, {"grid": "grid", "block": "block", "occupancy": "occupancy"}),
+    (
+        _unquoted,
+        {
+            "Collective name": "collective_name",
+            "dtype": "dtype",
+            "In split size": "in_split_size",
+            "Out split size": "out_split_size",
+            "Process Group Name": "process_group_name",
+            "Process Group Description": "process_group_desc",
+            "Process Group Ranks": "group_ranks",
+        },
+    ),
+    (_truth, {"Is asynchronized op": "is_async"}),
+)
+"""Parsers of texts, each with Kineto's keys for it and the fields of these."""
+
+_FIELDS = {key: field for _, fields in _KEYS for key, field in fields.items()}
+_READERS = {field: read for read, fields in _KEYS for field in fields.values()}
+
+
+# ---- rules for names: hidden events, events that share an entry, and demangled C++ names ----
+
+MEMORY_EVENT_NAME = "[memory]"
+OUT_OF_MEMORY_EVENT_NAME = "[OutOfMemory]"
+
+
+def demangle(name: str) -> str:
+    """Returns a C++ name in readable form; any other name, and every name without a C++ library, unchanged.
+
+    Uses torch if it is imported, else the system's C++ library. The short ABI names of built-in types are demangled
+    too: ``Pd`` becomes ``double*``. Mirrors torch's function of that name. Thread-safe; costs about a microsecond.
+
+    Examples:
+        >>> otp.demangle("_ZN2at6Tensor3addEv"), otp.demangle("aten::add")
+        ('at::Tensor::add()', 'aten::add')
+    """
+    torch = sys.modules.get("torch")
+    demangle_of_torch = getattr(getattr(torch, "_C", None), "_demangle", None)
+    if demangle_of_torch is not None:
+        return str(demangle_of_torch(name))
+    return _demangled_by_the_system(name)
+
+
+class StringTable(defaultdict[str, str]):
+    """Dictionary from raw names to readable names that demangles each name once; names of one character stay unchanged.
+
+    Mirrors torch's class of that name.
+
+    Examples:
+        >>> otp.StringTable()["_ZN2at6Tensor3addEv"]
+        'at::Tensor::add()'
+    """
+
+    def __missing__(self, name: str) -> str:
+        readable = self[name] = demangle(name) if len(name) > 1 else name
+        return readable
+
+
+def _filter_name(name: str) -> bool:
+    """Whether events of this name are hidden in every list."""
+    return name in HIDDEN_NAMES
+
+
+def _rewrite_name(name: str, with_wildcard: bool = False) -> str:
+    """Returns the display name of an event; ``with_wildcard`` gives all numbered profiler steps one name."""
+    readable = StringTable()[name]
+    return display_name(readable) if with_wildcard else readable
+
+
+def _filter_stack_entry(entry: str) -> bool:
+    """Whether a stack entry is displayed."""
+    return not any(file in entry and function in entry for file, function in HIDDEN_STACK_ENTRIES)
+
+
+def _demangled_by_the_system(name: str) -> str:
+    functions = _cxx_functions()
+    if functions is None or "\0" in name:
+        return name
+    demangled, free = functions
+    status = ctypes.c_int()
+    address = demangled(name.encode("utf-8", "surrogateescape"), None, None, ctypes.byref(status))
+    if not address:
+        return name
+    try:
+        return ctypes.string_at(address).decode("utf-8", "surrogateescape")
+    finally:
+        free(ctypes.c_void_p(address))
+
+
+@functools.cache
+def _cxx_functions() -> tuple[Any, Any] | None:
+    """``__cxa_demangle`` of the system's C++ library, and the ``free`` for what it returns; None without one."""
+    # By its path on macOS, where a name alone is also looked for in the working directory.
+    for file in ("/usr/lib/libc++abi.dylib",) if sys.platform == "darwin" else ("libstdc++.so.6", "libc++abi.so.1"):
+        try:
+            library = ctypes.CDLL(file)
+        except OSError:
+            continue
+        demangled, free = library["__cxa_demangle"], library["free"]
+        demangled.restype, free.restype = ctypes.c_void_p, None
+        return demangled, free
+    return None

@@ -2,14 +2,137 @@
 
 from __future__ import annotations
 
+import json
 import os
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from otel_torchprof._columns.joined import rows_of, without
 from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._encode import chrome
+from otel_torchprof._native import torch_library
 from otel_torchprof._tree import inputs
 
+from .function_event import DeviceType, TorchEnum
+from .profiler_events import EventTree
+from .recorded_nodes import Node, Nodes
+
 if TYPE_CHECKING:
-    from .recorded_nodes import Node
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    import numpy.typing as npt
+
+    from otel_torchprof._columns.batch import Batch
+
+    from .profiler_events import ProfilerEvent
+
+    Filters = Mapping["ProfilerActivity", AbstractSet[str]]
+
+
+# ---- groups of events that a profile can collect, with or without torch ----
+
+
+class ProfilerActivity(TorchEnum):
+    """Activity groups.
+
+    ``torch.profiler.ProfilerActivity``, without torch. Every argument of this package takes either class.
+
+    Examples:
+        >>> otp.ProfilerActivity.CPU == torch.profiler.ProfilerActivity.CPU
+        True
+    """
+
+    CPU = 0
+    XPU = 1
+    CUDA = 2
+    HPU = 3
+    MTIA = 4
+    PrivateUse1 = 5
+
+
+def supported_activities() -> set[ProfilerActivity]:
+    """Returns the activity groups that every profile of this package can collect: the CPU.
+
+    Mirrors ``torch.profiler.supported_activities``.
+
+    Examples:
+        >>> [activity.name for activity in otp.supported_activities()]
+        ['CPU']
+    """
+    return {ProfilerActivity.CPU}
+
+
+def kineto_available() -> bool:
+    """Whether torch was built with Kineto; False without torch. This package does not need Kineto.
+
+    Mirrors ``torch.autograd.kineto_available``.
+
+    Examples:
+        >>> isinstance(otp.kineto_available(), bool)
+        True
+    """
+    if torch_library.installed_torch() is None:
+        return False
+    from torch.autograd import kineto_available as torchs
+
+    return bool(torchs())
+
+
+# ---- what a Chrome trace shows where some types of activities only were asked for ----
+
+_GROUPS = {
+    ProfilerActivity.CUDA: (DeviceType.CUDA, DeviceType.HIP),
+    ProfilerActivity.XPU: (DeviceType.XPU,),
+    ProfilerActivity.HPU: (DeviceType.HPU,),
+    ProfilerActivity.MTIA: (DeviceType.MTIA,),
+    ProfilerActivity.PrivateUse1: (DeviceType.PrivateUse1,),
+}
+_WORK = frozenset(("CONCURRENT_KERNEL", "HPU_OP", "MTIA_CCP_EVENTS"))
+"""What devices do for operators; here it is told by the span around all of it."""
+
+
+def displayed_events(batch: Batch, filters: Filters) -> Batch:
+    """Without what the filter of the CPU's group leaves out."""
+    types = filters.get(ProfilerActivity.CPU)
+    if types is None:
+        return batch
+    label, frame = batch["scope"] == Scope.USER_SCOPE, batch["kind"] == Kind.FRAME
+    displayed = np.zeros(len(batch), dtype=np.bool_)
+    for name, rows in (("CPU_OP", ~label & ~frame), ("USER_ANNOTATION", label), ("PYTHON_FUNCTION", frame)):
+        if name in types:
+            displayed |= rows
+    filtered = without(batch, ~displayed)
+    return filtered if "CPU_INSTANT_EVENT" in types else replace(filtered, memory=None)
+
+
+def displayed_devices(batch: Batch, filters: Filters) -> Batch:
+    """With all events, but without the times of devices that the filters of the devices' groups leave out."""
+    devices = batch.devices
+    if devices is None or not any(group in filters for group in _GROUPS):
+        return batch
+    displayed = np.ones(len(devices["event"]), dtype=np.bool_)
+    annotation = _of_annotations(batch, devices["event"])
+    for group, kinds in _GROUPS.items():
+        types = filters.get(group)
+        if types is not None:
+            requested = np.where(annotation, "GPU_USER_ANNOTATION" in types, not _WORK.isdisjoint(types))
+            displayed &= requested | ~np.isin(devices["device_type"], kinds)
+    return replace(batch, devices={name: column[displayed] for name, column in devices.items()})
+
+
+def _of_annotations(batch: Batch, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which events, by id, are labels or modules."""
+    annotation = np.isin(batch["kind"], (Kind.LABEL, Kind.MODULE)) | (batch["scope"] == Scope.USER_SCOPE)
+    rows = rows_of(batch, events)
+    return np.where(rows >= 0, np.append(annotation, False)[rows], False)
+
+
+# ---- ``kineto_results.events()`` ----
+
 
 _CUDA_TYPES, _PRIVATE_USE = (1, 6), 20
 """``c10::DeviceType`` whose times torch tells under one name."""
@@ -210,3 +333,113 @@ class KinetoEvent:
     def typed_metadata(self) -> dict[str, Any]:
         """Empty: there is none."""
         return {}
+
+
+# ---- ``kineto_results.trace_activities()``: what torch's writer of Chrome traces in Python reads (torch 2.13) ----
+
+_ON_TRACKS = frozenset(("cpu_op", "user_annotation", "python_function"))
+
+
+class TraceActivity:
+    """``_ITraceActivity``: an event with the arguments that it has in a Chrome trace. Immutable."""
+
+    def __init__(self, event: KinetoEvent, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        self.name = event.name
+        self.type = event.activity_type
+        self.timestamp = event.start_ns
+        self.duration = event.duration_ns
+        self.resource_id = event.device_resource_id
+        self.correlation_id = event.correlation_id
+        self.linked_correlation_id = event.linked_correlation_id
+        self.flow_id = event.flow_id
+        self.flow_type = event.flow_type
+        self.flow_start = event.flow_start
+
+    def device_id(self) -> int:
+        """The process: nothing that a device did is an event of its own."""
+        return os.getpid()
+
+    def linked_activity(self) -> None:
+        """None: it is no kernel of another event's."""
+        return
+
+    def metadata_json(self) -> str:
+        """Its arguments as JSON, without the braces."""
+        return json.dumps({key: value for key, value in self._arguments.items() if key != "External id"})[1:-1]
+
+
+def arguments_of(batch: Batch) -> Sequence[Mapping[str, Any]]:
+    """What each event, and behind these all memory, has as ``args`` in the Chrome trace."""
+    written = json.loads(b"".join(chrome.encode(batch)))["traceEvents"]
+    events = [event for event in written if event.get("cat") in _ON_TRACKS and event["ph"] in "Xb"]
+    memory = [event for event in written if event.get("cat") == "cpu_instant_event"]
+    return [event.get("args", {}) for event in events + memory]
+
+
+# ---- ``prof.profiler.kineto_results``: torch's ``_ProfilerResult``, made from a recording of this package ----
+
+
+class ProfilerResult:
+    """A recording in torch's form, as a tree and as a list. Thread-safe; needs torch."""
+
+    def __init__(self, batch: Batch, start_ns: int, save: Callable[[str], None], *, with_flops: bool) -> None:
+        self._nodes = Nodes(batch, with_flops=with_flops)
+        self._tree = EventTree(self._nodes)
+        self._start_ns = start_ns
+        self._save = save
+
+    def experimental_event_tree(self) -> list[ProfilerEvent]:
+        """Returns the top-level events, by start, with all others below them.
+
+        Each event is one object during the life of this one, created on access: about 20 us each with its name and
+        fields.
+        """
+        return self._tree.children(-1)
+
+    def events(self) -> list[KinetoEvent]:
+        """Returns all events by start; some microseconds each."""
+        return [KinetoEvent(Node(self._nodes, position)) for position in range(len(self._nodes.tree))]
+
+    def trace_activities(self) -> list[TraceActivity]:
+        """Returns all events with their arguments in a Chrome trace, which is created for it; 30 to 60 us each."""
+        arguments = arguments_of(self._nodes.batch)
+        events = zip(self.events(), self._nodes.tree.row.tolist(), strict=True)
+        return [TraceActivity(event, arguments[row]) for event, row in events]
+
+    def trace_start_ns(self) -> int:
+        """Returns the start of the recording, Unix ns."""
+        return self._start_ns
+
+    def save(self, path: str) -> None:
+        """Writes the trace, as ``export_chrome_trace``."""
+        self._save(path)
+
+
+# ---- allocation records, searched by time ----
+
+
+class MemRecordsAcc:
+    """Index of allocation records by start time; mirrors torch's class of that name.
+
+    Costs one sort when it is made and two binary searches per query. Queries do not change it, so threads may share it.
+
+    Args:
+        mem_records: sequences whose first item has a method ``start_ns()``, in ns.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> records = [(SimpleNamespace(start_ns=lambda: 30), "b"), (SimpleNamespace(start_ns=lambda: 10), "a")]
+        >>> [name for _, name in otp.MemRecordsAcc(records).in_interval(0, 20)]
+        ['a']
+    """
+
+    def __init__(self, mem_records: Sequence[Any]) -> None:
+        starts = [record[0].start_ns() for record in mem_records]
+        order = sorted(range(len(starts)), key=starts.__getitem__)
+        self._starts = [starts[place] for place in order]
+        self._records = [mem_records[place] for place in order]
+
+    def in_interval(self, start_ns: int, end_ns: int) -> Iterator[Any]:
+        """Yields the records that start from ``start_ns`` to ``end_ns`` (both included, in ns), ordered by start."""
+        yield from self._records[bisect_left(self._starts, start_ns) : bisect_right(self._starts, end_ns)]

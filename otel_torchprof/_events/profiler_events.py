@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._process import threads
-from otel_torchprof._tree.displayed_devices import device_name
+from otel_torchprof._tree.devices import device_name
 from otel_torchprof._tree.frames import MODULE_PREFIX
-from otel_torchprof._tree.input_words import Input, InputKind, decoded
-from otel_torchprof._tree.inputs import overload_name
-from otel_torchprof._tree.tensor_ids import NO_ID, TensorId, called
+from otel_torchprof._tree.inputs import Input, InputKind, decoded, overload_name
+from otel_torchprof._tree.recorded_tree import NO_ID, TensorId, called
 
 from .recorded_nodes import CALL, Node
 

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.frame_info import FrameInfo
-from otel_torchprof._columns.schema import Kind, MemoryFlag
-from otel_torchprof._tree.devices import timed_rows
-from otel_torchprof._tree.displayed_devices import device_name
+from otel_torchprof._columns.schema import Kind, MemoryFlag, Scope
+from otel_torchprof._tree.devices import device_name, timed_rows
 from otel_torchprof._tree.flops import flops_of
 from otel_torchprof._tree.flows import forward_backward, numbered_rows
 from otel_torchprof._tree.frames import MODULE_PREFIX, python_ids
 from otel_torchprof._tree.memory import MEMORY_NAME, OUT_OF_MEMORY_NAME
-from otel_torchprof._tree.recorded_tree import RecordedTree, recorded_tree
-from otel_torchprof._tree.tensor_ids import tensor_ids
+from otel_torchprof._tree.recorded_tree import RecordedTree, recorded_tree, tensor_ids
 
 from .function_event import DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from otel_torchprof._columns.batch import Batch, Thread
     from otel_torchprof._tree.devices import Timed
     from otel_torchprof._tree.frames import PythonIds
-    from otel_torchprof._tree.tensor_ids import TensorIds
+    from otel_torchprof._tree.recorded_tree import TensorIds
+
+    from .function_event import FunctionEvent
 
 CALL = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 """How the name of a call of a Python function is made."""
@@ -209,3 +210,84 @@ class Node:
 def _device_type(name: str) -> int:
     known = {device_name(kind): int(kind) for kind in DeviceType}
     return known.get(name, -1)
+
+
+# ---- the tree of events that are objects, from their times: what torch's ``EventList._build_tree`` does ----
+
+
+def build_tree(events: Iterable[FunctionEvent]) -> list[FunctionEvent]:
+    """Sets parents and children, and returns the events that remain, with the stacks of backward events set.
+
+    Raises ValueError for an event that has a parent already. Costs a sort.
+    """
+    kept = list(events)
+    _nest(kept)
+    kept = _without_duplicates(kept)
+    _hand_down_stacks(kept)
+    return kept
+
+
+def _nest(events: list[FunctionEvent]) -> None:
+    """Puts each event under the shortest one of its thread and node that contains it in time.
+
+    Asynchronous events and those of devices stand alone: what ran beside them is not known to be theirs.
+    """
+    threads: dict[Any, list[FunctionEvent]] = defaultdict(list)
+    for event in events:
+        if not event.is_async and event.device_type == DeviceType.CPU:
+            threads[event.thread, event.node_id].append(event)
+    for thread in threads.values():
+        thread.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+        enclosing: list[FunctionEvent] = []
+        for event in thread:
+            while enclosing and not _contains(enclosing[-1], event):
+                enclosing.pop()
+            if enclosing:
+                if event.cpu_parent is not None:
+                    raise ValueError(f"event {event.name!r} has a parent already: a tree is built once")
+                enclosing[-1].append_cpu_child(event)
+                event.set_cpu_parent(enclosing[-1])
+            enclosing.append(event)
+
+
+def _contains(parent: FunctionEvent, event: FunctionEvent) -> bool:
+    outer, inner = parent.time_range, event.time_range
+    return inner.start < outer.end and inner.end <= outer.end
+
+
+def _without_duplicates(events: list[FunctionEvent]) -> list[FunctionEvent]:
+    """Merges an event into its parent where it is the only child and has the parent's name.
+
+    One pass is enough, in any order: a merged event leaves its parent with its name and with its children.
+    """
+    kept = []
+    for event in events:
+        parent = event.cpu_parent
+        if parent is None or parent.name != event.name or len(parent.cpu_children) != 1:
+            kept.append(event)
+            continue
+        parent.cpu_children = event.cpu_children
+        parent.kernels = event.kernels
+        for child in event.cpu_children:
+            child.cpu_parent = parent
+    return kept
+
+
+def _hand_down_stacks(events: list[FunctionEvent]) -> None:
+    """Gives backward events, which no Python called, the stack of the forward operator that caused them."""
+    backward = {id(event): _backward_function(event) for event in events}
+    stacks: dict[tuple[int, int | None], list[str]] = {}
+    for event in events:
+        if backward[id(event)] is None and event.stack is not None:
+            stacks.setdefault((event.sequence_nr, event.thread), event.stack)
+    for event in events:
+        cause = backward[id(event)]
+        if cause is not None:
+            event.stack = stacks.get((cause.sequence_nr, cause.fwd_thread), [])
+
+
+def _backward_function(event: FunctionEvent | None) -> FunctionEvent | None:
+    """The nearest backward function from an event outwards."""
+    while event is not None and event.scope != Scope.BACKWARD_FUNCTION:
+        event = event.cpu_parent
+    return event

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 
 from .findings import busy_share, steady, trained
 from .rules import RULES

@@ -28,7 +28,7 @@ class Recorded:
     """What was recorded, as formats get it."""
 
     batch: Batch
-    """All events. :func:`~otel_torchprof._tree.nesting.nested_rows` has those that nest, by thread."""
+    """All events. :func:`~otel_torchprof._tree.tree.nested_rows` has those that nest, by thread."""
     steps: list[RecordedStep]
     """Those that are no events."""
     spans: Callable[[], SpanTable]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof import config
 from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
-from otel_torchprof._encode.span_parts import SpanParts, step_ends
-from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._encode.spans import SpanList, SpanParts, step_ends
 
 from .stream import StreamedFile, is_held
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._encode.drained_spans import drained_spans, within_limits
-from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
@@ -29,8 +28,8 @@ from otel_torchprof._spans.jobs import Job
 from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_table import CallRules, Flows, traced_events
 from otel_torchprof._spans.steps import Steps
-from otel_torchprof._tree.displayed_devices import DisplayedTimes, displayed_times
-from otel_torchprof._tree.input_words import InputKept, kept
+from otel_torchprof._tree.devices import DisplayedTimes, displayed_times
+from otel_torchprof._tree.inputs import InputKept, kept
 from otel_torchprof._tree.tree import torch_view
 from otel_torchprof.errors import NativeError
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._averages.running import RunningAverages
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._record.recording import Recording
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.collectives import Ranks
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.step_spans import Step, StepSpan
+    from otel_torchprof._tree.averages import RunningAverages
     from otel_torchprof._tree.span_table import SpanTable
     from otel_torchprof._tree.tree import TreeView
 

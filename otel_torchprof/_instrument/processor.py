@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from opentelemetry.sdk.trace import SpanProcessor
 
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._events.averages_list import averages_list
+from otel_torchprof._events.events import averages_list
 from otel_torchprof._explain.live_rank import LiveSteps
 from otel_torchprof._explain.verdicts import explained
 from otel_torchprof._export.chrome import ChromeTraceExporter
@@ -25,7 +24,8 @@ from otel_torchprof._process import process_changes
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.recording import checked_memory_limit
-from otel_torchprof._tree.displayed_devices import device_name
+from otel_torchprof._tree.averages import RunningAverages
+from otel_torchprof._tree.devices import device_name
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
 

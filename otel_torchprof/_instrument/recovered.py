@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
@@ -24,6 +23,7 @@ from otel_torchprof._native.recorder import SLICE_BYTES, SessionStats
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._spans.step_cycle import StepCycle
+from otel_torchprof._tree.averages import RunningAverages
 
 from .live_recording import LiveRecording
 from .step_segments import StepRule

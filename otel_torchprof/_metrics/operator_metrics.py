@@ -10,12 +10,12 @@ from opentelemetry import metrics, trace
 from opentelemetry.metrics import Observation
 
 from otel_torchprof import config
-from otel_torchprof._averages.operator_sums import OperatorSums
 from otel_torchprof._columns import generation
 from otel_torchprof._columns.generation import INPUT_TOKENS, MODEL, OPERATION, OUTPUT_TOKENS, PROVIDER, TOKEN_TYPE
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._process import process_changes, threads
+from otel_torchprof._tree.averages import OperatorSums
 from otel_torchprof.version import __version__
 
 from .recorder_metrics import RecorderMetrics
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter, MeterProvider
 
-    from otel_torchprof._averages.named_sums import Average
     from otel_torchprof._columns.generation import Generation
     from otel_torchprof._spans.step_spans import StepSpan
+    from otel_torchprof._tree.averages import Average
 
 
 # ---- Calls of transformers' ``generate`` as the metrics of OpenTelemetry's conventions for generative AI ----

@@ -13,8 +13,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from otel_torchprof._columns.batch import WaitingStack
 from otel_torchprof._columns.frame_info import FrameInfo
-from otel_torchprof._columns.waiting import WaitingStack
 from otel_torchprof._process import process_changes, threads
 
 from .ffi import python_sources

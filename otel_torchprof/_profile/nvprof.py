@@ -13,9 +13,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._events.event_names import demangle
 from otel_torchprof._events.events import EventList
-from otel_torchprof._events.function_event import FunctionEvent
+from otel_torchprof._events.function_event import FunctionEvent, demangle
 from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._events.activities import ProfilerActivity
+from otel_torchprof._events.kineto_event import ProfilerActivity
 from otel_torchprof._native import torch_library
 from otel_torchprof._process.caller_warnings import warn_caller
 from otel_torchprof._process.torch_differences import differences

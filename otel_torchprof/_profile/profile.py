@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
-from otel_torchprof._events.activities import ProfilerActivity
+from otel_torchprof._events.kineto_event import ProfilerActivity
 from otel_torchprof._export import sdk
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._native.recorder import now_ns

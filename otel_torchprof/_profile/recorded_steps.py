@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._process import threads
 from otel_torchprof._spans.step_spans import RecordedStep

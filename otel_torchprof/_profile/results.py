@@ -12,11 +12,9 @@ import numpy as np
 from otel_torchprof import markup
 from otel_torchprof._columns.joined import without
 from otel_torchprof._encode import otlp, otlp_json
-from otel_torchprof._encode.drained_spans import drained_spans, within_limits
-from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._events.displayed_activities import displayed_devices, displayed_events
+from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._events.events import EventList
-from otel_torchprof._events.profiler_result import ProfilerResult
+from otel_torchprof._events.kineto_event import ProfilerResult, displayed_devices, displayed_events
 from otel_torchprof._explain.rank_reading import rank_of_spans
 from otel_torchprof._explain.verdicts import explain, explained
 from otel_torchprof._export import file, sdk
@@ -28,7 +26,7 @@ from otel_torchprof._spans.frame_spans import check_detail, displayed
 from otel_torchprof._spans.live_table import Flows
 from otel_torchprof._spans.recorded import placed_recording
 from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.displayed_devices import remaining_times
+from otel_torchprof._tree.devices import remaining_times
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats
 
@@ -47,9 +45,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from otel_torchprof._columns.batch import Array, Batch
-    from otel_torchprof._events.activities import ProfilerActivity
     from otel_torchprof._events.function_event import FunctionEvent
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
+    from otel_torchprof._events.kineto_event import ProfilerActivity
     from otel_torchprof._explain.explanation import Explanation
     from otel_torchprof._record.segments import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy

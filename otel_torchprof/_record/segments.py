@@ -27,7 +27,7 @@ from otel_torchprof._sources.frame_filter import ALL_FRAMES
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.source import Calls, Source
 from otel_torchprof._tree.frames import ShortFrames, with_info
-from otel_torchprof._tree.input_words import InputKept, kept
+from otel_torchprof._tree.inputs import InputKept, kept
 from otel_torchprof._tree.waiting import with_waiting
 from otel_torchprof.errors import NativeError, TorchProfError
 from otel_torchprof.health import ON, Health
@@ -37,7 +37,7 @@ from .recording import Recording, checked_memory_limit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_torchprof._columns.waiting import WaitingStack
+    from otel_torchprof._columns.batch import WaitingStack
     from otel_torchprof._sources.recording_options import RecordingOptions
 
 _logger = logging.getLogger("otel_torchprof")

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof import config
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._spans.limits import LINK_SIZE, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.span_tree import SpanTree, column_of

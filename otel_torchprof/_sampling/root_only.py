@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._averages.averages import grouped
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._native.loops import subtract_from_parents
 from otel_torchprof._spans.live_table import with_attributes
 from otel_torchprof._spans.span_tables import taken
 from otel_torchprof._spans.span_tree import column_of, rows_of_spans
+from otel_torchprof._tree.averages import grouped
 from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.span_table import AttributeType
 

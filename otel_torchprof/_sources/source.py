@@ -13,8 +13,7 @@ from . import frame_filter, module_calls, torch_hooks
 from .compiled_code import leave_uncompiled
 
 if TYPE_CHECKING:
-    from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._columns.waiting import WaitingStack
+    from otel_torchprof._columns.batch import Batch, WaitingStack
     from otel_torchprof._native.recorder import Session
     from otel_torchprof._native.torch_library import MemoryObservation, Observation, Requested, TorchLibrary
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.distinct import distinct_values
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._process.give_way import give_way
-from otel_torchprof._tree.child_times import ChildTimes
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.devices import DeviceTimes, timed_rows, times_of
 from otel_torchprof._tree.forest import Decided, Forest, forest, top_level
 from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.phases import exclusive_times
 from otel_torchprof._tree.span_table import event_span_ids
+from otel_torchprof._tree.tree import ChildTimes
 
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls

@@ -15,9 +15,14 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, TextIO
 
-from otel_torchprof._events.event_names import MEMORY_EVENT_NAME, _filter_name, _filter_stack_entry, _rewrite_name
 from otel_torchprof._events.events import EventList
-from otel_torchprof._events.function_event import FunctionEvent
+from otel_torchprof._events.function_event import (
+    MEMORY_EVENT_NAME,
+    FunctionEvent,
+    _filter_name,
+    _filter_stack_entry,
+    _rewrite_name,
+)
 from otel_torchprof._export import file
 from otel_torchprof.errors import ExportError, TorchProfError
 

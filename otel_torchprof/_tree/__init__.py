@@ -1,1 +1,1 @@
-"""What the columns say: parents, self time, stacks, modules, memory, devices."""
+"""What the columns say: parents, self time, sums, stacks, modules, memory, devices."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.schema import INPUTS
 
 from .frames import distinct
-from .input_words import Input, InputKind, InputPart, decoded, has_inputs, numbered
+from .inputs import Input, InputKind, InputPart, decoded, has_inputs, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import Kind, Scope
 
 if TYPE_CHECKING:

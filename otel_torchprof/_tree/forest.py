@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.blocks import find
+from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import NEVER
 

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.blocks import find
+from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
-from otel_torchprof._native.loops import count_children, display_tree
+from otel_torchprof._native.loops import count_children, display_tree, with_crossing
 from otel_torchprof._process.heap import Arena
 
 from .phases import repeated_phases
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from otel_torchprof._columns.batch import Batch
 
 Array = npt.NDArray[Any]
@@ -247,3 +249,93 @@ class _Picked:
     def __getitem__(self, positions: Array) -> Array:
         picked: Array = self.column[self.rows[positions]]
         return picked
+
+
+# ---- which events nest in time on the thread that they ran on, as stacked slices have to: ``parent`` does not say so ----
+
+Mask = npt.NDArray[np.bool_]
+
+
+def nested_rows(batch: Batch) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """By thread of the system: its id and the rows that nest on it, by start, the longer of two first.
+
+    Of these rows each begins after the one before it and either ends within it or begins when it has ended; so a stack of open rows
+    is all that a writer of slices needs. :func:`not_nested` says which rows are missing. Costs a sort. Thread-safe.
+    """
+    nest = ~not_nested(batch)
+    tids = _system_threads(batch)
+    order = np.lexsort((-batch["end"], batch["start"], tids))
+    order = order[nest[order]]
+    begins = np.flatnonzero(np.diff(tids[order], prepend=-1))
+    for rows in np.split(order, begins[1:]) if len(order) else ():
+        yield int(tids[rows[0]]), rows
+
+
+def not_nested(batch: Batch) -> Mask:
+    """True for asynchronous events, for those that ended on another thread, and for what crosses another event.
+
+    A label that is begun by one call and ended by another crosses the first call, from inside. There the call gives way: the
+    label is what people look for on the thread's track. Costs two sorts.
+    """
+    given = ((batch["flags"] & Flag.ASYNC) != 0) | (batch["thread"] != batch["end_thread"])
+    is_frame = batch["kind"] == Kind.FRAME
+    track, start, end = _system_threads(batch), batch["start"], batch["end"]
+    found = with_crossing(given, track, start, end)
+    gives_way = np.flatnonzero(found & ~given & ~is_frame)
+    if not len(gives_way) or not is_frame.any():
+        return found
+    parent = batch["parent"]
+    for row in gives_way:
+        above = parent[row]
+        while above >= 0 and is_frame[above] and end[above] < end[row]:
+            given[above] = True
+            above = parent[above]
+    return with_crossing(given, track, start, end)
+
+
+def _system_threads(batch: Batch) -> npt.NDArray[np.int64]:
+    return np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)[batch["thread"]]
+
+
+# ---- self time over several drains: children end, and are drained, before their parents ----
+
+
+class ChildTimes:
+    """Durations of the children of events that are still open, by the id of the parent. For one thread at a time.
+
+    Memory grows with the open events only.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def settle(self, ended: Array, parents: Array, durations: Array, still_open: Array) -> Array | None:
+        """One drain: the time of earlier drains' children of each event, ns; None where no event has any.
+
+        Args:
+            ended: ids of the events that have ended.
+            parents: for children that have ended before their parents, the ids of these.
+            durations: of these children, ns.
+            still_open: ids of all open events; what is known of others is forgotten.
+        """
+        found = self._of(ended) if self._times else None
+        ids, which = np.unique(parents, return_inverse=True)
+        sums = np.zeros(len(ids), dtype=np.int64)
+        np.add.at(sums, which, durations)
+        for key, time in zip(ids.tolist(), sums.tolist(), strict=True):
+            self._times[key] = self._times.get(key, 0) + time
+        if self._times:
+            is_open = set(still_open.tolist())
+            self._times = {key: time for key, time in self._times.items() if key in is_open}
+        return found
+
+    def _of(self, ended: Array) -> Array | None:
+        at = np.flatnonzero(np.isin(ended, np.fromiter(self._times, np.uint64, len(self._times))))
+        if not at.size:
+            return None
+        found = np.zeros(len(ended), dtype=np.int64)
+        found[at] = [self._times.pop(key) for key in ended[at].tolist()]
+        return found

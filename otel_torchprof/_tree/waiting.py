@@ -18,8 +18,7 @@ from .frames import collection_generation, distinct
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from otel_torchprof._columns.batch import Thread
-    from otel_torchprof._columns.waiting import WaitingStack
+    from otel_torchprof._columns.batch import Thread, WaitingStack
 
 _ids = itertools.count(1)
 """Of events that no thread has recorded. They are below all others: the recorder's have the number of a thread in their upper bits."""

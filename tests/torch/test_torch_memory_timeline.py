@@ -19,8 +19,8 @@ from observed import torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._profile.memory_timeline import written_inputs  # noqa: E402
-from otel_torchprof._tree.input_words import InputKind, storages  # noqa: E402
-from otel_torchprof._tree.memory_changes import Action, Category  # noqa: E402
+from otel_torchprof._tree.inputs import InputKind, storages  # noqa: E402
+from otel_torchprof._tree.memory import Action, Category  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`export_memory_timeline` is deprecated:FutureWarning")
 

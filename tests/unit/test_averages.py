@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_forests import Event, as_batch, as_torch, forests
 
-from otel_torchprof._averages.averages import Averages
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._tree.averages import Averages
 from otel_torchprof._tree.inputs import input_shapes, shape_keys, structured_input_shapes
 from otel_torchprof._tree.tree import torch_view
 

@@ -8,7 +8,7 @@ from trace_validator import validate
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
 from otel_torchprof._encode import chrome
-from otel_torchprof._tree.memory_totals import MOST_SAMPLES
+from otel_torchprof._tree.memory import MOST_SAMPLES
 
 THREADS = (Thread(11, 1, 1, "one"), Thread(12, 2, 2, "two"))
 

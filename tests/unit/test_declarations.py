@@ -12,7 +12,7 @@ from otel_torchprof._native import collectives, device_timing, input_words, reco
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._native.torch_ranges import Parts, RangeFunctions
-from otel_torchprof._tree.input_words import InputKept, InputKind, InputPart
+from otel_torchprof._tree.inputs import InputKept, InputKind, InputPart
 from otel_torchprof._tree.span_table import LINK, AttributeType
 
 torch_ffi = FFI()

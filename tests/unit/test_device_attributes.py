@@ -17,8 +17,7 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._tree.devices import device_times
-from otel_torchprof._tree.displayed_devices import device_name, remaining_times
+from otel_torchprof._tree.devices import device_name, device_times, remaining_times
 from otel_torchprof._tree.span_table import AttributeType
 
 US = 1000

@@ -11,15 +11,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._averages.named_sums import Average
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
-from otel_torchprof._events.averages_list import averages_list
-from otel_torchprof._events.events import EventList
+from otel_torchprof._events.events import EventList, averages_list
 from otel_torchprof._instrument.live_recording import _displayed
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._tree.displayed_devices import displayed_times
+from otel_torchprof._tree.averages import Average, RunningAverages
+from otel_torchprof._tree.devices import displayed_times
 from otel_torchprof._tree.tree import torch_view
 
 US = 1000

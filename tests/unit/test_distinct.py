@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import otel_torchprof
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 
 
 @given(
@@ -33,7 +33,7 @@ def test_as_numpys(values):
 AT_THE_END = """
 import threading
 import numpy as np
-from otel_torchprof._columns.distinct import distinct_values
+from otel_torchprof._columns.arrays import distinct_values
 values = np.random.default_rng(0).integers(0, 1 << 40, 200_000).astype(np.uint64)
 begun = threading.Barrier(3)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST
 
 from otel_torchprof._sources.energy_source import EnergyCounters, EnergySeries
-from otel_torchprof._tree.energy import interpolated
+from otel_torchprof._tree.devices import interpolated
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library

@@ -14,7 +14,7 @@ import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._encode import chrome
 from otel_torchprof._sources.energy_source import EnergySource
-from otel_torchprof._tree.energy import joules_between
+from otel_torchprof._tree.devices import joules_between
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library

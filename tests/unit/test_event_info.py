@@ -16,7 +16,7 @@ from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._events.event_info import Coded, CodedStacks, EventInfo
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.recorded_events import RecordedEvent
-from otel_torchprof._tree.stacks import Stacks
+from otel_torchprof._tree.frames import Stacks
 
 # The empty one; g; h; f called by g, by h, and by nobody.
 STACKS = Stacks(
@@ -141,7 +141,7 @@ def test_what_was_not_recorded_is_neutral(info_field):
 
 def test_many_splits_at_once():
     """Splits whose product does not fit into 64 bits are numbered anew in between."""
-    from otel_torchprof._averages.averages import Averages
+    from otel_torchprof._tree.averages import Averages
     from otel_torchprof._tree.tree import torch_view
 
     events = [Event(i + 1, "a", 1, 2 * i, 2 * i + 1) for i in range(4)]

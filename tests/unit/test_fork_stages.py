@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._encode import attribute_source
 from otel_torchprof._export.backlog import Backlog
 from otel_torchprof._instrument import instrumentor, processor
@@ -31,6 +30,7 @@ from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._sampling.span_buffer import SpanBuffer
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._spans.live import LiveTrees
+from otel_torchprof._tree.averages import RunningAverages
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

@@ -15,26 +15,24 @@ from hypothesis import strategies as st
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._native.input_words import InputWords
 from otel_torchprof._tree import inputs as inputs_module
-from otel_torchprof._tree.input_words import (
+from otel_torchprof._tree.inputs import (
+    DistinctInputs,
     Input,
     InputKept,
     InputKind,
     InputPart,
+    concrete_inputs,
     contiguous_strides,
     decoded,
-    kept,
-    numbered,
-    storages,
-    text_ids,
-)
-from otel_torchprof._tree.inputs import (
-    DistinctInputs,
-    concrete_inputs,
     input_dtypes,
     input_shapes,
+    kept,
     kwinputs,
+    numbered,
     shape_keys,
     shapes_in,
+    storages,
+    text_ids,
     types_in,
     values_in,
 )

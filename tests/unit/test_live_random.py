@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_batches import Event, Service, Span, readable, span_context
 
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._instrument.live_recording import _displayed
@@ -19,6 +18,7 @@ from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME, SLICE_NS
 from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._tree.averages import RunningAverages
 
 LOOP = threading.get_ident()
 THREADS = tuple(Thread(i, LOOP + i, i, f"thread {i}") for i in range(3))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from otel_torchprof._columns.blocks import BLOCK, find
+from otel_torchprof._columns.arrays import BLOCK, find
 from otel_torchprof._native import loops
 from otel_torchprof._process.heap import Arena
 

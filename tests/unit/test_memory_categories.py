@@ -11,8 +11,8 @@ from memory_runs import Run, parameter, written_inputs
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._native.ffi import ffi, lib
 from otel_torchprof._profile.memory_timeline import in_use
+from otel_torchprof._tree.memory import Action, Category
 from otel_torchprof._tree.memory_categories import memory_changes
-from otel_torchprof._tree.memory_changes import Action, Category
 
 X, W, Y, G, M, Z = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000
 

@@ -14,8 +14,16 @@ from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, MemoryFlag
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, places_of, with_memory_events
-from otel_torchprof._tree.memory_peaks import NO_PEAK, highest_between, peaks_of_rows, peaks_of_view
+from otel_torchprof._tree.memory import (
+    CPU_TYPES,
+    DEVICE_TYPES,
+    NO_PEAK,
+    highest_between,
+    peaks_of_rows,
+    peaks_of_view,
+    places_of,
+    with_memory_events,
+)
 from otel_torchprof._tree.tree import torch_view
 
 CPU, CUDA = 0, 1

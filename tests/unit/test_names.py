@@ -12,19 +12,17 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows
 
 import otel_torchprof as otp
-from otel_torchprof._averages.averages import Averages
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch, KnownNames, Names
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode import otlp, otlp_json
-from otel_torchprof._encode.checked_spans import CheckedSpans
 from otel_torchprof._encode.chrome_spans import Columns
-from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._encode.spans import CheckedSpans, SpanList
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names, recorder_stats
 from otel_torchprof._spans.limits import span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, narrowed, taken
-from otel_torchprof._tree.input_words import InputKind, text_ids
+from otel_torchprof._tree.averages import Averages, RunningAverages
+from otel_torchprof._tree.inputs import InputKind, text_ids
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 from otel_torchprof._tree.tree import torch_view
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from live_batches import Event, Recorder
 
-from otel_torchprof._averages.named_sums import Average
-from otel_torchprof._averages.operator_sums import OTHER, OperatorSums
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Kind, Scope
+from otel_torchprof._tree.averages import OTHER, Average, OperatorSums
 
 
 def batch(*own: tuple[str, int]) -> Batch:

@@ -15,13 +15,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from recorded_tables import recorded_table
 
 import otel_torchprof as otp
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED, Part, Segment
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.live_table import Flows, live_table
 from otel_torchprof._spans.step_spans import RecordedStep, StepSpan, Trace
+from otel_torchprof._tree.averages import RunningAverages
 from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof._tree.tree import torch_view
 

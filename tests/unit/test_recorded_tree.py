@@ -9,8 +9,7 @@ from memory_runs import Run, parameter
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._tree.recorded_tree import recorded_tree
-from otel_torchprof._tree.tensor_ids import tensor_ids
+from otel_torchprof._tree.recorded_tree import recorded_tree, tensor_ids
 
 FORWARD, BACKWARD = Thread(11, 101, 1, "forward"), Thread(12, 102, 2, "backward")
 

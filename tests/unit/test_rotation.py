@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from span_tables import span_rows
 
 from otel_torchprof import ChromeTraceExporter
-from otel_torchprof._encode.span_parts import picked, step_ends
-from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._encode.spans import SpanList, picked, step_ends
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
 

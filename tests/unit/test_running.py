@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_torchprof._averages.named_sums import MAX_NAMES, OTHER_NAMES, Average
-from otel_torchprof._averages.running import RunningAverages
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._events.averages_list import averages_list
-from otel_torchprof._events.events import EventList
+from otel_torchprof._events.events import EventList, averages_list
+from otel_torchprof._tree.averages import MAX_NAMES, OTHER_NAMES, Average, RunningAverages
 from otel_torchprof._tree.tree import torch_view
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, Thread, WaitingStack
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._columns.waiting import WaitingStack
 from otel_torchprof._tree.waiting import with_waiting
 
 FIRST, SECOND, THIRD = Thread(11, 1, 5, "first"), Thread(12, 2, 6, "second"), Thread(13, 3, 0, "third")

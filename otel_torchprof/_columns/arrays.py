@@ -1,4 +1,4 @@
-"""Passes over columns block by block."""
+"""Passes over columns block by block, and the different values of one."""
 
 from __future__ import annotations
 
@@ -30,3 +30,20 @@ def take(values: npt.NDArray[Any], index: npt.NDArray[Any], out: npt.NDArray[Any
     """Writes the values at an index in range."""
     for block in blocks(len(index)):
         np.take(values, index[block], out=out[block], mode="clip")  # by default it writes to a copy of ``out`` first
+
+
+# ---- different values ----
+
+
+def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The different values in ascending order, of integers or booleans: as ``np.unique``, which threads of ours must not call.
+
+    Since numpy 2.3 that lets go of Python's lock in C++ and takes it again in a destructor. Up to Python 3.13 a daemon thread that
+    does so while the interpreter ends is made to end there, which no destructor may: the process aborts. With ``return_inverse``
+    or the like numpy sorts, in C, as is done here.
+    """
+    ordered = np.sort(values, axis=None)
+    is_first = np.empty(len(ordered), dtype=np.bool_)
+    is_first[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]

@@ -1,1 +1,0 @@
-"""Sums and averages of operators."""
