@@ -57,8 +57,7 @@ if TYPE_CHECKING:
         demangle,
     )
     from ._events.function_event_avg import FunctionEventAvg
-    from ._explain.diff import diff
-    from ._explain.difference import Difference
+    from ._explain.diff import Difference, diff
     from ._explain.explanation import Explanation
     from ._explain.verdicts import explain
     from ._instrument.instrumentor import TorchInstrumentor
@@ -73,7 +72,7 @@ else:
 
     _MODULES = {
         "DeviceType": "_events.function_event",
-        "Difference": "_explain.difference",
+        "Difference": "_explain.diff",
         "EnforceUnique": "_profile.nvprof",
         "EventList": "_events.events",
         "Explanation": "_explain.explanation",

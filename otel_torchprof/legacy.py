@@ -2,21 +2,21 @@
 
 from ._events.events import EventList
 from ._torch_compat.legacy import RecordProfile, profile, write_profiler_events_to_stream
-from ._torch_compat.legacy_config import ProfilerConfig, ProfilerDisableOptions, ProfilerState
-from ._torch_compat.legacy_devices import (
+from ._torch_compat.legacy_event import EventKind, LegacyEvent
+from ._torch_compat.legacy_state import (
     VIEW_LIKE_OPERATORS,
     DeviceEvent,
     DeviceEvents,
     OnDevice,
+    ProfilerConfig,
+    ProfilerDisableOptions,
+    ProfilerState,
     ResolvedEvents,
-    may_have_device_event,
-)
-from ._torch_compat.legacy_event import EventKind, LegacyEvent
-from ._torch_compat.legacy_state import (
     TLSLegacyProfilerGuard,
     add_event_list,
     disable_profiler_legacy,
     enable_profiler_legacy,
+    may_have_device_event,
     wrap_propagate_state,
 )
 

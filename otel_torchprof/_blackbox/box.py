@@ -26,7 +26,7 @@ from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
 
 from .box_file import BoxFile, named_file
-from .owner import owner_info
+from .last_moments import owner_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from otel_torchprof.errors import TorchProfError
 
-from .owner import has_ended
+from .last_moments import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

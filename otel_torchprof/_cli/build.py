@@ -10,8 +10,7 @@ from otel_torchprof import config
 from otel_torchprof._native import prebuilt, torch_build, torch_library
 from otel_torchprof.errors import TorchProfError
 
-from .progress import duration, shown
-from .terminal import show
+from .progress import duration, show, shown
 
 if TYPE_CHECKING:
     import argparse

@@ -8,11 +8,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .explain_command import add_form
-from .progress import reading
-from .terminal import say, show
+from .progress import reading, say, show
 
 if TYPE_CHECKING:
-    from otel_torchprof._explain.difference import Difference
+    from otel_torchprof._explain.diff import Difference
 
 _FAILED = 1
 
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text_of(found: Difference, options: argparse.Namespace) -> str:
-    from otel_torchprof._explain.difference import as_markdown, as_text
+    from otel_torchprof._explain.diff import as_markdown, as_text
 
     if options.json:
         return json.dumps(found.as_json(), indent=1) + "\n"

@@ -22,14 +22,13 @@ from otel_torchprof._export.formats import FILE_EXPORTERS
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
 from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.response import Outcome
-from otel_torchprof._export.sdk import suppressed
-from otel_torchprof._export.sdk_values import bad_values
+from otel_torchprof._export.sdk import bad_values, suppressed
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._export.unknown_variables import unknown_variables
 from otel_torchprof._export.variables import VARIABLES
+from otel_torchprof._instrument.processor import left_out_by
 from otel_torchprof._instrument.provider_wait import sets_up_the_sdk
-from otel_torchprof._instrument.unused_processor import left_out_by
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.sdk_imports import UNSET
@@ -38,7 +37,7 @@ from otel_torchprof._sources.nvml import Nvml, RefusedError
 from otel_torchprof.errors import ExportError, TorchLibraryError, forget_warnings, without_credentials
 from otel_torchprof.version import __version__
 
-from .terminal import show
+from .progress import show
 
 if TYPE_CHECKING:
     import argparse

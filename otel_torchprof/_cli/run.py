@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX, BoxFile, memory_file
-from otel_torchprof._distributed.rank_environment import identity_in
+from otel_torchprof._distributed.ranks import identity_in
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._export.formats import endings_help
 from otel_torchprof._export.own_path import own_path
@@ -28,7 +28,7 @@ from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
 from otel_torchprof.parsers import BlackBoxOptions
 
-from .progress import Progress, duration, reading, size
+from .progress import OwnStderr, Progress, duration, reading, say, size
 from .run_outputs import (
     check_outputs,
     exporters_of,
@@ -40,7 +40,6 @@ from .run_outputs import (
     policy_of,
 )
 from .run_program import NoProgramError, Program
-from .terminal import OwnStderr, say
 from .watcher import start_watcher
 
 if TYPE_CHECKING:

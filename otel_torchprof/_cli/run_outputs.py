@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX
-from otel_torchprof._distributed.rank_environment import place_in, restart_in, role_in
+from otel_torchprof._distributed.ranks import place_in, restart_in, role_in
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof._export.own_path import PID, RANK
 from otel_torchprof._export.sdk import takes_whole_traces
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from otel_torchprof._distributed.rank_choice import Place
+    from otel_torchprof._distributed.ranks import Place
 
 _TRACE = ".trace"
 """Stands before the suffix in default names."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._blackbox.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
+from otel_torchprof._export.otlp_file import requests_of, split
 from otel_torchprof._export.otlp_reading import pieces
-from otel_torchprof._export.requests_of_files import requests_of, split
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
@@ -23,16 +23,15 @@ from otel_torchprof._export.settings import Settings
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 
-from .progress import Reading
+from .progress import Reading, say
 from .recover import problems_of, read, write
-from .terminal import say
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from otel_torchprof._export.requests_of_files import FileRequest
+    from otel_torchprof._export.otlp_file import FileRequest
 
 _SECONDS_BETWEEN_LINES = 0.5
 _INTERRUPTED = 130

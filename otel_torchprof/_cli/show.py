@@ -15,7 +15,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._trace_files import self_times
-from otel_torchprof._trace_files.categories import Kind
+from otel_torchprof._trace_files.chrome_events import Kind
 from otel_torchprof._trace_files.reading import read_events
 from otel_torchprof._trace_files.wanted import (
     AGGREGATED_COUNT,
@@ -32,9 +32,8 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX, lifted
 from otel_torchprof.errors import TorchProfError
 
-from .progress import reading
+from .progress import reading, say, show
 from .recover import Traces
-from .terminal import say, show
 
 if TYPE_CHECKING:
     import argparse

@@ -34,7 +34,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, Names, Thread
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind
-from otel_torchprof._native.chrome_encoders import (
+from otel_torchprof._native.encoders import (
     EscapedNames,
     encode_counter,
     encode_device_slices,

@@ -24,8 +24,7 @@ import numpy.typing as npt
 from opentelemetry.trace import SpanKind, StatusCode
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._native.chrome_encoders import EscapedNames, SpanTexts, encode_spans, link_targets
-from otel_torchprof._native.span_columns import SpanColumns
+from otel_torchprof._native.encoders import EscapedNames, SpanColumns, SpanTexts, encode_spans, link_targets
 from otel_torchprof._spans.span_tables import narrowed
 from otel_torchprof._tree.span_table import STEP_NAME, AttributeType, extend_names
 from otel_torchprof._tree.tree import STEP_PREFIX

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._native.chrome_encoders import detach_overlapping
+from otel_torchprof._native.encoders import detach_overlapping
 
 from .chrome_json import LARGEST_TID, track_events
 

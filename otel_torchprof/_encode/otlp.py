@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from otel_torchprof._native.otlp_encoders import RequestParts, encode_otlp
+from otel_torchprof._native.encoders import RequestParts, encode_otlp
 
 from .spans import CheckedSpans
 

@@ -9,7 +9,7 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._native.otlp_encoders import LineParts, encode_otlp_json
+from otel_torchprof._native.encoders import LineParts, encode_otlp_json
 
 from .otlp import DEFAULT_MAX_BYTES, checked_rows, empty_request, message_size
 from .spans import CheckedSpans

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlag
 
 from otel_torchprof import markup
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._native.span_columns import SpanAttribute, SpanColumns
+from otel_torchprof._native.encoders import SpanAttribute, SpanColumns
 from otel_torchprof._spans.frame_spans import with_plain_names
 from otel_torchprof._spans.limits import limited
 from otel_torchprof._spans.live_table import live_table

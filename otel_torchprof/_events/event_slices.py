@@ -11,7 +11,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import BLOCK, distinct_values
 from otel_torchprof._columns.schema import MEMORY_KIND
 from otel_torchprof._encode.chrome_json import valid
-from otel_torchprof._native.chrome_encoders import PIECE_SIZE
+from otel_torchprof._native.encoders import PIECE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,9 +9,9 @@ from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.version import __version__
 
-from .otlp_values import GZIP
+from .http import answers_http_1, is_http, no_traces, not_allowed, speaks_http, without_tls
+from .otlp_wire import GZIP
 from .response import CLOSED, Outcome, Response, accepted, is_tls_fault, one_line, root_cause, seconds_or_none
-from .wrong_endpoint import answers_http_1, is_http, no_traces, not_allowed, speaks_http, without_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

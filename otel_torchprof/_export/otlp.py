@@ -11,7 +11,7 @@ from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.deadline import Deadline
 
-from .delivery import Delivery
+from .ledger import Delivery
 from .messages import import_encoders, messages
 from .response import CLOSED, Outcome, Response
 from .sdk import suppressed

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof import config, parsers
-from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
+from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, RECEIVERS_MAX_BYTES, message_size
 from otel_torchprof._encode.otlp_json import is_json
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import ExportError, checked
 
-from .delivery import Delivery
 from .file import check_writable, naming
+from .ledger import Delivery
 from .messages import import_encoders, messages
+from .otlp_wire import common_size, parts
 from .own_path import PID, own_path
 from .rotation import before_suffix, own_series, part_path
 from .stream import StreamedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
+
+    from .otlp_reading import Piece
 
 
 class OTLPFileExporter(SpanExporter):
@@ -237,3 +241,65 @@ class OTLPFileExporter(SpanExporter):
         if self._max_bytes is None:
             return path
         return part_path(path, part)
+
+
+# ---- pieces of files as requests of a size that receivers take ----
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """A serialized request, and what of a file is in it."""
+
+    body: bytes
+    spans: int
+    offset: int
+    """Where the first piece in it begins."""
+    end: int
+    """Where the last one ends; of one that is sent in several requests, where it begins until the last of them."""
+
+
+def requests_of(pieces: Iterable[Piece], max_bytes: int) -> Iterator[FileRequest]:
+    """Small pieces together and large ones apart, in order. What ``pieces`` raises is raised once all before it went."""
+    waiting: list[Piece] = []
+    size = 0
+    try:
+        for piece in pieces:
+            if not piece.spans:
+                continue
+            if waiting and size + len(piece.body) > max_bytes:
+                yield _joined(waiting)
+                waiting, size = [], 0
+            if len(piece.body) > max_bytes:
+                yield from split(_joined([piece]), _size(piece.body, max_bytes))
+            else:
+                waiting.append(piece)
+                size += len(piece.body)
+    except Exception:
+        if waiting:
+            yield _joined(waiting)
+        raise
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(pieces: list[Piece]) -> FileRequest:
+    """Messages end to end are one."""
+    body = b"".join(piece.body for piece in pieces)
+    return FileRequest(body, sum(piece.spans for piece in pieces), pieces[0].offset, pieces[-1].end)
+
+
+def _size(body: bytes, max_bytes: int) -> int:
+    common = common_size(body)
+    # Whether a resource alone is too large is the receiver's to say: it may take more than others do.
+    return message_size(max_bytes, common) if common < RECEIVERS_MAX_BYTES else len(body)
+
+
+def split(request: FileRequest, max_bytes: int) -> Iterator[FileRequest]:
+    """The same spans in requests of at most so many bytes; one that alone is larger goes alone."""
+    last: FileRequest | None = None
+    for body, spans in parts(request.body, max_bytes):
+        if last is not None:
+            yield last
+        last = FileRequest(body, spans, request.offset, request.offset)
+    if last is not None:
+        yield replace(last, end=request.end)

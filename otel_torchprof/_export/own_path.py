@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from otel_torchprof._distributed.rank_environment import place_in
+from otel_torchprof._distributed.ranks import place_in
 
 PID = "{pid}"
 RANK = "{rank}"

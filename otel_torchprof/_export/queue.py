@@ -15,10 +15,18 @@ from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
 
 from .backlog import Backlog, Batch, Flush, Undelivered
-from .delivery import Delivery, can_stop_midway, takes_timeout
-from .ledger import IN_WORDS, NO_RESPONSE, OUTAGE, QUEUE_FULL, SHUTDOWN, Ledger
-from .response import Outcome, Response
-from .retry import Backoff
+from .ledger import (
+    IN_WORDS,
+    NO_RESPONSE,
+    OUTAGE,
+    QUEUE_FULL,
+    SHUTDOWN,
+    Delivery,
+    Ledger,
+    can_stop_midway,
+    takes_timeout,
+)
+from .response import Backoff, Outcome, Response
 from .sdk import suppressed
 from .settings import QueueSettings
 

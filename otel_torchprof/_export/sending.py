@@ -10,9 +10,8 @@ from otel_torchprof._process import threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, debug
 
-from .otlp_values import GRPC
-from .response import CLOSED, Outcome, Response, root_cause
-from .retry import Backoff, deliver
+from .otlp_wire import GRPC
+from .response import CLOSED, Backoff, Outcome, Response, deliver, root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable

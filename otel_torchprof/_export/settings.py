@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, PROTOBUF_MAX_BYTES
 from otel_torchprof.errors import checked, warn_once, without_credentials
 
-from .otlp_values import GRPC, HTTP, above_zero, grpc_endpoint, http_endpoint
+from .otlp_wire import GRPC, HTTP, above_zero, grpc_endpoint, http_endpoint
 from .variables import VARIABLES
 
 TRACES_PATH = "/v1/traces"

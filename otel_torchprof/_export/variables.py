@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof import config
 from otel_torchprof.config import Option
 
-from .otlp_values import GRPC, NONE, above_zero, boolean, compression, grpc_endpoint, protocol, readable, seconds
+from .otlp_wire import GRPC, NONE, above_zero, boolean, compression, grpc_endpoint, protocol, readable, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

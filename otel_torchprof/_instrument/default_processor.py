@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.sdk.trace import SpanProcessor
 
 from otel_torchprof._export.chrome import ChromeTraceExporter
-from otel_torchprof._export.destination import described, destination
+from otel_torchprof._export.file import described, destination
 from otel_torchprof._export.from_environment import OTEL_CONFIG_FILE, OTEL_TRACES_EXPORTER, exporters_from_environment
 from otel_torchprof._export.otlp_file import OTLPFileExporter
 from otel_torchprof._export.variables import VARIABLES

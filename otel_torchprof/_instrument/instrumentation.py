@@ -20,8 +20,7 @@ from otel_torchprof._sources.function_labels import label_by_environment, notes_
 from otel_torchprof._sources.generations import shared as generations
 from otel_torchprof._sources.loop_marks import shared as loop_marks
 from otel_torchprof._sources.module_calls import shared as module_calls
-from otel_torchprof._sources.step_counter import optimizers_were_made
-from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange
+from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, optimizers_were_made
 from otel_torchprof._spans.live_table import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
     from otel_torchprof._native.torch_library import TorchLibrary
     from otel_torchprof._process.deadline import Deadline
     from otel_torchprof._sources.catalog import Entry
-    from otel_torchprof._sources.recording_options import RecordingOptions
-    from otel_torchprof._sources.source import Source
+    from otel_torchprof._sources.source import RecordingOptions, Source
 
     from .processor import TorchSpanProcessor
 

@@ -14,8 +14,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
 from otel_torchprof._blackbox.box import BlackBox
-from otel_torchprof._distributed.rank_environment import identity_in
-from otel_torchprof._distributed.ranks import Ranks
+from otel_torchprof._distributed.ranks import Ranks, identity_in
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
 from otel_torchprof._metrics import operator_metrics
@@ -23,7 +22,7 @@ from otel_torchprof._metrics.gpu_metrics import NOT_OPENED, GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.workers import is_loader_worker
+from otel_torchprof._process.threads import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.errors import warn_once
 from otel_torchprof.health import ON, ProcessorHealth
@@ -31,9 +30,9 @@ from otel_torchprof.health import ON, ProcessorHealth
 from .default_processor import DefaultProcessor, added_processor, is_shut_down
 from .instrumentation import Instrumentation
 from .options import Options, takes_arguments_of
+from .processor import unused
 from .provider_wait import ProviderWait
 from .sigterm import SigtermFlush
-from .unused_processor import unused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -11,7 +11,7 @@ from otel_torchprof import config
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, checked_filter
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 
 from .step_segments import StepRule
 

@@ -13,16 +13,15 @@ from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._process import process_changes
+from otel_torchprof._process.after_import import is_there
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.finders import is_there
 from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof.errors import TorchProfError, checked
 
 from .instrumentation import KINDS, Instrumentation
 from .options import live_options
-from .processor import TorchSpanProcessor
-from .unused_processor import unused
+from .processor import TorchSpanProcessor, unused
 
 if TYPE_CHECKING:
     import types

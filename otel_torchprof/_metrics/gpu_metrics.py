@@ -15,8 +15,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, g
 from otel_torchprof import config
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError
-from otel_torchprof._sources.visible_devices import Visible, visible
+from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError, Visible, visible
 from otel_torchprof.health import GpuHealth
 from otel_torchprof.version import __version__
 

@@ -25,8 +25,7 @@ from otel_torchprof._record.recording import Recording
 from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import SUPPRESSION_KEYS
 from otel_torchprof._sources.source import Operators
-from otel_torchprof._sources.step_counter import StepTracker
-from otel_torchprof._sources.step_marks import RawMarks
+from otel_torchprof._sources.step_marks import RawMarks, StepTracker
 from otel_torchprof._sources.torch_hooks import OptimizerHooks
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
 
     from otel_torchprof._native.torch_library import TorchLibrary
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
     from .operator_metrics import TorchMetrics
     from .recorder_metrics import ExporterFigures

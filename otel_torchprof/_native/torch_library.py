@@ -16,7 +16,7 @@ import numpy as np
 from opentelemetry import context
 
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.finders import is_there
+from otel_torchprof._process.after_import import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError, warn_once
 
 from . import prebuilt, torch_build

@@ -21,7 +21,7 @@ from otel_torchprof._sources.compiled_code import read_as_torchs_profile
 from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
 from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
 from otel_torchprof._sources.labels import record_function
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.tree import STEP_PREFIX
 from otel_torchprof.errors import TorchProfError, warn_once
 

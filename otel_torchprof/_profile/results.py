@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from otel_torchprof import markup
 from otel_torchprof._columns.joined import without
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
+from otel_torchprof._encode.table import format_time
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.kineto_event import ProfilerResult, displayed_devices, displayed_events
 from otel_torchprof._explain.rank_reading import rank_of_spans
@@ -32,12 +35,10 @@ from otel_torchprof.health import ProfilerStats
 
 from .columns import RecordedColumns
 from .options import of_config
-from .recorded_steps import StepMarks, step_labels
-from .summary_html import summary_html
-from .trace_metadata import TraceMetadata
+from .steps import StepMarks, step_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pandas as pd
     from opentelemetry.sdk.resources import Resource
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._spans.limits import Budget
     from otel_torchprof._tree.span_table import SpanTable
+    from otel_torchprof.health import Health
 
 Path = str | os.PathLike[str]
 
@@ -484,3 +486,101 @@ class ProfileResults(RecordedColumns):
 def us_since(begun: int) -> int:
     """Whole microseconds since a time of ``perf_counter_ns``."""
     return (perf_counter_ns() - begun) // 1000
+
+
+# ---- what a notebook shows of a profile: how much was recorded, and where the time went ----
+
+
+_TOP_ROWS = 10
+
+
+def summary_html(
+    title: str, health: Health, steps: Sequence[RecordedStep] = (), averages: EventList | None = None
+) -> str:
+    """A title with figures, the averages with the most self time, the state of the recording."""
+    figures = [title]
+    if health.stop_ns:
+        figures.append(format_time((health.stop_ns - health.start_ns) / 1000))
+    if steps:
+        durations = sorted(step.end - step.start for step in steps)
+        figures.append(f"{len(steps):,} steps, median {format_time(durations[len(durations) // 2] / 1000)}")
+    if lost := sum(health.dropped.values()):
+        figures.append(f"{lost:,} events dropped")
+    parts = [markup.line(", ".join(figures))]
+    if averages:
+        by = "self_device_time_total" if averages[0].use_device else "self_cpu_time_total"
+        parts.append(markup.details("Most self time", averages.to_html(by, _TOP_ROWS), is_open=True))
+    parts.append(markup.details("Health", health.to_html()))
+    return markup.block(*parts)
+
+
+# ---- what stands at the top level of a profile's Chrome trace besides the events ----
+
+
+class TraceMetadata:
+    """Values by key, given by the user at any time or noted when a recording starts. Later ones replace earlier ones."""
+
+    def __init__(self) -> None:
+        self.preset: dict[str, Any] = {}
+        """What is added when a recording starts."""
+        self.entries: dict[str, Any] = {}
+
+    def add(self, key: str, value: str) -> None:
+        """Adds a text.
+
+        Raises:
+            TypeError: the value is no text.
+        """
+        if not isinstance(value, str):
+            raise TypeError(f"add_metadata: the value of {key!r} is {value!r}; it must be a str")
+        self.entries[key] = value
+
+    def add_json(self, key: str, value: str) -> None:
+        """Adds what a JSON text stands for.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        self.entries[key] = _parsed(key, value)
+
+    def add_preset(self, key: str, value: str) -> None:
+        """As :meth:`add_json`, at the next start of a recording."""
+        self.preset[key] = _parsed(key, value)
+
+    def note(self, trace_id: str, options: Iterable[str]) -> None:
+        """A recording starts, under this id and with these options."""
+        self.entries["trace_id"] = trace_id
+        self.entries.update(dict.fromkeys(options, 1))
+        distributed = distributed_info()
+        if distributed is not None:
+            self.entries["distributedInfo"] = distributed
+        self.entries.update(self.preset)
+
+
+def _parsed(key: str, value: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(value, parse_constant=refuse)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata {key!r} is {value!r}; it must be a JSON text: {error}") from error
+
+
+def distributed_info() -> dict[str, Any] | None:
+    """What torch's traces say of the process groups, for tools that read several ranks; None where there are none."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    backend = dist.get_backend()
+    found = {
+        "backend": backend,
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "pg_count": dist.get_pg_count(),
+        "pg_config": dist.distributed_c10d._get_all_pg_configs(),  # noqa: SLF001 - there is no public place
+    }
+    if backend == "nccl":
+        found["nccl_version"] = ".".join(str(part) for part in sys.modules["torch"].cuda.nccl.version())
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=lambda value: value.tolist()))
+    return plain

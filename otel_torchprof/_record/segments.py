@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_torchprof._columns.batch import WaitingStack
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
 _logger = logging.getLogger("otel_torchprof")
 _S = TypeVar("_S", bound=Source)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .decisions import Rules
 from .span_buffer import Pieces, SpanBuffer
+from .span_policy import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable

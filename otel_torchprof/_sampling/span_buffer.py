@@ -21,10 +21,10 @@ from otel_torchprof._spans.limits import largest_size, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._tree.frames import distinct
 
-from .decisions import SlowOnes
 from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
+from .span_policy import SlowOnes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.span_table import SpanTable
 
-    from .decisions import Rules
+    from .span_policy import Rules
 
 Array = npt.NDArray[Any]
 

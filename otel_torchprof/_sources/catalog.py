@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._native.torch_library import TorchLibrary
 
-    from .recording_options import RecordingOptions
+    from .source import RecordingOptions
 
 
 class Request(NamedTuple):

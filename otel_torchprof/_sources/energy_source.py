@@ -17,9 +17,8 @@ from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import threads
 from otel_torchprof.health import ON
 
-from .nvml import Gpu, Nvml, RefusedError
+from .nvml import Gpu, Nvml, RefusedError, visible
 from .source import Source
-from .visible_devices import visible
 
 if TYPE_CHECKING:
     import numpy.typing as npt

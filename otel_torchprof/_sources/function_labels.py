@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import config
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.after_import import when_imported
-from otel_torchprof._process.finders import is_there
+from otel_torchprof._process.after_import import is_there, when_imported
 from otel_torchprof.errors import warn_once
 
 from .labels import is_labelled, record_function

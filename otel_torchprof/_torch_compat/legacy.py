@@ -26,8 +26,9 @@ from otel_torchprof._events.function_event import (
 from otel_torchprof._export import file
 from otel_torchprof.errors import ExportError, TorchProfError
 
-from .legacy_config import ProfilerConfig, ProfilerState
 from .legacy_state import (
+    ProfilerConfig,
+    ProfilerState,
     TLSLegacyProfilerGuard,
     disable_profiler_legacy,
     enable_profiler_legacy,

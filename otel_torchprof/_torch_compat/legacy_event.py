@@ -10,7 +10,7 @@ from otel_torchprof.errors import TorchProfError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .legacy_devices import OnDevice
+    from .legacy_state import OnDevice
 
 SERIAL_VERSION = 1
 """First value of :meth:`LegacyEvent.to_ivalue`; incremented when a later value changes its place or meaning."""

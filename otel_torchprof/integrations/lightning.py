@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process.finders import is_there
+from otel_torchprof._process.after_import import is_there
 
 from .actions import Actions
 

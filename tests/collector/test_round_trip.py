@@ -23,7 +23,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._export.otlp import OTLPExporter  # noqa: E402
-from otel_torchprof._export.retry import Backoff  # noqa: E402
+from otel_torchprof._export.response import Backoff  # noqa: E402
 
 RESOURCE = Resource({"service.name": "trainer", "service.instance.id": "7"}, "https://example.org/resource")
 REQUEST = SpanContext(

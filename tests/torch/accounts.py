@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
 import otel_torchprof as otp
 from otel_torchprof._export import queue as queue_module
-from otel_torchprof._export.retry import Backoff
+from otel_torchprof._export.response import Backoff
 from otel_torchprof._native.recorder import CHUNK_BYTES
 
 if TYPE_CHECKING:

@@ -297,7 +297,7 @@ def test_interrupts_in_stop_lose_nothing():
             INTERRUPTED
             + """
 from otel_torchprof._record.segments import Segment
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 at, lost = 0, []
 while True:
     at += 1

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._export import queue as queue_module  # noqa: E402
-from otel_torchprof._export.retry import Backoff  # noqa: E402
+from otel_torchprof._export.response import Backoff  # noqa: E402
 
 PROTOCOLS = {"http/protobuf": HttpReceiver, "grpc": GrpcReceiver}
 EVERY_TIME = 1_000

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from otel_torchprof._events.events import EventList  # noqa: E402
 from otel_torchprof._record.segments import Segment  # noqa: E402
-from otel_torchprof._sources.recording_options import RecordingOptions  # noqa: E402
+from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof._tree.flops import flops_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of each operator that it cannot count

@@ -18,7 +18,7 @@ import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._encode import chrome  # noqa: E402
 from otel_torchprof._events.events import EventList  # noqa: E402
 from otel_torchprof._record.segments import Segment  # noqa: E402
-from otel_torchprof._sources.recording_options import RecordingOptions  # noqa: E402
+from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof._tree.inputs import InputKind, overload_codes, script_stack, text_ids  # noqa: E402  # noqa: E402
 from otel_torchprof._tree.tree import torch_view  # noqa: E402
 

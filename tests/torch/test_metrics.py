@@ -166,7 +166,7 @@ def test_the_cost_of_an_event_is_measured(step):
 
 def test_windows_without_steps(monkeypatch):
     """Inference has no steps: operators are recorded in windows of time, and how long these were is told."""
-    monkeypatch.setattr("otel_torchprof._sources.step_counter._optimizer_classes", lambda: iter(()))
+    monkeypatch.setattr("otel_torchprof._sources.step_marks._optimizer_classes", lambda: iter(()))
     monkeypatch.setattr(metrics_instrumentation, "_WINDOW_SECONDS", 0.005)
     x = torch.ones(3)
     with instrumented(overhead=0.1) as reader:

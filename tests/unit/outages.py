@@ -7,7 +7,7 @@ import threading
 from fault_server import LONG
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from otel_torchprof._export.delivery import Delivery
+from otel_torchprof._export.ledger import Delivery
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.response import Outcome, Response
 

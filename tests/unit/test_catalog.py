@@ -8,8 +8,7 @@ import otel_torchprof as otp
 from otel_torchprof import config, parsers
 from otel_torchprof._sources import catalog
 from otel_torchprof._sources.catalog import SOURCES, Entry, Request, requested
-from otel_torchprof._sources.recording_options import RecordingOptions
-from otel_torchprof._sources.source import Source
+from otel_torchprof._sources.source import RecordingOptions, Source
 from otel_torchprof.health import ON
 
 

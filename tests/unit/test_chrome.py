@@ -17,8 +17,8 @@ from trace_validator import parse, validate
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
-from otel_torchprof._native import chrome_encoders
-from otel_torchprof._native.chrome_encoders import PIECE_SIZE
+from otel_torchprof._native import encoders
+from otel_torchprof._native.encoders import PIECE_SIZE
 from otel_torchprof._spans.step_spans import RecordedStep
 
 THREADS = (Thread(100, 1, 1, "main"), Thread(200, 2, 2, ""), Thread(100, 3, 3, "the same id again"))
@@ -385,7 +385,7 @@ def test_pieces_are_small_and_whatever_their_size_the_text_is_the_same(monkeypat
     assert all(PIECE_SIZE <= len(piece) < PIECE_SIZE + 1000 for piece in pieces[1:-2])
     text = b"".join(pieces)
     assert len(events_of(validate(text), "sf")) == rows
-    monkeypatch.setattr(chrome_encoders, "PIECE_SIZE", 1000)
+    monkeypatch.setattr(encoders, "PIECE_SIZE", 1000)
     assert b"".join(encode(batch, pid=1)) == text
 
 

@@ -36,7 +36,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.chrome_spans import ChromeSpans, json_value
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._native import chrome_encoders
+from otel_torchprof._native import encoders
 from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 WEEK_NS = 7 * 24 * 3600 * 10**9
@@ -248,7 +248,7 @@ def test_pieces_are_small_and_make_the_whole(monkeypatch):
     spans = spans_of(span_rows(["n" * 50] * count, links=links))
     whole, objects = events_of(spans), events_of(list(spans))
     assert len([e for e in whole if e["ph"] == "s"]) == count - 1
-    monkeypatch.setattr(chrome_encoders, "PIECE_SIZE", 2000)
+    monkeypatch.setattr(encoders, "PIECE_SIZE", 2000)
     for way, expected in ((spans, whole), (list(spans), objects)):
         pieces = list(ChromeSpans(PID).encode(way, begin=True))
         assert all(len(piece) < 3000 for piece in pieces[1:])

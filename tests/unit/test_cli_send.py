@@ -18,8 +18,8 @@ from otel_torchprof import OTLPFileExporter, TorchProfError
 from otel_torchprof._cli.main import main
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export.otlp_file import requests_of
 from otel_torchprof._export.otlp_reading import pieces
-from otel_torchprof._export.requests_of_files import requests_of
 
 RECEIVERS = {"grpc": GrpcReceiver, "http/protobuf": HttpReceiver}
 FORMS = ["a.otlp", "a.binpb.gz", "a.json", "a.jsonl.gz"]

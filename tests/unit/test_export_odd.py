@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_torchprof._export.delivery import Delivery
+from otel_torchprof._export.ledger import Delivery
 from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof.health import QueueStats
 

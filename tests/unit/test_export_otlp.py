@@ -32,7 +32,7 @@ from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.otlp import ExportStats, OTLPExporter
-from otel_torchprof._export.retry import Backoff
+from otel_torchprof._export.response import Backoff
 
 SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
 RESOURCE = Resource({"service.name": "trainer"})

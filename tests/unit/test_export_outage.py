@@ -16,11 +16,10 @@ from span_tables import span_rows
 
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import queue as queue_module
-from otel_torchprof._export.delivery import Delivery
+from otel_torchprof._export.ledger import Delivery
 from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
-from otel_torchprof._export.response import Outcome, Response
-from otel_torchprof._export.retry import Backoff
+from otel_torchprof._export.response import Backoff, Outcome, Response
 from otel_torchprof._process import threads
 
 SHORT = 0.3

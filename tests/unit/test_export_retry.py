@@ -8,8 +8,7 @@ from email.utils import formatdate
 import pytest
 
 from otel_torchprof._export.http import retry_after
-from otel_torchprof._export.response import Outcome, Response, accepted, one_line, root_cause
-from otel_torchprof._export.retry import Backoff, deliver
+from otel_torchprof._export.response import Backoff, Outcome, Response, accepted, deliver, one_line, root_cause
 from otel_torchprof._process.deadline import Deadline
 
 ACCEPTED = Response(Outcome.ACCEPTED)

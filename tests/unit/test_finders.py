@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof._process.finders import is_there, spec_of
+from otel_torchprof._process.after_import import is_there, spec_of
 
 LONG = 60
 

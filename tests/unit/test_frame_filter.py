@@ -14,7 +14,7 @@ from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.frames import ShortFrames
 from otel_torchprof.errors import forget_warnings
 

@@ -219,7 +219,7 @@ _TOO_DEEP = """
     import contextlib, threading
     from otel_torchprof import FrameFilter
     from otel_torchprof._record.segments import Segment
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
     made = []
     for number in range(3000):

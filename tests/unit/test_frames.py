@@ -13,7 +13,7 @@ from frame_trees import by_profile_function, flags_of, masked, recorded, recordi
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.labels import record_function
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 
 
 def _leaf():

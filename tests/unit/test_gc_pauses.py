@@ -19,7 +19,7 @@ from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._record.segments import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.frames import collection_generation
 
 OLDEST = "gc.collect: generation 2"
@@ -365,7 +365,7 @@ import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._record.segments import Segment
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 
 def recorded():
     record = Segment(RecordingOptions(operators=False, frames=True))
@@ -399,7 +399,7 @@ assert recorded() == 1
 EXITS = """
 import gc, threading
 from otel_torchprof._record.segments import Segment
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 
 class Late:
     def __init__(self):

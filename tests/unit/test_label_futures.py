@@ -13,7 +13,7 @@ from recorded_tables import recorded_table
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._record.segments import Segment
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
 
 ONCE = "_call_end_callbacks_on_future can only be called once."

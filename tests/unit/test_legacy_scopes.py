@@ -13,7 +13,7 @@ import otel_torchprof as otp
 from otel_torchprof import legacy
 from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._record.segments import Segment
-from otel_torchprof._sources.recording_options import RecordingOptions
+from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, ProfilerConfig, ProfilerDisableOptions

@@ -21,7 +21,7 @@ from otel_torchprof._metrics.operator_metrics import has_sdk, metrics_of
 from otel_torchprof._native.recorder import Session, recorder_stats
 from otel_torchprof._process import process_changes
 from otel_torchprof._record import recording
-from otel_torchprof._sources.step_counter import StepTracker
+from otel_torchprof._sources.step_marks import StepTracker
 
 LONG = 30
 

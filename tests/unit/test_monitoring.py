@@ -219,7 +219,7 @@ def test_forked_child_has_no_tool():
 _REFUSES = """
     import logging, sys
     from otel_torchprof._record.segments import Segment
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False
@@ -250,7 +250,7 @@ def test_audit_hook_that_forbids_callbacks():
 _ENDS = """
     import sys, threading
     from otel_torchprof._record.segments import Segment
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
     class AtTheEnd:
         def __del__(self):
@@ -287,7 +287,7 @@ _IN_ANOTHER = """
     except ImportError:
         import _xxsubinterpreters as interpreters
     from otel_torchprof._record.segments import Segment
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
     other = interpreters.create()
     record = Segment(RecordingOptions(operators=False, frames=True))

@@ -371,7 +371,7 @@ _GREENLETS = """
     from collections import Counter
     import greenlet
     from otel_torchprof._record.segments import Segment
-    from otel_torchprof._sources.recording_options import RecordingOptions
+    from otel_torchprof._sources.source import RecordingOptions
 
     def outer(number):
         for _ in range(3):

@@ -13,8 +13,7 @@ import pynvml
 import pytest
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, VERSION_MISMATCH
 
-from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError
-from otel_torchprof._sources.visible_devices import visible
+from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError, visible
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library

@@ -10,8 +10,8 @@ from live_batches import Event, Service, in_request, label, readable
 
 from otel_torchprof._columns.batch import Thread
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
+from otel_torchprof._sampling.span_policy import Rules
 from otel_torchprof._spans.limits import Budget
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT

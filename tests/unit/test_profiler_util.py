@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof import profiler_util
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._events import event_names
+from otel_torchprof._events import function_event
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's module")
 
@@ -115,7 +115,7 @@ def test_names_are_rewritten_as_torchs(name):
     assert profiler_util._rewrite_name(name) == theirs._rewrite_name(name)
     assert profiler_util._rewrite_name(name, with_wildcard=True) == theirs._rewrite_name(name, with_wildcard=True)
     assert profiler_util.StringTable()[name] == theirs.StringTable()[name]
-    assert event_names._demangled_by_the_system(name) == profiler_util.demangle(name)
+    assert function_event._demangled_by_the_system(name) == profiler_util.demangle(name)
 
 
 def test_names_without_torch(monkeypatch):
@@ -123,7 +123,7 @@ def test_names_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert profiler_util.demangle("_ZN2at18hasGlobalCallbacksEv") == "at::hasGlobalCallbacks()"
     assert profiler_util.demangle("a\0b") == "a\0b"
-    monkeypatch.setattr(event_names, "_cxx_functions", lambda: None)
+    monkeypatch.setattr(function_event, "_cxx_functions", lambda: None)
     assert profiler_util.demangle("_Z3foov") == "_Z3foov"
 
 

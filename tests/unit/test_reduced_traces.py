@@ -28,10 +28,10 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.queue import Deadline, ExportQueue
 from otel_torchprof._sampling import span_buffer
 from otel_torchprof._sampling.aggregating import aggregated
-from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.policy import Reduction, collapsed, split, with_links
 from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
+from otel_torchprof._sampling.span_policy import Rules
 from otel_torchprof._spans.limits import Budget, limited
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.step_spans import StepSpan, Trace

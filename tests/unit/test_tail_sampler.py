@@ -7,8 +7,8 @@ import random
 import pytest
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._sampling.decisions import Rules
 from otel_torchprof._sampling.span_buffer import TailSampler
+from otel_torchprof._sampling.span_policy import Rules
 from otel_torchprof._spans.limits import Budget
 from otel_torchprof._spans.step_spans import StepSpan, Trace
 

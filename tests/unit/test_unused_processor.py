@@ -8,7 +8,7 @@ import types
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof._instrument.unused_processor import unused
+from otel_torchprof._instrument.processor import unused
 from otel_torchprof.errors import forget_warnings
 
 

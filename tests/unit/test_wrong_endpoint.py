@@ -10,10 +10,9 @@ from fault_server import LONG
 from slow_receiver import READY, SlowReceiver
 
 from otel_torchprof._export.grpc import GrpcTransport
-from otel_torchprof._export.http import HttpTransport
+from otel_torchprof._export.http import HttpTransport, is_http, not_allowed, refused, speaks_http
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings
-from otel_torchprof._export.wrong_endpoint import is_http, not_allowed, refused, speaks_http
 
 
 def settings(endpoint: str, protocol: str = "http/protobuf") -> Settings:

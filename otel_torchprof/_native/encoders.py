@@ -1,4 +1,4 @@
-"""The lines of a Chrome trace, written natively (``encode_chrome.h``, ``device_slices.h``). Thread-safe; without the GIL.
+"""The native encoders: events and spans as Chrome JSON (``encode_chrome.h``, ``device_slices.h``), spans as OTLP. Thread-safe; without the GIL.
 
 Columns are contiguous arrays of integers, by the names that they have in the struct of C; the indices in them must be in range.
 Every function raises MemoryError where there is none left.
@@ -10,19 +10,16 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .ffi import ffi, lib
 from .loops import Array, pointer
 from .pieces import new_buffer, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import numpy.typing as npt
+    from collections.abc import Iterable, Iterator, Mapping
 
     from otel_torchprof._columns.batch import Names
-
-    from .span_columns import SpanColumns
 
 PIECE_SIZE = 1 << 20
 """Bytes after which a piece is handed out."""
@@ -138,3 +135,126 @@ def _checked(result: int) -> int:
     if result < 0:
         raise MemoryError("no memory left to encode the Chrome trace; encode fewer events at a time")
     return result
+
+
+# ---- spans as OTLP ----
+
+
+class RequestParts(NamedTuple):
+    """What all spans of a request have in common, serialized (``otp_otlp_common``)."""
+
+    resource: bytes
+    resource_schema_url: bytes
+    scope: bytes
+    scope_schema_url: bytes
+
+
+class LineParts(NamedTuple):
+    """The text of a request around its spans (``otp_otlp_json_frame``)."""
+
+    head: bytes
+    tail: bytes
+
+
+def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Serializes the spans of some rows, without gaps and rising: messages of ``max_bytes``, each with its number of spans.
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    frame, _alive = _frame("otp_otlp_common *", parts)
+    yield from pieces(
+        lambda row, buffer: lib.otp_encode_otlp(spans.native, frame, row, rows.stop, max_bytes, buffer), rows
+    )
+
+
+def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """As :func:`encode_otlp`, lines of JSON."""
+    frame, _alive = _frame("otp_otlp_json_frame *", parts)
+    yield from pieces(
+        lambda row, buffer: lib.otp_encode_otlp_json(spans.native, frame, row, rows.stop, max_bytes, buffer), rows
+    )
+
+
+def _frame(c_type: str, parts: RequestParts | LineParts) -> tuple[Any, object]:
+    """A struct of ``otp_bytes``, and what must live as long."""
+    views = {name: ffi.from_buffer("uint8_t[]", part) for name, part in parts._asdict().items()}
+    return ffi.new(c_type, {name: {"data": part, "size": len(part)} for name, part in views.items()}), views
+
+
+# ---- spans as the native encoders take them (``otp_spans`` in ``encode.h``) ----
+
+
+_POINTERS = {name: field.type.item for name, field in ffi.typeof("otp_spans").fields if field.type.kind == "pointer"}
+_ARRAYS = {name: ffi.typeof(f"{item.cname}[]") for name, item in _POINTERS.items()}
+_BYTES, _ENDS, _TEXT = (ffi.typeof(kind) for kind in ("uint8_t[]", "uint64_t[]", "char[]"))
+
+
+class SpanAttribute(NamedTuple):
+    """One attribute of all spans (``otp_attribute``)."""
+
+    key: bytes
+    type: int
+    """``otp_attribute_type``, which says what the values are."""
+    values: Array
+    present: Array | None
+    """uint8: which rows have it; None: all."""
+
+
+class SpanColumns:
+    """The columns of spans, as the encoders see them, for as long as this object lives. Nothing is checked here.
+
+    Args:
+        count: of the spans.
+        columns: the arrays of ``otp_spans``, by name, with values as wide as the struct's.
+        attributes: in their order.
+        link_count: of the column ``links``.
+        names: that the columns point into.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        columns: Mapping[str, Array],
+        attributes: Iterable[SpanAttribute],
+        link_count: int,
+        names: Names,
+    ) -> None:
+        self._alive: list[Any] = []
+        views = [self._attribute(attribute) for attribute in attributes]
+        self.native: Any = ffi.new(
+            "otp_spans *",
+            {
+                **{name: self._array(_ARRAYS[name], values) for name, values in columns.items()},
+                "count": count,
+                "attributes": self._keep(ffi.new("otp_attribute[]", views)),
+                "attribute_count": len(views),
+                "link_count": link_count,
+                "names": self._names(names),
+            },
+        )
+        """The ``otp_spans *``."""
+
+    def _keep(self, pointer: Any) -> Any:
+        self._alive.append(pointer)
+        return pointer
+
+    def _array(self, kind: Any, values: Array) -> Any:
+        return self._keep(ffi.from_buffer(kind, np.ascontiguousarray(values)))
+
+    def _attribute(self, attribute: SpanAttribute) -> dict[str, Any]:
+        values = self._array(_TEXT, attribute.values)
+        return {
+            "key": self._keep(ffi.from_buffer(_TEXT, attribute.key)),
+            "key_size": len(attribute.key),
+            "type": attribute.type,
+            "values": ffi.cast("void *", values),
+            "present": ffi.NULL if attribute.present is None else self._array(_BYTES, attribute.present),
+        }
+
+    def _names(self, names: Names) -> dict[str, Any]:
+        data, ends, added = self._array(_BYTES, names.data), self._array(_ENDS, names.ends), names.added
+        views = {"data": data, "ends": ends, "count": len(names.ends)}
+        if added is not None:
+            views |= {"more_data": self._array(_BYTES, added.data), "more_ends": self._array(_ENDS, added.ends)}
+        return views
