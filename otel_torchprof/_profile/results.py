@@ -33,7 +33,6 @@ from otel_torchprof._tree.devices import remaining_times
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ProfilerStats
 
-from .columns import RecordedColumns
 from .options import of_config
 from .steps import StepMarks, step_labels
 
@@ -45,7 +44,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._columns.batch import Array, Batch
+    from otel_torchprof._columns.batch import Array, Batch, Names, Thread
+    from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
     from otel_torchprof._events.function_event import FunctionEvent
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
     from otel_torchprof._events.kineto_event import ProfilerActivity
@@ -57,6 +57,71 @@ if TYPE_CHECKING:
     from otel_torchprof.health import Health
 
 Path = str | os.PathLike[str]
+
+
+class RecordedColumns:
+    """Base of :class:`profile` with the raw columns. Thread-safe once the recording has stopped."""
+
+    def _batch(self) -> Batch:
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        """Every recorded event as numpy arrays by name, without an object per event.
+
+        ``id``, ``start`` and ``end`` (Unix ns), ``name`` (index into :attr:`names`), ``parent`` (row or -1), ``thread``
+        (index into :attr:`threads`), ``sequence_nr``, ``scope`` and others: see ``docs/columns.md``. The arrays are
+        read-only and stay valid while they are referenced.
+        """
+        return self._batch().columns
+
+    @property
+    def names(self) -> Names:
+        """Names by the index in :attr:`columns`."""
+        return self._batch().names
+
+    @property
+    def threads(self) -> Sequence[Thread]:
+        """Threads by the index in :attr:`columns`."""
+        return self._batch().threads
+
+    @property
+    def memory(self) -> Mapping[str, Array] | None:
+        """Allocations and releases as numpy arrays by name: see ``docs/columns.md``.
+
+        None without ``profile_memory``.
+        """
+        return self._batch().memory
+
+    @property
+    def devices(self) -> Mapping[str, Array] | None:
+        """Device times of events as numpy arrays by name: see ``docs/columns.md``. None if no device was timed."""
+        return self._batch().devices
+
+    @property
+    def energy(self) -> Mapping[str, Array] | None:
+        """Readings of GPU energy counters as numpy arrays by name: see ``docs/columns.md``. None if there are none."""
+        return self._batch().energy
+
+    @property
+    def collectives(self) -> Mapping[str, Array] | None:
+        """Groups, numbers and sizes of collectives as numpy arrays by name: see ``docs/columns.md``.
+
+        None without operators.
+        """
+        return self._batch().collectives
+
+    @property
+    def modules(self) -> tuple[ModuleInfo, ...]:
+        """Called modules, by first call: names, classes, parameters. Empty without ``with_stack``."""
+        info = self._batch().frame_info
+        return () if info is None else info.all_modules()
+
+    @property
+    def optimizers(self) -> tuple[OptimizerInfo, ...]:
+        """Optimizers that made steps, by first step: parameter groups and state. Empty without ``with_stack``."""
+        info = self._batch().frame_info
+        return () if info is None else info.all_optimizers()
 
 
 class ProfileResults(RecordedColumns):

@@ -7,9 +7,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from otel_torchprof._native import pieces as module
+from otel_torchprof._native import encoders as module
+from otel_torchprof._native.encoders import pieces
 from otel_torchprof._native.loops import pointer
-from otel_torchprof._native.pieces import pieces
 
 
 @pytest.fixture(autouse=True)
