@@ -2,21 +2,24 @@
 
 from ._events.events import EventList
 from ._torch_compat.legacy import RecordProfile, profile, write_profiler_events_to_stream
-from ._torch_compat.legacy_event import EventKind, LegacyEvent
-from ._torch_compat.legacy_state import (
+from ._torch_compat.legacy_event import (
     VIEW_LIKE_OPERATORS,
     DeviceEvent,
     DeviceEvents,
+    EventKind,
+    LegacyEvent,
     OnDevice,
+    ResolvedEvents,
+    may_have_device_event,
+)
+from ._torch_compat.legacy_state import (
     ProfilerConfig,
     ProfilerDisableOptions,
     ProfilerState,
-    ResolvedEvents,
     TLSLegacyProfilerGuard,
     add_event_list,
     disable_profiler_legacy,
     enable_profiler_legacy,
-    may_have_device_event,
     wrap_propagate_state,
 )
 

@@ -26,7 +26,7 @@ from otel_torchprof._native.encoders import PIECE_SIZE
 from otel_torchprof._process.printable import printable
 from otel_torchprof._process.torch_differences import differences
 
-from .event_info import of_columns, of_objects
+from .event_frames import of_columns, of_objects
 from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
 from .recorded_events import EventSource
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator
 
+    import numpy.typing as npt
     import pandas as pd
     import typing_extensions
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.table import Info
     from otel_torchprof._tree.averages import Average
+
+    Array = npt.NDArray[Any]
 
 __all__ = [
     "DeviceType",
