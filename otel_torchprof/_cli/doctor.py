@@ -18,9 +18,9 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
+from otel_torchprof._export.file_exporter import own_path
 from otel_torchprof._export.formats import FILE_EXPORTERS
 from otel_torchprof._export.from_environment import OTEL_TRACES_EXPORTER
-from otel_torchprof._export.own_path import own_path
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import bad_values, suppressed
 from otel_torchprof._export.sending import Sender

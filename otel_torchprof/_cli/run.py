@@ -20,8 +20,8 @@ from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._distributed.ranks import identity_in
 from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._export.file_exporter import own_path
 from otel_torchprof._export.formats import endings_help
-from otel_torchprof._export.own_path import own_path
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.printable import printable_lines
 from otel_torchprof.errors import TorchProfError

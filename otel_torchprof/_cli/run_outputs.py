@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from otel_torchprof import config
 from otel_torchprof._blackbox.box_file import SUFFIX
 from otel_torchprof._distributed.ranks import place_in, restart_in, role_in
+from otel_torchprof._export.file_exporter import PID, RANK, FileSpanExporter
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
-from otel_torchprof._export.own_path import PID, RANK
 from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._sampling.span_policy import SpanPolicy, policy_without_code, schedule_of
 from otel_torchprof.errors import TorchProfError
@@ -103,8 +103,9 @@ def policy_of(options: argparse.Namespace, exporters: list[SpanExporter]) -> Spa
     sends = any(isinstance(exporter, OTLPExporter) for exporter in exporters)
     policy = policy_without_code() if sends and not given else replace(SpanPolicy.from_environment(), **given)
     if options.keep and policy.keep != "all" and all(map(takes_whole_traces, exporters)):
+        names = ", ".join(each.path for each in exporters if isinstance(each, FileSpanExporter))
         raise ValueError(
-            f"keep is {options.keep!r}, and nothing heeds it: a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"
+            f"keep is {options.keep!r}, and nothing heeds it: {names} gets every step; add -o FILE.otlp or --endpoint URL"
         )
     return policy
 

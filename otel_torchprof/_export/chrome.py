@@ -2,105 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import weakref
-from pathlib import Path
+import math
 from typing import TYPE_CHECKING
 
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
 from otel_torchprof import config
-from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof.errors import ExportError
+from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
+from otel_torchprof._encode.spans import SpanList, SpanParts, step_ends
 
-from .file import check_writable, naming
-from .own_path import PID, own_path
-from .rotation import RotatedTrace, Rotation, before_suffix, part_path
+from .file_exporter import FileSpanExporter, Rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-_log = LimitedLog()
-process_changes.watch(_log)
+    from .file_exporter import FileSeries
 
 
-class _Trace:
-    """The trace of one path in this process, shared by the exporters that write to it."""
-
-    def __init__(self, path: str, rotation: Rotation) -> None:
-        self.lock = threads.Lock()
-        self.users = 0
-        self.files = RotatedTrace(path, rotation, _log)
-
-    def append(self, spans: Sequence[ReadableSpan]) -> None:
-        if len(spans) == 0:
-            return
-        with self.lock:
-            self.files.append(spans)
-
-
-class _Traces:
-    """The traces of this process, by real path."""
-
-    def __init__(self) -> None:
-        self._begin()
-        self._exporters: weakref.WeakSet[ChromeTraceExporter] = weakref.WeakSet()
-        process_changes.watch(self)
-
-    def _begin(self) -> None:
-        self._lock = threads.Lock()
-        self._traces: dict[str, _Trace] = {}
-
-    def join(self, exporter: ChromeTraceExporter, path: str, rotation: Rotation) -> _Trace:
-        """Registers the exporter for a path and returns the trace of that path.
-
-        The first exporter of a path sets its rotation.
-        """
-        real = (
-            os.path.realpath(path) if Path(path).is_absolute() else path
-        )  # relative: where there is no working directory
-        with self._lock:
-            trace = self._traces.get(real)
-            if trace is None:
-                trace = self._traces[real] = _Trace(path, rotation)
-            elif trace.files.rotation != rotation:
-                _log.warning("Chrome trace %r: another exporter has begun it with %s", path, trace.files.rotation)
-            trace.users += 1
-            self._exporters.add(exporter)
-        return trace
-
-    def leave(self, exporter: ChromeTraceExporter, trace: _Trace) -> None:
-        """Removes an exporter and closes the file with the last one. A second call has no effect. Raises OSError."""
-        with self._lock:
-            if exporter not in self._exporters:
-                return
-            self._exporters.discard(exporter)
-            trace.users -= 1
-            if trace.users:
-                return
-            self._traces = {path: other for path, other in self._traces.items() if other is not trace}
-        with trace.lock:
-            trace.files.close()
-
-    def after_fork_in_child(self) -> None:
-        """Moves the child's exporters to files of their own, which their next export creates.
-
-        The open files are the parent's.
-        """
-        for trace in self._traces.values():
-            trace.files.abandon()
-        self._begin()
-        for exporter in list(self._exporters):
-            exporter._join_as_child()  # noqa: SLF001 - one file, one secret
-
-
-_TRACES = _Traces()
-
-
-class ChromeTraceExporter(SpanExporter):
+class ChromeTraceExporter(FileSpanExporter):
     """Writes spans to Chrome JSON files for https://ui.perfetto.dev or chrome://tracing.
 
     Works with any span processor (``BatchSpanProcessor(ChromeTraceExporter("trace.json"))``), with
@@ -151,8 +71,6 @@ class ChromeTraceExporter(SpanExporter):
         ['trace.json']
     """
 
-    takes_span_lists = True
-    """Span processors may pass a ``SpanList`` of torch's spans as it is."""
     takes_whole_traces = True
     """A file has no trace size limit: it gets every recorded span, before a policy drops any."""
 
@@ -164,84 +82,87 @@ class ChromeTraceExporter(SpanExporter):
         steps_per_file: int | None = None,
         max_files: int | None = None,
     ) -> None:
-        self._rotation = Rotation.of(max_bytes, steps_per_file, max_files)
-        given = config.CHROME_TRACE.read() if path is None else os.fspath(path)
-        if not isinstance(given, str):
-            raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
-        self._template = given
-        self._down = False
+        rotation = Rotation(
+            config.CHROME_MAX_BYTES.given(max_bytes),
+            config.CHROME_STEPS_PER_FILE.given(steps_per_file),
+            config.CHROME_MAX_FILES.given(max_files),
+        )
+        super().__init__(path, config.CHROME_TRACE, rotation)
+
+    def _writer(self, path: str) -> _ChromeWriter:
+        return _ChromeWriter(self._series(path, CLOSING))
+
+
+class _ChromeWriter:
+    """Whole documents that follow one another. For one thread at a time."""
+
+    def __init__(self, series: FileSeries) -> None:
+        self.series = series
+        self._encoder = ChromeSpans()
+        self._steps = 0
+
+    def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
+        """Writes the spans, and begins other files where they are due; no tree is torn."""
+        count, most = len(spans), self.series.rotation.steps_per_file
+        if most is None:
+            self._append_fitting(spans)
+        else:
+            self._append_steps(spans, most)
+        yield count
+
+    def _append_steps(self, spans: Sequence[ReadableSpan], most: int) -> None:
+        ends = step_ends(spans)
+        while isinstance(spans, SpanList) and self._steps + len(ends) >= most:
+            cut = int(ends[most - self._steps - 1])
+            parts = SpanParts(spans)
+            if len(before := parts.between(-math.inf, cut)):
+                self._append_fitting(before)
+            self._begin_next()
+            spans = parts.between(cut, math.inf)
+            ends = step_ends(spans)
+        if len(spans):
+            self._append_fitting(spans)
+        self._steps += len(ends)
+
+    def _append_fitting(self, spans: Sequence[ReadableSpan]) -> None:
+        """All of them into this file, or else as much of them as fits, cut where no tree is torn."""
+        most = self.series.rotation.max_bytes
+        if most is None:
+            self._append(spans, None)
+        elif not self._append(spans, most):
+            first, second = _halves(spans)
+            if len(first) and len(second):
+                self._append_fitting(first)
+                self._append_fitting(second)
+                return
+            if self.series.size:
+                self._begin_next()
+            self._append(spans, None)
+
+    def _append(self, spans: Sequence[ReadableSpan], most: int | None) -> bool:
+        """Whether they fitted."""
+        encoder = self._encoder if most is None else self._encoder.copied()
         try:
-            with naming(given):
-                self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
-            own = own_path(self._template)
-            check_writable(part_path(own, 0) if self._rotation.rotates else own)
-        except ExportError as error:
-            if path is not None:
-                raise
-            _log.warning("%s; until then spans are lost (%s names another file)", error, config.CHROME_TRACE)
-        self._trace = _TRACES.join(self, own_path(self._template), self._rotation)
+            fits = self.series.append(encoder.encode(spans, begin=not self.series.size), most)
+        except BaseException:
+            self._encoder.report_again()
+            raise
+        if fits:
+            self._encoder = encoder
+        return fits
 
-    @property
-    def path(self) -> str:
-        """Absolute path of the file that this process is writing."""
-        return self._trace.files.file.path
+    def _begin_next(self) -> None:
+        self.series.begin_next()
+        self._steps = 0
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths of the files of the trace that exist, oldest first; empty before the first export."""
-        return self._trace.files.files
 
-    @property
-    def bytes_written(self) -> int:
-        """Bytes written to disk so far, including files that were deleted since."""
-        return self._trace.files.bytes_written
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Appends spans to the file.
-
-        Never raises: returns FAILURE, with a warning once a minute, if they cannot be written.
-        """
-        if self._down:
-            _log.warning("ChromeTraceExporter is shut down: %d spans are not written to %r", len(spans), self.path)
-            return SpanExportResult.FAILURE
-        try:
-            with naming(self.path):
-                self._trace.append(spans)
-        except Exception as error:  # noqa: BLE001 - an exporter must not harm the application
-            _log.warning("Chrome trace: %d spans are not written: %s", len(spans), error)
-            return SpanExportResult.FAILURE
-        return SpanExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Waits for a running export on another thread; exports leave nothing buffered here.
-
-        Args:
-            timeout_millis: longest wait in milliseconds.
-
-        Returns:
-            False after the timeout, else True.
-        """
-        if not self._trace.lock.acquire(timeout=max(timeout_millis, 0) / 1000):
-            return False
-        self._trace.lock.release()
-        return True
-
-    def shutdown(self) -> None:
-        """Closes the file unless another exporter uses it.
-
-        Later exports return FAILURE; a second call has no effect.
-        """
-        self._down = True
-        try:
-            _TRACES.leave(self, self._trace)
-        except OSError as error:
-            _log.warning("Chrome trace %r could not be ended: %s", self.path, error)
-
-    def shared(self) -> ChromeTraceExporter:
-        """Returns another exporter for the same file; the last of them to shut down closes it."""
-        return ChromeTraceExporter(self._template, **self._rotation._asdict())
-
-    def _join_as_child(self) -> None:
-        path = own_path(self._template)
-        own = path if PID in self._template else before_suffix(path, str(os.getpid()))
-        self._trace = _TRACES.join(self, own, self._rotation)
+def _halves(spans: Sequence[ReadableSpan]) -> tuple[Sequence[ReadableSpan], Sequence[ReadableSpan]]:
+    """About half of the steps or trees, and the others; one of the two is empty where there is no more than one."""
+    if not isinstance(spans, SpanList):
+        return spans[: len(spans) // 2], spans[len(spans) // 2 :]
+    parts = SpanParts(spans)
+    cuts = parts.cuts()
+    if not len(cuts):
+        return spans, ()
+    middle = int(cuts[len(cuts) // 2])
+    return parts.between(-math.inf, middle), parts.between(middle, math.inf)

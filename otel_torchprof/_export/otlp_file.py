@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_torchprof import config, parsers
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, RECEIVERS_MAX_BYTES, message_size
 from otel_torchprof._encode.otlp_json import is_json
-from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof.errors import ExportError, checked
+from otel_torchprof.errors import checked
 
-from .file import check_writable, naming
-from .ledger import Delivery
+from .file_exporter import FileSpanExporter, Rotation
 from .messages import import_encoders, messages
 from .otlp_wire import common_size, parts
-from .own_path import PID, own_path
-from .rotation import before_suffix, own_series, part_path
-from .stream import StreamedFile
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from .file_exporter import FileSeries
     from .otlp_reading import Piece
 
 
-class OTLPFileExporter(SpanExporter):
+class OTLPFileExporter(FileSpanExporter):
     """Writes spans to files in an OTLP format, for ``otel-torchprof send FILE``, an OTLP receiver or a Collector.
 
     A name that ends in ``.json`` or ``.jsonl`` selects OTLP/JSON: one ``ExportTraceServiceRequest`` per line, the
@@ -42,9 +33,10 @@ class OTLPFileExporter(SpanExporter):
 
     Works with :class:`TorchSpanProcessor`, with any other span processor and as ``OTEL_TRACES_EXPORTER=otlp_file``. The
     first export creates the file and replaces an older file of that name. The file is complete after each export; if
-    the process is killed during one, a partial message remains at the end, and everything before it can be read. A
-    forked child writes to its own file, and so does a process whose file another process already writes: the process id
-    is inserted before the suffix.
+    the process is killed during one, a partial message remains at the end, and everything before it can be read.
+    Exporters of one process with the same path share the file; the last one to shut down closes it. A forked child
+    writes to its own file, and so does a process whose file another process already writes: the process id is inserted
+    before the suffix.
 
     Thread-safe. Memory does not grow with the number of spans. Costs about 0.1 µs per torch span as protobuf and 0.2 µs
     as JSON, more with ``.gz``, and 25 to 75 µs per span object of the SDK.
@@ -71,9 +63,6 @@ class OTLPFileExporter(SpanExporter):
         ['trace.jsonl']
     """
 
-    takes_span_lists = True
-    """Span processors may pass a ``SpanList`` of torch's spans as it is."""
-
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -81,166 +70,32 @@ class OTLPFileExporter(SpanExporter):
         max_bytes: int | str | None = None,
         max_files: int | None = None,
     ) -> None:
-        given = config.OTLP_FILE.read() if path is None else os.fspath(path)
-        if not isinstance(given, str):
-            raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
-        self._max_bytes = None if max_bytes is None else checked("max_bytes", max_bytes, parsers.byte_size)
-        self._max_files = None if max_files is None else checked("max_files", max_files, parsers.whole_number)
-        if self._max_files is not None and self._max_bytes is None:
+        size = None if max_bytes is None else checked("max_bytes", max_bytes, parsers.byte_size)
+        keep = None if max_files is None else checked("max_files", max_files, parsers.whole_number)
+        if keep is not None and size is None:
             raise ValueError(f"max_files is {max_files!r}; it needs max_bytes, which says when the next file begins")
-        self._log = LimitedLog()
-        self._template = given
-        self._json = is_json(given)
-        import_encoders(json=self._json)
-        self._down = False
-        self._users = 1
-        try:
-            with naming(given):
-                self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
-            check_writable(self._part_path(own_path(self._template), 0))
-        except ExportError as error:
-            if path is not None:
-                raise
-            self._log.warning("%s; spans are lost (%s names another file)", error, config.OTLP_FILE)
-        self._begin(own_path(self._template))
-        process_changes.watch(self)
+        super().__init__(path, config.OTLP_FILE, Rotation(size, max_files=keep))
 
-    @property
-    def path(self) -> str:
-        """Absolute path of the file that this process is writing."""
-        return self._file.path
+    def _writer(self, path: str) -> _MessageWriter:
+        return _MessageWriter(self._series(path), json=is_json(self._template))
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths of the files that were written and not deleted, oldest first."""
-        with self._lock:
-            return (*self._whole, *(() if self._file.is_empty else (self._file.path,)))
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Appends spans to the file.
+class _MessageWriter:
+    """Messages back to back, or one per line. For one thread at a time."""
 
-        Never raises: returns FAILURE, with a warning once a minute, if any cannot be written.
-        """
-        failed = sum(delivery.failed for delivery in self.export_some(spans, 0.0))
-        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
+    def __init__(self, series: FileSeries, *, json: bool) -> None:
+        import_encoders(json=json)
+        self.series = series
+        self._json = json
 
-    def export_some(
-        self,
-        spans: Sequence[ReadableSpan],
-        timeout_millis: float,  # noqa: ARG002 (for a queue)
-        *,
-        again: bool = False,  # noqa: ARG002 (for a queue)
-    ) -> Iterator[Delivery]:
-        """Like :meth:`export`, for a queue: yields the number of written and failed spans.
-
-        Never waits for a receiver.
-        """
-        yield Delivery(sending=len(spans))
-        written, why = 0, "it is shut down"
-        if not self._down:
-            try:
-                with self._lock, naming(self.path):
-                    size = min(DEFAULT_MAX_BYTES, self._max_bytes or DEFAULT_MAX_BYTES)
-                    for message, count in messages(spans, size, json=self._json):
-                        self._append(message)
-                        written += count
-            except Exception as error:  # noqa: BLE001 - an exporter must not harm the application
-                why = str(error)
-        if lost := len(spans) - written:
-            self._log.warning("OTLPFileExporter: %d spans are not written to %r: %s", lost, self.path, why)
-        yield Delivery(written, lost)
-
-    def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Waits for a running export on another thread; exports leave nothing buffered here.
-
-        Args:
-            timeout_millis: longest wait in milliseconds.
-
-        Returns:
-            False after the timeout, else True.
-        """
-        if not self._lock.acquire(timeout=max(timeout_millis, 0) / 1000):
-            return False
-        self._lock.release()
-        return True
-
-    def shutdown(self) -> None:
-        """Closes the file. Later exports return FAILURE; a second call has no effect."""
-        self._users -= 1
-        if self._users > 0:
-            return
-        self._down = True
-        try:
-            with self._lock:
-                self._file.close()
-        except OSError as error:
-            self._log.warning("OTLPFileExporter: %r could not be closed: %s", self.path, error)
-
-    def after_fork_in_child(self) -> None:
-        """Gives a forked child its own file, which its first export creates. Called automatically."""
-        self._log.after_fork_in_child()
-        self._file.abandon()
-        path = own_path(self._template)
-        self._begin(path if PID in self._template else before_suffix(path, str(os.getpid())))
-
-    def shared(self) -> OTLPFileExporter:
-        """Returns this exporter for one more user; the last of them to shut it down closes the file."""
-        self._users += 1
-        return self
-
-    # ---- within ----
-
-    def _begin(self, path: str) -> None:
-        self._lock = threads.Lock()
-        self._path = path
-        self._part = 0
-        self._claimed = False
-        self._whole: deque[str] = deque()
-        self._file = self._new_file()
-
-    def _append(self, message: bytes) -> None:
-        if self._max_bytes and not self._claimed:
-            self._claimed = True
-            self._claim(own_series(self._path))
-        if self._max_bytes and not self._file.is_empty and self._file.size + len(message) > self._max_bytes:
-            self._next_file()
-        requested = self._file.path
-        self._file.append((message,))
-        if self._file.path != requested:
-            self._log.warning("OTLPFileExporter: another process writes to %r, this one to %r", requested, self.path)
-            self._path = before_suffix(self._path, str(os.getpid()))
-        if self._max_files:
-            self._delete_oldest(self._max_files)
-
-    def _claim(self, path: str) -> None:
-        if path != self._path:
-            self._log.warning("OTLPFileExporter: another process writes to %r, this one to %r", self._path, path)
-            self._path = path
-            self._file = self._new_file()
-
-    def _next_file(self) -> None:
-        self._file.close()
-        self._whole.append(self._file.path)
-        self._part += 1
-        self._file = self._new_file()
-
-    def _delete_oldest(self, keep: int) -> None:
-        """Deletes the oldest files, once the file after them has spans."""
-        while len(self._whole) >= keep:
-            oldest = self._whole.popleft()
-            try:
-                Path(oldest).unlink(missing_ok=True)
-            except OSError as error:
-                self._log.warning("OTLPFileExporter: the old file %r could not be deleted: %s", oldest, error)
-
-    def _new_file(self) -> StreamedFile:
-        path = self._part_path(self._path, self._part)
-        return StreamedFile(path, beside=before_suffix(path, str(os.getpid())), closing=b"")
-
-    def _part_path(self, path: str, part: int) -> str:
-        if self._max_bytes is None:
-            return path
-        return part_path(path, part)
+    def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
+        """Writes each message whole; yields the number of its spans."""
+        series, most = self.series, self.series.rotation.max_bytes
+        for message, count in messages(spans, min(DEFAULT_MAX_BYTES, most or DEFAULT_MAX_BYTES), json=self._json):
+            if most and series.size and series.size + len(message) > most:
+                series.begin_next()
+            series.append((message,))
+            yield count
 
 
 # ---- pieces of files as requests of a size that receivers take ----

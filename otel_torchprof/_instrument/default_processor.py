@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import SpanProcessor
 
-from otel_torchprof._export.chrome import ChromeTraceExporter
 from otel_torchprof._export.file import described, destination
+from otel_torchprof._export.file_exporter import FileSpanExporter
 from otel_torchprof._export.from_environment import OTEL_CONFIG_FILE, OTEL_TRACES_EXPORTER, exporters_from_environment
-from otel_torchprof._export.otlp_file import OTLPFileExporter
 from otel_torchprof._export.variables import VARIABLES
 from otel_torchprof.errors import warn_once
 
@@ -147,17 +146,10 @@ def _exporters_for(tracer_provider: Any) -> list[SpanExporter]:
 
     A file that the application's own processor writes is shared with it: each of two exporters would replace the other's.
     """
-    theirs = [
-        each for each in _exporters_of(tracer_provider) if isinstance(each, ChromeTraceExporter | OTLPFileExporter)
-    ]
+    theirs = [each for each in _exporters_of(tracer_provider) if isinstance(each, FileSpanExporter)]
     if theirs and os.environ.get(OTEL_CONFIG_FILE):
         return [each.shared() for each in theirs]
-    by_path = {each.path: each for each in theirs if isinstance(each, OTLPFileExporter)}
-    ours = exporters_from_environment()
-    return [
-        by_path[each.path].shared() if isinstance(each, OTLPFileExporter) and each.path in by_path else each
-        for each in ours
-    ]
+    return exporters_from_environment()
 
 
 def added_processor(tracer_provider: Any) -> TorchSpanProcessor | None:

@@ -23,9 +23,7 @@ from span_tables import span_rows
 from otel_torchprof import ChromeTraceExporter, ExportError, OTLPFileExporter
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._export import chrome
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._process.quiet import LimitedLog
 
 VARIABLE = "OTEL_TORCHPROF_CHROME_TRACE"
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +32,9 @@ SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each test has a working directory of its own, no variable, and a log that has said nothing."""
+    """Each test has a working directory of its own, and no variable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(chrome, "_log", LimitedLog())
 
 
 def names(path: str | Path) -> list[str]:
@@ -284,14 +281,14 @@ import os, signal, sys
 sys.path[:0] = ["tests/helpers", "tests/unit"]
 from chrome_files import span
 from otel_torchprof import ChromeTraceExporter
-from otel_torchprof._export import chrome
+from otel_torchprof._export.file_exporter import FileSpanExporter
 exporter = ChromeTraceExporter(sys.argv[1])
 """
 
 FORK = """
 other = ChromeTraceExporter(sys.argv[1])
 exporter.export([span("parent", 1, 2)])
-with exporter._trace.lock, chrome._TRACES._lock:  # as if another thread were in an export
+with exporter._files.lock, FileSpanExporter._lock:  # as if another thread were in an export
     child = os.fork()
     if child == 0:
         exporter.export([span("child", 1, 2)])

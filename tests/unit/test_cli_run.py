@@ -155,7 +155,7 @@ def test_table_and_files(here, capsys):
         (["run", "--max-bytes", "many", "x.py"], 1, "max_bytes is 'many'; allowed is a whole number"),
         (["run", "--every", "other", "x.py"], 1, "every is 'other'; it must be a whole number above 0"),
         (["run", "--schedule", "wait=5", "x.py"], 1, "schedule is 'wait=5'; it must say how many steps are active"),
-        (["run", "--keep", "slow", "x.py"], 1, "a Chrome file gets every step; add -o FILE.otlp or --endpoint URL"),
+        (["run", "--keep", "slow", "x.py"], 1, ".json.gz gets every step; add -o FILE.otlp or --endpoint URL"),
     ],
 )
 def test_what_cannot_be_run(here, capsys, words, status, said):

@@ -142,7 +142,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_fork(tmp_path):
-    """A child writes a file of its own and leaves the parent's alone; two writers of one name do not mix."""
+    """A child writes a file of its own and leaves the parent's alone; two exporters of one name in a process share the file."""
     program = f"""
 import os
 from test_otlp_file import OTLPFileExporter, span_list
@@ -157,15 +157,16 @@ assert os.waitpid(child, 0)[1] == 0
 exporter.export(span_list("parent again"))
 other = OTLPFileExporter({str(tmp_path / "t.otlp")!r})
 other.export(span_list("other"))
-os.rename(other.path, {str(tmp_path / "other.otlp")!r})
+exporter.shutdown()
+other.export(span_list("other again"))
+other.shutdown()
 """
     environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     arguments = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(arguments, env=environ, check=False, timeout=LONG)
     assert done.returncode == 0
-    assert names_of(tmp_path / "t.otlp") == ["parent", "parent again"]
+    assert names_of(tmp_path / "t.otlp") == ["parent", "parent again", "other", "other again"]
     assert names_of(tmp_path / "child.otlp") == ["child"]
-    assert names_of(tmp_path / "other.otlp") == ["other"]
 
 
 def test_the_variables(tmp_path, monkeypatch, caplog):
@@ -217,14 +218,26 @@ def test_what_is_no_line(line, text):
 
 
 def test_two_that_write_parts_of_one_name(tmp_path):
-    """The second leaves the parts alone that the first is done with: it writes a series of its own, and says so."""
+    """A second process leaves the parts alone that the first is done with: it writes a series of its own, and says so."""
     path = tmp_path / "trace.otlp"
-    first, second = (OTLPFileExporter(path, max_bytes=2000) for _ in range(2))
-    for exporter, name in ((first, "a"), (second, "b"), (first, "c")):
-        for number in range(40):
-            exporter.export(span_list(f"{name}{number}"))
+    first = OTLPFileExporter(path, max_bytes=2000)
+    program = f"""
+import os
+from test_otlp_file import OTLPFileExporter, span_list
+second = OTLPFileExporter({str(path)!r}, max_bytes=2000)
+for number in range(40):
+    second.export(span_list(f"b{{number}}"))
+assert all(f"trace.{{os.getpid()}}.0" in name for name in second.files), second.files
+"""
+    for number in range(40):
+        first.export(span_list(f"a{number}"))
+    environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, check=False, timeout=LONG, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"another process writes to" in done.stderr
+    for number in range(40):
+        first.export(span_list(f"c{number}"))
     assert len(first.files) > 2
-    assert all(f"trace.{os.getpid()}.0" in name for name in second.files)
     found = names_of(*sorted(tmp_path.iterdir()))
     assert sorted(found) == sorted(f"{name}{number}" for name in "abc" for number in range(40))
 

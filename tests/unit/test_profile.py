@@ -161,17 +161,26 @@ def test_what_cannot_be_written(write, path):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_by_name(name, tmp_path):
-    """Every format is written by its name, compressed where the path says so, as the method of that format writes it."""
+    """Every format is written by its name, compressed where the path says so."""
     prof = recorded()
     prof.export_as(tmp_path / "trace", name)
     prof.export_as(tmp_path / "trace.gz", name)
     assert gzip.decompress((tmp_path / "trace.gz").read_bytes()) == (tmp_path / "trace").read_bytes()
-    write, path = {
-        "chrome": (prof.export_chrome_trace, tmp_path / "again.json"),
-        "otlp": (prof.export_otlp, tmp_path / "again.otlp"),
-        "otlp_json": (prof.export_otlp, tmp_path / "again.json"),
-    }[name]
-    write(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "suffix"),
+    [
+        ("chrome", "export_chrome_trace", ".json"),
+        ("otlp", "export_otlp", ".otlp"),
+        ("otlp_json", "export_otlp", ".json"),
+    ],
+)
+def test_a_format_of_its_own_method(name, write, suffix, tmp_path):
+    """What has a method of its own writes the same by its name."""
+    prof = recorded()
+    prof.export_as(tmp_path / "trace", name)
+    getattr(prof, write)(path := tmp_path / f"again{suffix}")
     assert path.read_bytes() == (tmp_path / "trace").read_bytes()
 
 

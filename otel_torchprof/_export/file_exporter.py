@@ -1,0 +1,387 @@
+"""Exporters that write files: where to, in how many that follow one another, shared within a process, each forked child on its own."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import os
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from otel_torchprof._distributed.ranks import place_in
+from otel_torchprof._process import process_changes, threads
+from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof.errors import ExportError, warn_once
+
+from .file import check_writable, naming
+from .ledger import Delivery
+from .stream import StreamedFile, is_held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+    from typing_extensions import Self
+
+    from otel_torchprof import config
+
+PID = "{pid}"
+RANK = "{rank}"
+PART = "{part}"
+
+
+# ---- names of files ----
+
+
+def own_path(template: str) -> str:
+    """The path for this process: ``{pid}`` is its id, ``{rank}`` its rank as the launcher says, 0 where none does."""
+    path = template.replace(PID, str(os.getpid()))
+    if RANK in path:
+        place = place_in(os.environ)
+        path = path.replace(RANK, str(0 if place is None else place.rank))
+    return path
+
+
+def part_path(path: str, part: int) -> str:
+    """The name of a part: its number in place of ``{part}``, else before the suffix; six digits, so that names sort."""
+    return path.replace(PART, f"{part:06}") if PART in path else _before_suffix(path, f"{part:06}")
+
+
+def _before_suffix(path: str, text: str) -> str:
+    """The same name with a text before its suffix: ``trace.json.gz`` becomes ``trace.4711.json.gz``."""
+    plain = path.removesuffix(".gz")
+    stem, suffix = os.path.splitext(plain)  # noqa: PTH122 - Path would lose a trailing slash
+    return f"{stem}.{text}{suffix}{path[len(plain) :]}"
+
+
+def _beside(path: str) -> str:
+    """The same name with the process id in it."""
+    return _before_suffix(path, str(os.getpid()))
+
+
+def _own_series(path: str) -> str:
+    """The path, or one with the process id in it where another process writes parts of that name: those it is done with stay too."""
+    digits = "[0-9]" * 6
+    escaped = glob.escape(path)
+    pattern = escaped.replace(PART, digits) if PART in path else _before_suffix(escaped, digits)
+    return _beside(path) if any(map(is_held, glob.glob(pattern))) else path  # noqa: PTH207 (of a text)
+
+
+# ---- files that follow one another ----
+
+
+class Rotation(NamedTuple):
+    """When the next file begins, and how many are kept; None: never, and all."""
+
+    max_bytes: int | None = None
+    """On the disk."""
+    steps_per_file: int | None = None
+    max_files: int | None = None
+
+    @property
+    def rotates(self) -> bool:
+        """Whether there can be a second file."""
+        return self.max_bytes is not None or self.steps_per_file is not None
+
+
+class FileSeries:
+    """The file that is written now, and those before it. For one thread at a time.
+
+    Args:
+        path: of all of them; see :func:`part_path`. One that does not rotate has it as it is.
+        rotation: when the next begins, as the writer says; how many are kept.
+        closing: what makes each of them a whole document.
+        log: called with each failure.
+        name: of the exporter, for that.
+    """
+
+    def __init__(self, path: str, rotation: Rotation, closing: bytes, log: LimitedLog, name: str) -> None:
+        self.rotation = rotation
+        self._path = path
+        self._closing = closing
+        self._log = log
+        self._name = name
+        self._part = 0
+        self._claimed = False
+        self._written = 0
+        self._whole: deque[str] = deque()
+        self._file = self._new_file()
+
+    @property
+    def path(self) -> str:
+        """Of the one that is written now."""
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        """Of that one, in bytes on the disk."""
+        return self._file.size
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those that are there, the oldest first."""
+        return (*self._whole, *(() if self._file.is_empty else (self._file.path,)))
+
+    @property
+    def bytes_written(self) -> int:
+        """On the disk, those of deleted files too."""
+        return self._written + self._file.size
+
+    def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
+        """As :meth:`StreamedFile.append`; deletes the oldest files once this one is there: something always is."""
+        if self.rotation.rotates and not self._claimed:
+            self._claimed = True
+            if (path := _own_series(self._path)) != self._path:
+                self._say_moved(self._path, path)
+                self._path = path
+                self._file = self._new_file()
+        requested = self._file.path
+        fits = self._file.append(pieces, most)
+        if self._file.path != requested:
+            self._say_moved(requested, self._file.path)
+            self._path = _beside(self._path)
+        if fits:
+            self._delete_oldest()
+        return fits
+
+    def begin_next(self) -> None:
+        """Ends the file; what comes goes to the next one."""
+        self._file.close()
+        self._whole.append(self._file.path)
+        self._written += self._file.size
+        self._part += 1
+        self._file = self._new_file()
+
+    def close(self) -> None:
+        """Ends the file. Raises OSError when the system refuses."""
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Lets go of the file, which is the parent's."""
+        self._file.abandon()
+
+    def _say_moved(self, requested: str, path: str) -> None:
+        self._log.warning("%s: another process writes to %r, this one to %r", self._name, requested, path)
+
+    def _delete_oldest(self) -> None:
+        keep = self.rotation.max_files
+        while keep is not None and len(self._whole) >= keep:
+            oldest = self._whole.popleft()
+            try:
+                Path(oldest).unlink(missing_ok=True)
+            except OSError as error:
+                self._log.warning("%s: the old file %r could not be deleted: %s", self._name, oldest, error)
+
+    def _new_file(self) -> StreamedFile:
+        path = part_path(self._path, self._part) if self.rotation.rotates else self._path
+        return StreamedFile(path, beside=_beside(path), closing=self._closing)
+
+
+# ---- exporters ----
+
+
+class SpanWriter(Protocol):
+    """Writes spans of one format to a series of files. For one thread at a time."""
+
+    @property
+    def series(self) -> FileSeries:
+        """The files."""
+
+    def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
+        """Appends spans, of which there are some; yields how many more are in the files, whenever some are."""
+
+
+class _OpenFiles:
+    """What the exporters of one path share in this process."""
+
+    def __init__(self, exporter: FileSpanExporter, path: str) -> None:
+        self.lock = threads.Lock()
+        self.users = 0
+        self.log = exporter._log = LimitedLog()  # noqa: SLF001 - one file, one secret
+        self.writer = exporter._writer(path)  # noqa: SLF001
+
+
+class FileSpanExporter(SpanExporter):
+    """Base of exporters that write files: a format says how (:meth:`_writer`), all else is here.
+
+    The first export creates the file and replaces an older one of that name. Exporters of one process with the same path share the
+    file; the last one to shut down closes it. A forked child writes to its own file, and so does a process whose file another process
+    already writes: the process id is inserted before the suffix. Thread-safe.
+
+    Args:
+        path: path of the file; ``{pid}`` and ``{rank}`` as in :func:`own_path`.
+        option: the path where none is given. A path from there that cannot be written is logged, so that the application starts.
+        rotation: when the next file begins.
+
+    Raises:
+        ExportError: ``path`` cannot be written.
+        TypeError: ``path`` is not a str or path-like.
+    """
+
+    takes_span_lists = True
+    """Span processors may pass a ``SpanList`` of torch's spans as it is."""
+    takes_whole_traces = False
+    """Whether it gets every recorded span, before a policy drops any: a file has no trace size limit, but where it may be sent to has."""
+
+    _log: LimitedLog
+    """Of the files."""
+    _lock = threads.Lock()
+    _open_files: ClassVar[dict[tuple[object, str], _OpenFiles]] = {}
+    """By format and real path."""
+    _living: ClassVar[weakref.WeakSet[FileSpanExporter]] = weakref.WeakSet()
+
+    def __init__(self, path: str | os.PathLike[str] | None, option: config.Option | None, rotation: Rotation) -> None:
+        given = option.read() if path is None and option is not None else os.fspath(path)  # type: ignore[arg-type]
+        if not isinstance(given, str):
+            raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
+        self._template = given
+        self._rotation = rotation
+        self._down = False
+        try:
+            with naming(given):
+                self._template = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118 - the empty name stays a folder
+            own = own_path(self._template)
+            check_writable(part_path(own, 0) if rotation.rotates else own)
+        except ExportError as error:
+            if path is not None:
+                raise
+            warn_once(f"{error}; until then spans are lost ({option} names another file)")
+        self._join(own_path(self._template))
+
+    def _writer(self, path: str) -> SpanWriter:
+        """What writes a file, or those that follow one another, in the exporter's format."""
+        raise NotImplementedError
+
+    def _series(self, path: str, closing: bytes = b"") -> FileSeries:
+        """For a writer: files of that path, each of which ends with ``closing``."""
+        return FileSeries(path, self._rotation, closing, self._log, type(self).__name__)
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file that this process is writing."""
+        return self._files.writer.series.path
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the files that exist, oldest first; empty before the first export."""
+        return self._files.writer.series.files
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written to disk so far, including files that were deleted since."""
+        return self._files.writer.series.bytes_written
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Appends spans to the file.
+
+        Never raises: returns FAILURE, with a warning once a minute, if any cannot be written.
+        """
+        failed = sum(delivery.failed for delivery in self.export_some(spans, 0.0))
+        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
+
+    def export_some(
+        self,
+        spans: Sequence[ReadableSpan],
+        timeout_millis: float,  # noqa: ARG002 (for a queue)
+        *,
+        again: bool = False,  # noqa: ARG002 (for a queue)
+    ) -> Iterator[Delivery]:
+        """Like :meth:`export`, for a queue: yields the number of written and failed spans.
+
+        Never waits for a receiver.
+        """
+        yield Delivery(sending=len(spans))
+        written, why = 0, f"the exporter of {self.path!r} is shut down"
+        if not self._down:
+            try:
+                with naming(self.path), self._files.lock:
+                    for count in self._files.writer.write(spans) if len(spans) else ():
+                        written += count
+            except Exception as error:  # noqa: BLE001 - an exporter must not harm the application
+                why = str(error)
+        if lost := len(spans) - written:
+            self._log.warning("%s: %d spans are not written: %s", type(self).__name__, lost, why)
+        yield Delivery(written, lost)
+
+    def force_flush(self, timeout_millis: float = 30_000) -> bool:
+        """Waits for a running export on another thread; exports leave nothing buffered here.
+
+        Args:
+            timeout_millis: longest wait in milliseconds.
+
+        Returns:
+            False after the timeout, else True.
+        """
+        if not self._files.lock.acquire(timeout=max(timeout_millis, 0) / 1000):
+            return False
+        self._files.lock.release()
+        return True
+
+    def shutdown(self) -> None:
+        """Closes the file unless another exporter uses it.
+
+        Later exports return FAILURE; a second call has no effect.
+        """
+        self._down = True
+        try:
+            self._leave()
+        except OSError as error:
+            self._log.warning("%s: %r could not be closed: %s", type(self).__name__, self.path, error)
+
+    def shared(self) -> Self:
+        """Returns another exporter for the same file; the last of them to shut down closes it."""
+        other = copy.copy(self)
+        other._down = other._shares = False  # noqa: SLF001 - its own class
+        other._join(own_path(self._template))  # noqa: SLF001
+        return other
+
+    def _join(self, path: str) -> None:
+        """Shares the files of a path; the first exporter of a path settles when the next file begins."""
+        # Relative: where there is no working directory.
+        real = os.path.realpath(path) if Path(path).is_absolute() else path
+        key = (type(self)._writer, real)  # noqa: SLF001 - its own
+        with FileSpanExporter._lock:
+            files = self._open_files.get(key)
+            if files is None:
+                files = self._open_files[key] = _OpenFiles(self, path)
+            elif (known := files.writer.series.rotation) != self._rotation:
+                files.log.warning("%s: another exporter has begun %r with %s", type(self).__name__, path, known)
+            files.users += 1
+            self._files, self._log, self._shares = files, files.log, True
+            self._living.add(self)
+
+    def _leave(self) -> None:
+        with FileSpanExporter._lock:
+            if not self._shares:
+                return
+            self._shares = False
+            self._files.users -= 1
+            if self._files.users:
+                return
+            for key in [key for key, files in self._open_files.items() if files is self._files]:
+                del self._open_files[key]
+        with self._files.lock:
+            self._files.writer.series.close()
+
+    @classmethod
+    def after_fork_in_child(cls) -> None:
+        """Moves the child's exporters to files of their own, which their next export creates: the open ones are the parent's."""
+        FileSpanExporter._lock = threads.Lock()
+        for files in cls._open_files.values():
+            files.writer.series.abandon()
+        cls._open_files.clear()
+        for exporter in list(cls._living):
+            exporter._begin_in_child()  # noqa: SLF001 - its own class
+
+    def _begin_in_child(self) -> None:
+        self._log.after_fork_in_child()
+        if self._shares:
+            path = own_path(self._template)
+            self._join(path if PID in self._template else _beside(path))
+
+
+process_changes.watch(FileSpanExporter)
