@@ -182,7 +182,10 @@ class TorchInstrumentor(BaseInstrumentor):
                 raise
 
     def uninstrument(self) -> None:
-        """Removes every hook and callback and sends the recorded spans."""
+        """Removes every hook and callback and hands the recorded spans over to be sent.
+
+        Sending goes on in the background: ``tracer_provider.force_flush()`` waits for it.
+        """
         with self._lock:
             super().uninstrument()
 

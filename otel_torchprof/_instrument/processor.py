@@ -102,6 +102,8 @@ class TorchSpanProcessor(SpanProcessor):
         >>> with provider.get_tracer("app").start_as_current_span("request"):
         ...     y = torch.ones(3) + 1
         >>> otp.TorchInstrumentor().uninstrument()
+        >>> provider.force_flush()
+        True
         >>> [span.name for span in exporter.get_finished_spans() if "add" in span.name]
         ['aten::add']
     """
