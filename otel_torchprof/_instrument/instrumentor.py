@@ -184,7 +184,7 @@ class TorchInstrumentor(BaseInstrumentor):
     def uninstrument(self) -> None:
         """Removes every hook and callback and hands the recorded spans over to be sent.
 
-        Sending goes on in the background: ``tracer_provider.force_flush()`` waits for it.
+        Sending continues in the background: ``tracer_provider.force_flush()`` waits for it.
         """
         with self._lock:
             super().uninstrument()
