@@ -60,8 +60,11 @@ def give_way() -> None:
     """
     if (is_hurried := _thread.is_hurried) is None:
         return
-    worked = time.thread_time_ns() - _thread.rested
-    if worked < _WORK_NS or is_hurried():
+    now = time.thread_time_ns()
+    worked = now - _thread.rested
+    if worked < _WORK_NS:
         return
-    threads.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))
-    _thread.rested = time.thread_time_ns()
+    _thread.rested = now
+    # Asked once a millisecond: it asks the recorder, and lets go of the interpreter's lock for that.
+    if not is_hurried():
+        threads.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))
