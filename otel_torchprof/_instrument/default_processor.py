@@ -122,7 +122,7 @@ class DefaultProcessor(TorchSpanProcessor):
 
     def _hand_on_spans(self, drained: Drained) -> None:
         # Only now: a program may add its processors after instrument().
-        if len(drained.sent) and not self._has_compared:
+        if drained.sent and not self._has_compared:
             self._has_compared = True
             self._compare()
         super()._hand_on_spans(drained)

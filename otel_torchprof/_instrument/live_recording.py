@@ -124,8 +124,8 @@ class Drained(NamedTuple):
 
     spans: SpanList
     """All that came, for exporters that take whole traces."""
-    sent: SpanList
-    """What the policy lets through now, for all others."""
+    sent: Sequence[SpanList]
+    """What the policy lets through now, for all others; none of these is empty."""
     events: int
     dropped: Mapping[str, int]
     """By reason, see ``Health``."""
@@ -463,7 +463,7 @@ class LiveRecording:
 
     def _spans(
         self, events: int, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
-    ) -> tuple[SpanList, SpanList]:
+    ) -> tuple[SpanList, list[SpanList]]:
         """The spans of a drain; and those of this and earlier ones that are due."""
         synthetic = [*ended, *jobs]
         table = drained_spans(
@@ -479,9 +479,9 @@ class LiveRecording:
         # From here on nothing is undone: what fails now has been recorded, and what was to be sent is lost.
         self._figures.update(figures)
         self._recorded += events
-        self._undelivered = len(sent)
+        self._undelivered = sum(map(len, sent))
         whole = self._span_list(table)
-        return whole, whole if sent is table else self._span_list(sent)
+        return whole, [whole if each is table else self._span_list(each) for each in sent]
 
     def _pieces(
         self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool

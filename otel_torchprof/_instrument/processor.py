@@ -379,9 +379,8 @@ class TorchSpanProcessor(SpanProcessor):
     def _hand_on_spans(self, drained: Drained) -> None:
         ready = []
         for queue in self._queues:
-            spans = drained.spans if takes_whole_traces(queue.exporter) else drained.sent
-            if len(spans):
-                ready.append((queue, spans.packed() if queue.is_behind else spans))
+            parts = [drained.spans] if takes_whole_traces(queue.exporter) else drained.sent
+            ready += [(queue, spans.packed() if queue.is_behind else spans) for spans in parts if len(spans)]
         with self._ledger.lock:  # until they wait in the queues they are nowhere
             self._ledger.add(drained.events, drained.dropped, drained.figures)
             for queue, spans in ready:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_torchprof._spans.span_tables import joined_tables
+
 from .span_buffer import Pieces, SpanBuffer
 from .span_policy import Rules
 
@@ -37,4 +39,4 @@ def bounded(
     """
     enclosing = np.full(len(table.trace_ids), table.parent_span_id[0])
     pieces = Pieces(table, root, (), enclosing, {}, [], final=True)
-    return SpanBuffer(Rules(budget), new_trace_id, new_span_id).decide(pieces)
+    return joined_tables(SpanBuffer(Rules(budget), new_trace_id, new_span_id).decide(pieces))

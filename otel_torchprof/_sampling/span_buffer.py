@@ -273,8 +273,10 @@ class SpanBuffer:
         """Bytes that are buffered."""
         return sum(map(_nbytes, self._buffered.values()))
 
-    def decide(self, pieces: Pieces) -> SpanTable:
-        """Takes the spans of a drain, and gives those that are to be sent now.
+    def decide(self, pieces: Pieces) -> list[SpanTable]:
+        """Takes the spans of a drain, and gives those that are to be sent now: what passes, and what was buffered or reduced.
+
+        Two tables and not one, since one would be a copy of what passes: for a table that fits, all of it.
 
         Where it raises, none of these are buffered; what was buffered before is, unless it was its turn: that is ``dropped``.
         """
@@ -287,7 +289,7 @@ class SpanBuffer:
             self._figures = figures
             raise
 
-    def _decide(self, pieces: Pieces) -> SpanTable:
+    def _decide(self, pieces: Pieces) -> list[SpanTable]:
         self._capacity.learn_joined()
         table, trace_group = pieces.table, pieces.trace_group
         open_trace_groups = self._open_trace_groups(pieces)
@@ -306,8 +308,8 @@ class SpanBuffer:
         alone = self._needing_a_look(pieces, ready, whole)
         passing = ready[~alone]
         out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
-        out += self._looked_at(pieces, ready[alone], whole, sampled)
-        out += self._too_much()
+        looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._too_much()]
+        out += [joined_tables(looked_at)] if looked_at else []
         for step in pieces.ended:
             outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
@@ -316,9 +318,7 @@ class SpanBuffer:
         self._failed &= open_trace_groups
         while len(self._past) > _MOST_PAST:
             self._past.popitem(last=False)
-        if not out:
-            return taken(table, ready[:0])
-        return without_links_to(self._moved.followed(joined_tables(out)), self._buffered)
+        return [without_links_to(self._moved.followed(each), self._buffered) for each in out]
 
     # ---- which trace groups need a look ----
 

@@ -212,7 +212,7 @@ def test_spans_behind_others_wait_in_memory_of_their_own(recording):
     hanging.let_go.set()
     processor.shutdown()
     tables = [spans.table for spans in hanging.got]
-    of_drains = [drained.sent.table for drained in brought if len(drained.sent)]
+    of_drains = [spans.table for drained in brought for spans in drained.sent]
     shared = [np.shares_memory(mine.start, its.start) for mine, its in zip(tables, of_drains, strict=True)]
     assert (waiting, shared) == (2, [True, False])
 

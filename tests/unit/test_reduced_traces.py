@@ -259,7 +259,7 @@ class Program:
             with pytest.MonkeyPatch.context() as patch:
                 if self.chance.random() < 0.6:
                     patch.setattr(span_buffer, "MAX_BUFFERED_BYTES", 0)
-                self.sent.append(self.buffer.decide(pieces))
+                self.sent += self.buffer.decide(pieces)
             yield number
 
     def with_links(self, piece):
