@@ -85,7 +85,7 @@ def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
         raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
     names = [_RECEIVER] if options.endpoint else []
     names += [name for name in _requested(options, stem) if name != "none"]
-    places = {name if name == _RECEIVER else os.path.abspath(name): name for name in names}  # noqa: PTH100 - no link is followed
+    places = {name if name == _RECEIVER else (os.path.realpath(name), format_of(name)): name for name in names}
     return [_exporter(name, options) for name in places.values()]
 
 

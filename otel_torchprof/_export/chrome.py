@@ -32,9 +32,9 @@ class ChromeTraceExporter(FileSpanExporter):
     a span contains another only if it is its parent. Ids, attributes, status and links become arguments of a slice;
     span events become instants.
 
-    Exporters of one process with the same path share the file; the last one to shut down closes it. A forked child
-    writes to its own file, and so does a process whose file another process already writes: the process id is inserted
-    before the suffix.
+    Exporters of one process with the same path share the file, with the limits of the first; the last one to shut down
+    closes it. A forked child writes to its own file, and so does a process whose file another process already writes:
+    the process id is inserted before the suffix.
 
     ``max_bytes`` and ``steps_per_file`` rotate the file: ``trace.000000.json``, ``trace.000001.json`` and so on, or the
     number in place of ``{part}``. Each file is a complete document with thread names, and the timestamps of all files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import glob
 import os
 import weakref
@@ -107,9 +106,13 @@ class FileSeries:
         self._name = name
         self._part = 0
         self._claimed = False
-        self._written = 0
         self._whole: deque[str] = deque()
+        self._bytes_of_whole = 0
         self._file = self._new_file()
+        self.files: tuple[str, ...] = ()
+        """Those that are there, the oldest first. Any thread: replaced as a whole after each append, as :attr:`bytes_written`."""
+        self.bytes_written = 0
+        """On the disk, those of deleted files too."""
 
     @property
     def path(self) -> str:
@@ -120,16 +123,6 @@ class FileSeries:
     def size(self) -> int:
         """Of that one, in bytes on the disk."""
         return self._file.size
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Those that are there, the oldest first."""
-        return (*self._whole, *(() if self._file.is_empty else (self._file.path,)))
-
-    @property
-    def bytes_written(self) -> int:
-        """On the disk, those of deleted files too."""
-        return self._written + self._file.size
 
     def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
         """As :meth:`StreamedFile.append`; deletes the oldest files once this one is there: something always is."""
@@ -146,13 +139,14 @@ class FileSeries:
             self._path = _beside(self._path)
         if fits:
             self._delete_oldest()
+            self.files, self.bytes_written = (*self._whole, self._file.path), self._bytes_of_whole + self._file.size
         return fits
 
     def begin_next(self) -> None:
         """Ends the file; what comes goes to the next one."""
         self._file.close()
         self._whole.append(self._file.path)
-        self._written += self._file.size
+        self._bytes_of_whole += self._file.size
         self._part += 1
         self._file = self._new_file()
 
@@ -165,7 +159,7 @@ class FileSeries:
         self._file.abandon()
 
     def _say_moved(self, requested: str, path: str) -> None:
-        self._log.warning("%s: another process writes to %r, this one to %r", self._name, requested, path)
+        self._log.warning("%s: another writer has %r, this one writes to %r", self._name, requested, path)
 
     def _delete_oldest(self) -> None:
         keep = self.rotation.max_files
@@ -201,6 +195,7 @@ class _OpenFiles:
     def __init__(self, exporter: FileSpanExporter, path: str) -> None:
         self.lock = threads.Lock()
         self.users = 0
+        self.rotation = exporter._rotation  # noqa: SLF001
         self.log = exporter._log = LimitedLog()  # noqa: SLF001 - one file, one secret
         self.writer = exporter._writer(path)  # noqa: SLF001
 
@@ -209,8 +204,8 @@ class FileSpanExporter(SpanExporter):
     """Base of exporters that write files: a format says how (:meth:`_writer`), all else is here.
 
     The first export creates the file and replaces an older one of that name. Exporters of one process with the same path share the
-    file; the last one to shut down closes it. A forked child writes to its own file, and so does a process whose file another process
-    already writes: the process id is inserted before the suffix. Thread-safe.
+    file, with the limits of the first; the last one to shut down closes it. A forked child writes to its own file, and so does a process
+    whose file another process already writes: the process id is inserted before the suffix. Thread-safe.
 
     Args:
         path: path of the file; ``{pid}`` and ``{rank}`` as in :func:`own_path`.
@@ -229,9 +224,9 @@ class FileSpanExporter(SpanExporter):
 
     _log: LimitedLog
     """Of the files."""
-    _lock = threads.Lock()
-    _open_files: ClassVar[dict[tuple[object, str], _OpenFiles]] = {}
-    """By format and real path."""
+    _lock = threads.RLock()  # a signal handler may make one while another is made
+    _open_files: ClassVar[dict[tuple[object, ...], _OpenFiles]] = {}
+    """By what :meth:`_key` has of the path that was asked for, wherever the files are."""
     _living: ClassVar[weakref.WeakSet[FileSpanExporter]] = weakref.WeakSet()
 
     def __init__(self, path: str | os.PathLike[str] | None, option: config.Option | None, rotation: Rotation) -> None:
@@ -250,7 +245,8 @@ class FileSpanExporter(SpanExporter):
             if path is not None:
                 raise
             warn_once(f"{error}; until then spans are lost ({option} names another file)")
-        self._join(own_path(self._template))
+        own = own_path(self._template)
+        self._join(own, own)
 
     def _writer(self, path: str) -> SpanWriter:
         """What writes a file, or those that follow one another, in the exporter's format."""
@@ -304,7 +300,8 @@ class FileSpanExporter(SpanExporter):
             except Exception as error:  # noqa: BLE001 - an exporter must not harm the application
                 why = str(error)
         if lost := len(spans) - written:
-            self._log.warning("%s: %d spans are not written: %s", type(self).__name__, lost, why)
+            where = "" if self.path in why else f" to {self.path!r}"
+            self._log.warning("%s: %d spans are not written%s: %s", type(self).__name__, lost, where, why)
         yield Delivery(written, lost)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
@@ -333,25 +330,35 @@ class FileSpanExporter(SpanExporter):
             self._log.warning("%s: %r could not be closed: %s", type(self).__name__, self.path, error)
 
     def shared(self) -> Self:
-        """Returns another exporter for the same file; the last of them to shut down closes it."""
-        other = copy.copy(self)
-        other._down = other._shares = False  # noqa: SLF001 - its own class
-        other._join(own_path(self._template))  # noqa: SLF001
+        """Returns another exporter for the same file; the last of them to shut down closes it. One that is shut down shares nothing."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        with FileSpanExporter._lock:
+            self._files.users += self._shares
+            self._living.add(other)
         return other
 
-    def _join(self, path: str) -> None:
-        """Shares the files of a path; the first exporter of a path settles when the next file begins."""
-        # Relative: where there is no working directory.
+    __copy__ = shared
+
+    def _key(self, path: str) -> tuple[object, ...]:
+        """Equal for exporters that write the same file in the same way: a link may have another suffix than what it leads to."""
+        # A relative path: where there is no working directory.
         real = os.path.realpath(path) if Path(path).is_absolute() else path
-        key = (type(self)._writer, real)  # noqa: SLF001 - its own
+        return type(self)._writer, real, *Path(path).suffixes[-2:]  # noqa: SLF001 - its own class
+
+    def _join(self, path: str, written: str) -> None:
+        """Shares the files of those who asked for the same path; the first settles where they are, and when the next one begins."""
+        key = self._key(path)
         with FileSpanExporter._lock:
             files = self._open_files.get(key)
             if files is None:
-                files = self._open_files[key] = _OpenFiles(self, path)
-            elif (known := files.writer.series.rotation) != self._rotation:
-                files.log.warning("%s: another exporter has begun %r with %s", type(self).__name__, path, known)
+                files = self._open_files[key] = _OpenFiles(self, written)
+            elif files.rotation != self._rotation:
+                limits = ", ".join(f"{name}={value}" for name, value in files.rotation._asdict().items() if value)
+                name, known = type(self).__name__, limits or "no limits"
+                files.log.warning("%s: another one has begun %r, with %s, and these hold", name, path, known)
             files.users += 1
-            self._files, self._log, self._shares = files, files.log, True
+            self._files, self._log, self._rotation, self._shares = files, files.log, files.rotation, True
             self._living.add(self)
 
     def _leave(self) -> None:
@@ -370,7 +377,7 @@ class FileSpanExporter(SpanExporter):
     @classmethod
     def after_fork_in_child(cls) -> None:
         """Moves the child's exporters to files of their own, which their next export creates: the open ones are the parent's."""
-        FileSpanExporter._lock = threads.Lock()
+        FileSpanExporter._lock = threads.RLock()
         for files in cls._open_files.values():
             files.writer.series.abandon()
         cls._open_files.clear()
@@ -379,9 +386,10 @@ class FileSpanExporter(SpanExporter):
 
     def _begin_in_child(self) -> None:
         self._log.after_fork_in_child()
+        self._files.lock = threads.Lock()
         if self._shares:
             path = own_path(self._template)
-            self._join(path if PID in self._template else _beside(path))
+            self._join(path, path if PID in self._template else _beside(path))
 
 
 process_changes.watch(FileSpanExporter)

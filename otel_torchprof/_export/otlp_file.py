@@ -34,9 +34,9 @@ class OTLPFileExporter(FileSpanExporter):
     Works with :class:`TorchSpanProcessor`, with any other span processor and as ``OTEL_TRACES_EXPORTER=otlp_file``. The
     first export creates the file and replaces an older file of that name. The file is complete after each export; if
     the process is killed during one, a partial message remains at the end, and everything before it can be read.
-    Exporters of one process with the same path share the file; the last one to shut down closes it. A forked child
-    writes to its own file, and so does a process whose file another process already writes: the process id is inserted
-    before the suffix.
+    Exporters of one process with the same path share the file, with the limits of the first; the last one to shut down
+    closes it. A forked child writes to its own file, and so does a process whose file another process already writes:
+    the process id is inserted before the suffix.
 
     Thread-safe. Memory does not grow with the number of spans. Costs about 0.1 µs per torch span as protobuf and 0.2 µs
     as JSON, more with ``.gz``, and 25 to 75 µs per span object of the SDK.

@@ -61,7 +61,9 @@ class Recording:
         inside, self.inside = self.inside, {}
         self.drained.set()
         watermark = self.watermarks.pop(0) if self.watermarks else NEVER
-        return Drained(spans, [spans] if len(spans) else [], len(events), {"evicted": 1} if events else {}, {}, inside, watermark)
+        return Drained(
+            spans, [spans] if len(spans) else [], len(events), {"evicted": 1} if events else {}, {}, inside, watermark
+        )
 
     def stop(self) -> None:
         self.stopped = True

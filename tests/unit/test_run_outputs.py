@@ -98,6 +98,14 @@ def test_each_place_gets_the_spans_once(here, monkeypatch, capsys, words, place)
     assert [[event["name"] for event in slices(events_in(path))] for path in files] == [["work"]] * ("t.json" in words)
 
 
+def test_a_file_that_two_names_lead_to_has_the_spans_once(here, capsys):
+    """A link to its folder is no second file; it is named once at the end."""
+    (here / "link").symlink_to(here)
+    assert cli.main(["run", "-o", "t.json", "-o", "link/t.json", "train.py"]) == 0
+    assert [event["name"] for event in slices(events_in(here / "t.json"))] == ["work"]
+    assert capsys.readouterr().err.count("wrote ") == 1
+
+
 def test_what_was_not_delivered_is_said_by_place(here, capsys):
     """Beside a file that was written, a receiver that refuses is named with the spans that it did not get."""
     with GrpcReceiver(turns=[Abort(grpc.StatusCode.INVALID_ARGUMENT, "no")]) as receiver:
