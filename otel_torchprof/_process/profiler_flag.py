@@ -29,6 +29,7 @@ class _ProfilerFlag:
         self._torchs = False
         self._module: Any = None
         self._original: Callable[[bool], None] | None = None
+        """What was replaced; None while nothing is."""
         self._call_off: Callable[[], None] = lambda: None
         self._question = _Question()
 
@@ -64,13 +65,13 @@ class _ProfilerFlag:
                 return
             self._holding = True
             self._torchs = bool(module._is_profiler_enabled)  # noqa: SLF001 - torch's name
-            if self._module is None:
+            if self._original is None:
                 self._module, self._original = module, module._set_is_profiler_enabled  # noqa: SLF001
                 module._set_is_profiler_enabled = self._set  # noqa: SLF001
             module._is_profiler_enabled = True  # noqa: SLF001
 
     def _set(self, enable: bool) -> None:
-        """What torch's profilers call meanwhile."""
+        """What torch's profilers call meanwhile, and one that had looked it up before the last of ours stopped."""
         with self._lock:
             self._torchs = enable
             self._module._is_profiler_enabled = enable or self._holding  # noqa: SLF001
@@ -83,7 +84,7 @@ class _ProfilerFlag:
         # Where somebody has put a function of their own around it since, it stays, and does what torch's does.
         if module._set_is_profiler_enabled == self._set:  # noqa: SLF001
             module._set_is_profiler_enabled = self._original  # noqa: SLF001
-            self._module = None
+            self._original = None
         self._holding = False  # last: what was interrupted is done again
 
 

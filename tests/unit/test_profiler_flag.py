@@ -54,6 +54,22 @@ def test_up_and_down(torchs):
     assert torchs._set_is_profiler_enabled is torchs.original
 
 
+@pytest.mark.parametrize("enable", [False, True])
+def test_a_profiler_of_torchs_that_stops_as_the_last_of_ours_does(torchs, enable):
+    """It has looked the function up already, and calls it when torch's own is back: that does what torch's does, as does the next one."""
+    flag = _ProfilerFlag()
+    flag.up("one")
+    looked_up = torchs._set_is_profiler_enabled
+    flag.down("one")
+    looked_up(enable)
+    assert torchs._is_profiler_enabled is enable
+    flag.up("one")
+    assert torchs._is_profiler_enabled
+    flag.down("one")
+    assert torchs._is_profiler_enabled is enable
+    assert torchs._set_is_profiler_enabled is torchs.original
+
+
 @pytest.mark.parametrize(
     ("moves", "displayed"),
     [("+oO-", "1110"), ("o+O-", "1110"), ("+o-O", "1110"), ("o+-O", "1110"), ("o+O+--", "111110")],
