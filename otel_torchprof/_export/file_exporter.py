@@ -221,6 +221,8 @@ class FileSpanExporter(SpanExporter):
     """Span processors may pass a ``SpanList`` of torch's spans as it is."""
     takes_whole_traces = False
     """Whether it gets every recorded span, before a policy drops any: a file has no trace size limit, but where it may be sent to has."""
+    takes_application_spans = False
+    """Whether a TorchSpanProcessor gives it the application's spans too, which other processors send elsewhere."""
 
     _log: LimitedLog
     """Of the files."""

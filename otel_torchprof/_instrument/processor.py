@@ -16,7 +16,6 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._events.events import averages_list
 from otel_torchprof._explain.live_rank import LiveSteps
 from otel_torchprof._explain.verdicts import explained
-from otel_torchprof._export.chrome import ChromeTraceExporter
 from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
@@ -462,7 +461,7 @@ def _check_exporters(exporters: Sequence[SpanExporter]) -> None:
 
 
 def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
-    return isinstance(exporter, ChromeTraceExporter) if sdk_spans is None else sdk_spans
+    return getattr(exporter, "takes_application_spans", False) is True if sdk_spans is None else sdk_spans
 
 
 process_changes.at_fork(process_changes.Order.EXPORT, in_child=TorchSpanProcessor.after_fork_in_child)
