@@ -405,6 +405,8 @@ class ExportQueue:
         while batch.spans and not self._abandoned:
             part = batch.spans if whole else batch.spans[: self._settings.max_export_batch_size]
             with self._changed:
+                if self._abandoned:  # meanwhile: counted as dropped, so it must not be sent
+                    return
                 batch.sending = len(part)
             succeeded = self._exported_part(part)
             with self._changed:

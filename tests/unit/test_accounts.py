@@ -74,7 +74,8 @@ class Program:
         )
         assert came == less + stats.exported_spans + stats.failed_spans + stats.dropped_spans
         assert health.recorded + sum(health.dropped.values()) == self.labels
-        assert self.exporter.spans == stats.exported_spans
+        # What the exporter has in its hands when the time is over may have arrived, and is counted as that.
+        assert 0 <= self.exporter.spans - stats.exported_spans <= stats.dropped.get("no_response", 0)
         return health
 
 
