@@ -7,7 +7,7 @@ import os
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -192,12 +192,11 @@ class SpanWriter(Protocol):
 class _OpenFiles:
     """What the exporters of one path share in this process."""
 
-    def __init__(self, exporter: FileSpanExporter, path: str) -> None:
+    def __init__(self, writer: SpanWriter, log: LimitedLog) -> None:
         self.lock = threads.Lock()
         self.users = 0
-        self.rotation = exporter._rotation  # noqa: SLF001
-        self.log = exporter._log = LimitedLog()  # noqa: SLF001 - one file, one secret
-        self.writer = exporter._writer(path)  # noqa: SLF001
+        self.writer = writer
+        self.log = log
 
 
 class FileSpanExporter(SpanExporter):
@@ -232,7 +231,8 @@ class FileSpanExporter(SpanExporter):
     _living: ClassVar[weakref.WeakSet[FileSpanExporter]] = weakref.WeakSet()
 
     def __init__(self, path: str | os.PathLike[str] | None, option: config.Option | None, rotation: Rotation) -> None:
-        given = option.read() if path is None and option is not None else os.fspath(path)  # type: ignore[arg-type]
+        asked: Any = option.read() if path is None and option is not None else path
+        given = os.fspath(asked)
         if not isinstance(given, str):
             raise TypeError(f"path is {path!r} of type {type(path).__name__}: give a str or a pathlib.Path")
         self._template = given
@@ -334,8 +334,8 @@ class FileSpanExporter(SpanExporter):
     def shared(self) -> Self:
         """Returns another exporter for the same file; the last of them to shut down closes it. One that is shut down shares nothing."""
         other = object.__new__(type(self))
-        vars(other).update(vars(self))
         with FileSpanExporter._lock:
+            vars(other).update(vars(self))
             self._files.users += self._shares
             self._living.add(other)
         return other
@@ -354,13 +354,15 @@ class FileSpanExporter(SpanExporter):
         with FileSpanExporter._lock:
             files = self._open_files.get(key)
             if files is None:
-                files = self._open_files[key] = _OpenFiles(self, written)
-            elif files.rotation != self._rotation:
-                limits = ", ".join(f"{name}={value}" for name, value in files.rotation._asdict().items() if value)
+                self._log = LimitedLog()
+                files = self._open_files[key] = _OpenFiles(self._writer(written), self._log)
+            rotation = files.writer.series.rotation
+            if rotation != self._rotation:
+                limits = ", ".join(f"{name}={value}" for name, value in rotation._asdict().items() if value)
                 name, known = type(self).__name__, limits or "no limits"
                 files.log.warning("%s: another one has begun %r, with %s, and these hold", name, path, known)
             files.users += 1
-            self._files, self._log, self._rotation, self._shares = files, files.log, files.rotation, True
+            self._files, self._log, self._rotation, self._shares = files, files.log, rotation, True
             self._living.add(self)
 
     def _leave(self) -> None:
