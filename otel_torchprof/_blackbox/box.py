@@ -25,8 +25,7 @@ from otel_torchprof.errors import NativeError, TorchProfError, warn_once
 from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
 
-from .box_file import BoxFile, named_file
-from .last_moments import owner_info
+from .box_file import BoxFile, named_file, owner_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

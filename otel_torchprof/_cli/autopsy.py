@@ -12,8 +12,8 @@ from otel_torchprof._blackbox.box_file import SUFFIX, default_folder, is_of_the_
 from otel_torchprof._process.printable import printable
 from otel_torchprof.errors import TorchProfError
 
-from .progress import say, show
 from .recover import read
+from .terminal import say, show
 
 if TYPE_CHECKING:
     import argparse

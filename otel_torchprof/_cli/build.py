@@ -10,7 +10,7 @@ from otel_torchprof import config
 from otel_torchprof._native import prebuilt, torch_build, torch_library
 from otel_torchprof.errors import TorchProfError
 
-from .progress import duration, show, shown
+from .terminal import duration, show, shown
 
 if TYPE_CHECKING:
     import argparse

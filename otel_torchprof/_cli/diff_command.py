@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .explain_command import add_form
-from .progress import reading, say, show
+from .terminal import reading, say, show
 
 if TYPE_CHECKING:
     from otel_torchprof._explain.diff import Difference

@@ -37,7 +37,7 @@ from otel_torchprof._sources.nvml import Nvml, RefusedError
 from otel_torchprof.errors import ExportError, TorchLibraryError, forget_warnings, without_credentials
 from otel_torchprof.version import __version__
 
-from .progress import show
+from .terminal import show
 
 if TYPE_CHECKING:
     import argparse

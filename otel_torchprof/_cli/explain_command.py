@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof.errors import TorchProfError
 
-from .progress import reading, say, show
 from .recover import Traces
+from .terminal import reading, say, show
 
 if TYPE_CHECKING:
     import argparse

@@ -13,7 +13,7 @@ from otel_torchprof.errors import TorchProfError
 from otel_torchprof.version import __version__
 
 from . import autopsy, build, diff_command, doctor, explain_command, merge_command, recover, run, send, show
-from .progress import say
+from .terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

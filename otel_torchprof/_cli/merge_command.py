@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .progress import reading, say
+from .terminal import reading, say
 
 if TYPE_CHECKING:
     import argparse

@@ -18,7 +18,7 @@ from otel_torchprof._instrument.streaming import stream
 from otel_torchprof._profile.profile import profile
 from otel_torchprof.errors import TorchProfError
 
-from .progress import say
+from .terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof._process.printable import printable
 from otel_torchprof.errors import NativeError, TorchProfError
 
-from .progress import say, show
+from .terminal import say, show
 
 if TYPE_CHECKING:
     import argparse

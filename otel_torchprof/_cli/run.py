@@ -28,7 +28,6 @@ from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
 from otel_torchprof.parsers import BlackBoxOptions
 
-from .progress import OwnStderr, Progress, duration, reading, say, size
 from .run_outputs import (
     check_outputs,
     exporters_of,
@@ -40,6 +39,7 @@ from .run_outputs import (
     policy_of,
 )
 from .run_program import NoProgramError, Program
+from .terminal import OwnStderr, Progress, duration, reading, say, size
 from .watcher import start_watcher
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from otel_torchprof._export.settings import Settings
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 
-from .progress import Reading, say
 from .recover import problems_of, read, write
+from .terminal import Reading, say
 
 if TYPE_CHECKING:
     import argparse

@@ -32,8 +32,8 @@ from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX, lifted
 from otel_torchprof.errors import TorchProfError
 
-from .progress import reading, say, show
 from .recover import Traces
+from .terminal import reading, say, show
 
 if TYPE_CHECKING:
     import argparse

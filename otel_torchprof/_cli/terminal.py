@@ -1,4 +1,4 @@
-"""What commands say on stderr while they record, read or write."""
+"""What commands write: results, messages, and how far a recording, a reading or a writing has come."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class OwnStderr:
         """Writes at once."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if self._fd < 0:
-                write(self._stream, text)  # type: ignore[arg-type]
+                write(self._stream, text)  # type: ignore[arg-type]  # None has no write: suppressed above
             elif _identity(self._fd) == self._file:  # else it was closed, and the number may be another file's
                 left = text.encode("utf-8", "backslashreplace")
                 while left:

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_torchprof.errors import ExportError, without_credentials
+from otel_torchprof.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -136,21 +136,3 @@ def _write_all(name: str, file: BinaryIO, pieces: Iterable[bytes]) -> int:
             file.close()
         raise
     return written
-
-
-# ---- where an exporter sends to, as far as it says: this package's and OpenTelemetry's ----
-
-
-def destination(exporter: object) -> str:
-    """Host, port and path of one that has an endpoint, the same for all that send there; else the name of its class."""
-    endpoint = getattr(exporter, "displayed_endpoint", None) or getattr(exporter, "_endpoint", None)
-    if not isinstance(endpoint, str):
-        return type(exporter).__name__
-    place = without_credentials(endpoint).rpartition("//")[2].rpartition("@")[2].rstrip("/")
-    return place.replace("127.0.0.1", "localhost")
-
-
-def described(exporter: object) -> str:
-    """The name of its class, with where it sends to."""
-    name, place = type(exporter).__name__, destination(exporter)
-    return name if place == name else f"{name} ({place})"

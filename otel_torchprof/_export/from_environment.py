@@ -1,4 +1,4 @@
-"""The exporters that ``OTEL_TRACES_EXPORTER`` names, as the SDK's own configuration would make them."""
+"""The exporters that ``OTEL_TRACES_EXPORTER`` names, as the SDK's own configuration would make them, and where any exporter sends to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from otel_torchprof.errors import warn_once
+from otel_torchprof.errors import warn_once, without_credentials
 
 from .formats import FILE_EXPORTERS
 from .otlp import OTLPExporter
@@ -63,3 +63,21 @@ def _made(name: str) -> SpanExporter | None:
         return None
     _logger.warning("%s=%r is ignored: no installed package has an exporter of that name", OTEL_TRACES_EXPORTER, name)
     return None
+
+
+# ---- where an exporter sends to, as far as it says: this package's and OpenTelemetry's ----
+
+
+def destination(exporter: object) -> str:
+    """Host, port and path of one that has an endpoint, the same for all that send there; else the name of its class."""
+    endpoint = getattr(exporter, "displayed_endpoint", None) or getattr(exporter, "_endpoint", None)
+    if not isinstance(endpoint, str):
+        return type(exporter).__name__
+    place = without_credentials(endpoint).rpartition("//")[2].rpartition("@")[2].rstrip("/")
+    return place.replace("127.0.0.1", "localhost")
+
+
+def described(exporter: object) -> str:
+    """The name of its class, with where it sends to."""
+    name, place = type(exporter).__name__, destination(exporter)
+    return name if place == name else f"{name} ({place})"

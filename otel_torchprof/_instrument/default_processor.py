@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import SpanProcessor
 
-from otel_torchprof._export.file import described, destination
 from otel_torchprof._export.file_exporter import FileSpanExporter
-from otel_torchprof._export.from_environment import OTEL_CONFIG_FILE, OTEL_TRACES_EXPORTER, exporters_from_environment
+from otel_torchprof._export.from_environment import (
+    OTEL_CONFIG_FILE,
+    OTEL_TRACES_EXPORTER,
+    described,
+    destination,
+    exporters_from_environment,
+)
 from otel_torchprof._export.variables import VARIABLES
 from otel_torchprof.errors import warn_once
 

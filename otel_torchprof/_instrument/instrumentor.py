@@ -14,7 +14,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
 from otel_torchprof._blackbox.box import BlackBox
-from otel_torchprof._distributed.ranks import Ranks, identity_in
+from otel_torchprof._distributed.ranks import Ranks, identity_in, is_loader_worker
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
 from otel_torchprof._metrics import operator_metrics
@@ -22,7 +22,6 @@ from otel_torchprof._metrics.gpu_metrics import NOT_OPENED, GpuMetrics
 from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
 from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._process.threads import is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.errors import warn_once
 from otel_torchprof.health import ON, ProcessorHealth

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import SpanProcessor
 
 from otel_torchprof import config
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._distributed.ranks import starts_loader_worker
 from otel_torchprof._events.events import averages_list
 from otel_torchprof._explain.live_rank import LiveSteps
 from otel_torchprof._explain.verdicts import explained
@@ -25,7 +26,6 @@ from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof._process.threads import starts_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof._tree.averages import RunningAverages
 from otel_torchprof._tree.devices import device_name

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slow_receiver import SlowReceiver, answering
 
 import otel_torchprof as otp
-from otel_torchprof._export.file import destination
+from otel_torchprof._export.from_environment import destination
 from otel_torchprof._instrument import processor as processors
 from otel_torchprof.errors import forget_warnings
 from otel_torchprof.integrations.loop import Loop

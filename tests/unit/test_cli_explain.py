@@ -20,7 +20,7 @@ from malformed_files import malformed
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli import progress
+from otel_torchprof._cli import terminal
 from otel_torchprof._explain import details
 from otel_torchprof._explain.details import PairSums
 
@@ -76,7 +76,7 @@ def test_a_terminal_without_unicode(waiting):
 
 def test_progress(waiting):
     """Each file is read twice, and the bar says how much of that is done."""
-    reading = progress.Reading([str(waiting)], 2)
+    reading = terminal.Reading([str(waiting)], 2)
     seen = []
 
     def watch(path, stream):

@@ -7,7 +7,7 @@ import json
 
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli import show
-from otel_torchprof._cli.progress import Progress, Reading, duration, size
+from otel_torchprof._cli.terminal import Progress, Reading, duration, size
 
 
 class Terminal(io.StringIO):
