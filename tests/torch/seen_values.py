@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import pickletools
 import random
 import re
 import traceback
@@ -57,8 +58,13 @@ def attributes(model: nn.Module) -> list[Any]:
     return [[type(each).__qualname__, dict(vars(each))] for each in model.modules()]
 
 
-def saved(value: Any) -> list[bytes]:
-    """As pickle and torch write it."""
+def saved(value: Any) -> list[Any]:
+    """As pickle and torch write it; pickle's by its opcodes.
+
+    A storage's key is its address, which is a digit longer in memory that another thread was the first to have, and
+    with it the length of what it stands in.
+    """
     buffer = io.BytesIO()
     torch.save(value, buffer)
-    return [pickle.dumps(value, 2), buffer.getvalue()]
+    opcodes = pickletools.genops(pickle.dumps(value, 3))  # the latest protocol that doesn't write the lengths of frames
+    return [[(opcode.name, argument) for opcode, argument, _ in opcodes], buffer.getvalue()]

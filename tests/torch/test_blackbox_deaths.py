@@ -98,10 +98,12 @@ import torch.distributed as dist
 import otel_torchprof as otp
 
 dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()  # the launcher's: rank 0 waits for nothing that dies with rank 1
 with otp.record_function(f"of rank {dist.get_rank()}"):
-    dist.barrier()
     if dist.get_rank() == 1:
+        store.wait(["rank 0 is in its label"])
         os.kill(os.getpid(), signal.SIGKILL)
+    store.set("rank 0 is in its label", "")
     while True:
         signal.pause()
 """
