@@ -14,8 +14,16 @@ from opentelemetry import trace
 
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._native import hang_watch, stacks, torch_library
-from otel_torchprof._native.blackbox import BoxSession, is_lost, set_info
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.blackbox import (
+    BoxSession,
+    is_lost,
+    next_hang,
+    set_info,
+    stacks_writer,
+    start_hang_watch,
+    stop_hang_watch,
+)
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._record.recording import Recording
@@ -68,23 +76,23 @@ class HangWatch:
         Raises:
             NativeError: it is watched already, or the system gave no thread.
         """
-        hang_watch.start(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
+        start_hang_watch(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
         self._thread = threads.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
         self._thread.start()
 
     def _writer(self) -> int:
         try:
-            return stacks.writer()
+            return stacks_writer()
         except NativeError as error:
             self.without_stacks = str(error)
             return 0
 
     def stop(self) -> None:
         """Ends; again without effect. Any thread."""
-        hang_watch.stop()
+        stop_hang_watch()
 
     def _wait(self) -> None:
-        while os_tid := hang_watch.wait():
+        while os_tid := next_hang():
             self._report(os_tid)
 
     def _report(self, os_tid: int) -> None:

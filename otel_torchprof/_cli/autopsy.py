@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._blackbox.box_file import SUFFIX, default_folder, is_of_the_living
-from otel_torchprof._process.printable import printable
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, printable
 
 from .recover import read
 from .terminal import say, show

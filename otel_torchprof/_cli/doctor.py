@@ -27,8 +27,8 @@ from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
 from otel_torchprof._export.unknown_variables import unknown_variables
 from otel_torchprof._export.variables import VARIABLES
+from otel_torchprof._instrument.default_processor import sets_up_the_sdk
 from otel_torchprof._instrument.processor import left_out_by
-from otel_torchprof._instrument.provider_wait import sets_up_the_sdk
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.sdk_imports import UNSET

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_torchprof._process.printable import printable_lines
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.version import __version__
 
 from . import autopsy, build, diff_command, doctor, explain_command, merge_command, recover, run, send, show

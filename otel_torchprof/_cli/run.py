@@ -23,8 +23,7 @@ from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._export.file_exporter import own_path
 from otel_torchprof._export.formats import endings_help
 from otel_torchprof._process import process_changes
-from otel_torchprof._process.printable import printable_lines
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.health import ON
 from otel_torchprof.parsers import BlackBoxOptions
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, format_time
-from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
+from otel_torchprof._spans.step_spans import JOB_NAME
 from otel_torchprof._trace_files import self_times
 from otel_torchprof._trace_files.chrome_events import Kind
 from otel_torchprof._trace_files.reading import read_events

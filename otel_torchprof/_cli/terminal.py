@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from otel_torchprof._process import threads
-from otel_torchprof._process.printable import printable_lines
+from otel_torchprof.errors import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

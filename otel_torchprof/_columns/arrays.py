@@ -47,3 +47,8 @@ def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     is_first[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
+
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]

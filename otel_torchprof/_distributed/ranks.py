@@ -208,8 +208,8 @@ class Ranks:
         self._has_asked = self._in_child = False
         self._groups = Groups()
         self._merged: tuple[Resource, Mapping[str, Any], Resource] | None = None
-        self._call_off: Callable[[], None] = _nothing
-        self._unwatch: Callable[[], None] = _nothing
+        self._call_off: Callable[[], None] | None = None
+        self._unwatch: Callable[[], None] | None = None
 
     # ---- from when to when ----
 
@@ -220,10 +220,12 @@ class Ranks:
 
     def stop(self) -> None:
         """Takes back what :meth:`start` has put into torch; what is known stays."""
-        self._call_off()
+        if self._call_off is not None:
+            self._call_off()
         with self._lock:
-            self._unwatch()
-            self._unwatch = _nothing
+            if self._unwatch is not None:
+                self._unwatch()
+            self._unwatch = None
 
     def look(self) -> None:
         """Asks torch whether there is a process group, until there was one: then with a round trip to its store."""
@@ -433,10 +435,6 @@ class Ranks:
             _logger.info("the ranks cannot agree by a store: %s: %s", type(error).__name__, error)
         is_enough = name is not None and name.is_same and name.is_unique
         return Run(name.text, self._restart) if name is not None and is_enough else None
-
-
-def _nothing() -> None:
-    """What there is to take back before anything was done."""
 
 
 # ---- what launchers tell a process of its run, by environment variables: torchrun, SLURM, MPI, Kubernetes ----

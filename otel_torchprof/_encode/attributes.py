@@ -1,7 +1,7 @@
 """The one table of span attributes: which field of an event becomes which attribute, of which type, and when it is there.
 
 The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`; what only reduced
-traces have is in :data:`~otel_torchprof._encode.reduction_attributes.REDUCTIONS`, what only segments of a job have in
+traces have is in :data:`REDUCTIONS`, what only segments of a job have in
 :data:`~otel_torchprof._encode.phase_attributes.SEGMENTS`.
 """
 
@@ -20,18 +20,84 @@ from otel_torchprof._tree.inputs import InputPart, shapes_in, types_in
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
 
 from . import collective_attributes as collectives
-from . import device_attributes as devices
 from . import event_attributes as events
-from . import frame_attributes as frames
-from . import generate_attributes as generations
-from . import memory_attributes as memory
 from . import phase_attributes as phases
 from .attribute_source import Attribute, Source
-from .reduction_attributes import REDUCTIONS
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._tree.devices import DeviceTimes
+
+_INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
+_IF_REDUCED = "on roots (of steps) whose spans were aggregated, collapsed or split off"
+
+REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
+    (
+        "torch.aggregated.count",
+        _INT64,
+        "on aggregate spans",
+        "number of spans that the aggregate span replaces, including itself",
+    ),
+    (
+        "torch.aggregated.duration",
+        _DOUBLE,
+        "on aggregate spans",
+        "total duration of these spans in seconds; the aggregate span itself may last longer",
+    ),
+    (
+        "torch.collapsed.count",
+        _INT64,
+        "on spans with collapsed descendants",
+        "number of collapsed spans below the span, at any depth, including all spans of collapsed aggregate spans",
+    ),
+    (
+        "torch.collapsed.duration",
+        _DOUBLE,
+        "on spans with collapsed descendants",
+        "total duration in seconds of the top-level collapsed spans, which includes the spans inside them",
+    ),
+    (
+        "torch.recorded_spans",
+        _INT64,
+        f"{_IF_REDUCED}; on steps without detail",
+        "number of recorded spans, including the root: sent, aggregated and collapsed spans together",
+    ),
+    (
+        "torch.aggregated_spans",
+        _INT64,
+        _IF_REDUCED,
+        "number of spans that are not sent because aggregate spans replace them",
+    ),
+    (
+        "torch.collapsed_spans",
+        _INT64,
+        _IF_REDUCED,
+        "number of spans that are left out and counted in `torch.collapsed.count`",
+    ),
+    ("torch.parts", _INT64, _IF_REDUCED, "number of further traces with the other spans, linked in both directions"),
+    ("torch.part", _INT64, "on the roots of these traces", "number of the part, from 1"),
+    (
+        "torch.averages",
+        _NAME,
+        "on steps without detail",
+        (
+            'names by self time, the longest first: `[{"name":"aten::mm","count":12,"self":0.0123}]`, `self` in '
+            'seconds, with `"phase":"data"` for events during the wait for data; at most 1,279 bytes together with '
+            "`torch.collectives` (Tempo cuts attributes at 2,048 bytes)"
+        ),
+    ),
+    (
+        "torch.collectives",
+        _NAME,
+        "on steps without detail, if a backend of `torch.distributed` worked on its own threads",
+        (
+            '`[["0",123,5000.1,5200.7]]`: group, `torch.collective.sequence_nr`, arrival of this rank and of the '
+            "last rank, in µs since the step began; at most 511 bytes"
+        ),
+    ),
+)
+"""Key, type, when it is there and what it means, in the order in which the page has them."""
+
 
 _TYPE_NAMES = {
     AttributeType.INT64: "int",
@@ -128,7 +194,6 @@ _IF_ALLOCATED = (
 )
 _IF_COMPILED = "on roots (of steps) with a compiled region"
 
-_INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 
 ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
@@ -143,35 +208,35 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _NAME,
         "full name of the Python function, such as `package.module.Class.method`",
         _IF_FUNCTION,
-        frames.function(lambda info_field: info_field.qualified_name, is_text=True),
+        events.function(lambda info_field: info_field.qualified_name, is_text=True),
     ),
     Attribute(
         "code.file.path",
         _NAME,
         "file of the function",
         _IF_FUNCTION,
-        frames.function(lambda info_field: info_field.path, is_text=True),
+        events.function(lambda info_field: info_field.path, is_text=True),
     ),
     Attribute(
         "code.line.number",
         _INT64,
         "first line of the function",
         _IF_FUNCTION,
-        frames.function(lambda info_field: info_field.line, is_text=False),
+        events.function(lambda info_field: info_field.line, is_text=False),
     ),
     Attribute(
         "torch.frame.identity",
         _INT64,
         "number of the generator, coroutine or optimizer, the same on all its segments",
         "on calls of generators, coroutines and optimizers",
-        frames.identity,
+        events.identity,
     ),
     Attribute(
         "cpython.gc.generation",
         _INT64,
         "collected generation",
         "on garbage collections",
-        frames.generation,
+        events.generation,
     ),
     Attribute(
         "torch.phase.name",
@@ -180,7 +245,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "on phases",
         phases.name,
     ),
-    *generations.ATTRIBUTES,
+    *phases.GENERATE_ATTRIBUTES,
     Attribute(
         "torch.op.scope",
         _NAME,
@@ -258,42 +323,42 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "device time in seconds, between the timing events at the event's start and end on the device's stream; "
         "without timing events, the device time of the events inside it",
         "with device times, if there are any",
-        devices.duration,
+        events.device_duration,
     ),
     Attribute(
         "torch.device.self_duration",
         _DOUBLE,
         "device self time in seconds: the device time without child events",
         "with device times, on events with timing events",
-        devices.self_duration,
+        events.device_self_duration,
     ),
     Attribute(
         "torch.device.drained_duration",
         _DOUBLE,
         "upper bound, in seconds, of the time in which devices had finished all queued work and waited for the host",
         "with device times, on roots with timing events",
-        devices.drained,
+        events.device_idle,
     ),
     Attribute(
         "torch.device.type",
         _NAME,
         "type of the timed device, as `torch.device` names it, such as `cuda`",
         "with device times, on events with timing events",
-        devices.device,
+        events.device,
     ),
     Attribute(
         "torch.device.index",
         _INT64,
         "index of the timed device within its type",
         "with device times, on events with timing events",
-        devices.of_pair("device_index"),
+        events.of_pair("device_index"),
     ),
     Attribute(
         "torch.device.stream",
         _INT64,
         "torch's `stream_id` of the timed stream",
         "with device times, on events with timing events",
-        devices.of_pair("stream"),
+        events.of_pair("stream"),
     ),
     Attribute(
         "torch.device.energy",
@@ -301,21 +366,21 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "joules that the timed devices consumed during the span, for any work; without timed devices, all devices "
         "visible to the process",
         "with `energy`, on roots, and on labels and modules of at least 0.1 s",
-        devices.energy,
+        events.energy,
     ),
     Attribute(
         "torch.memory.allocated",
         _INT64,
         "bytes allocated on the CPU in the event and its descendants on the same thread",
         "with `profile_memory`, if above 0",
-        memory.moved("cpu_memory", "allocated"),
+        events.moved("cpu_memory", "allocated"),
     ),
     Attribute(
         "torch.memory.released",
         _INT64,
         "bytes freed on the CPU in the event and its descendants on the same thread",
         "with `profile_memory`, if above 0",
-        memory.moved("cpu_memory", "released"),
+        events.moved("cpu_memory", "released"),
     ),
     Attribute(
         "torch.memory.peak",
@@ -323,28 +388,28 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "highest number of bytes in use on the CPU that torch reported at an allocation in the event or its "
         "descendants; on roots, at any time",
         _IF_ALLOCATED,
-        memory.cpu_peak,
+        events.cpu_peak,
     ),
     Attribute(
         "torch.device.memory.allocated",
         _INT64,
         "bytes allocated on devices in the event and its descendants on the same thread",
         "with `profile_memory`, if above 0",
-        memory.moved("device_memory", "allocated"),
+        events.moved("device_memory", "allocated"),
     ),
     Attribute(
         "torch.device.memory.released",
         _INT64,
         "bytes freed on devices in the event and its descendants on the same thread",
         "with `profile_memory`, if above 0",
-        memory.moved("device_memory", "released"),
+        events.moved("device_memory", "released"),
     ),
     Attribute(
         "torch.device.memory.peak",
         _INT64,
         "highest number of bytes in use on a device, likewise; the highest of several devices",
         _IF_ALLOCATED,
-        memory.device_peak,
+        events.device_peak,
     ),
     Attribute(
         "thread.id",
@@ -365,7 +430,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _NAME,
         "class of the exception that left the event; `_OTHER` if unknown, as for function calls before Python 3.12",
         "if an exception left it",
-        frames.error_type,
+        events.error_type,
     ),
     Attribute(
         "torch.unfinished",

@@ -1,4 +1,4 @@
-"""Attributes that come from an event's own columns: what it is, its inputs, memory, thread and flags."""
+"""Attributes of events: what each is, its inputs, memory, thread and flags; its time on devices; the call that it is, or is in."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import numpy as np
 
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._native.loops import self_times
+from otel_torchprof._tree.devices import covered_between, device_name, drained_between, joules_between
 from otel_torchprof._tree.flops import flops_of
+from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.inputs import InputKind, has_inputs, may_have, text_ids, values_in
+from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, NO_PEAK, peaks_between, peaks_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_torchprof._columns.frame_info import FunctionInfo
     from otel_torchprof._tree.inputs import InputPart, Inputs
+    from otel_torchprof._tree.memory import MovedMemory
 
-    from .attribute_source import Source, Values
+    from .attribute_source import Array, Source, Values
 
 
 def scope(source: Source) -> Values:
@@ -144,3 +149,203 @@ def dropped_events(source: Source) -> Values | None:
     chosen = np.zeros(len(source.table), dtype=bool)
     chosen[np.flatnonzero(~source.is_event)[-1:] if source.dropped_on is None else source.dropped_on] = True
     return np.full(len(source.table), dropped), chosen
+
+
+def moved(device: str, direction: str) -> Callable[[Source], Values | None]:
+    """Bytes allocated or released, ``direction``, by an event and what it called; ``device`` is a fact of the source."""
+
+    def compute(source: Source) -> Values | None:
+        found: MovedMemory | None = getattr(source, device)
+        if found is None:
+            return None
+        values = source.spread(getattr(found, direction))
+        return values, (values != 0) & source.is_event
+
+    return compute
+
+
+def cpu_peak(source: Source) -> Values | None:
+    """The highest total that the CPU's allocator told inside of each event; in the time of each synthetic span."""
+    return _peak(source, CPU_TYPES)
+
+
+def device_peak(source: Source) -> Values | None:
+    """The highest total that the allocator of any device told, likewise."""
+    return _peak(source, DEVICE_TYPES)
+
+
+def _peak(source: Source, types: tuple[int, ...]) -> Values | None:
+    of_rows = peaks_of_rows(source.batch, types, source.memory_rows)
+    if of_rows is None:
+        return None
+    peaks, roots = source.spread(of_rows), np.flatnonzero(~source.is_event)
+    peaks[roots] = peaks_between(source.batch, types, source.table.start[roots], source.table.end[roots])
+    return peaks, peaks != NO_PEAK
+
+
+_NS_PER_S = 1e9
+
+SHORTEST_WITH_ENERGY_NS = 100_000_000
+"""What is shorter lies between two readings of an energy counter, which say nothing of it."""
+
+
+def device_duration(source: Source) -> Values | None:
+    """Of its own pair of marks; where it has none, of those inside of it; of a root, of all that began in its time."""
+    found = _pairs(source)
+    if found is None or source.device_times is None:
+        return None
+    pair, has_pair = found
+    total = source.spread(source.device_times.total)
+    own = _of_pairs(source, "duration", pair) if has_pair.any() else np.zeros_like(total)
+    time = np.where(has_pair, own, np.maximum(total, 0))
+    roots = np.flatnonzero(~source.is_event)
+    time[roots] = covered_between(source.batch, source.table.start[roots], source.table.end[roots])
+    return time / _NS_PER_S, has_pair | (time > 0)
+
+
+def device_idle(source: Source) -> Values | None:
+    """Of roots in which a device was timed: how long devices waited for the host."""
+    if source.device_times is None:
+        return None
+    roots = ~source.is_event
+    time = np.full(len(roots), np.nan)
+    time[roots] = drained_between(source.batch, source.table.start[roots], source.table.end[roots])
+    return np.nan_to_num(time) / _NS_PER_S, ~np.isnan(time)
+
+
+def device_self_duration(source: Source) -> Values | None:
+    """Of an event with timing events: the time outside its child events."""
+    found = _pairs(source)
+    if found is None or source.device_times is None:
+        return None
+    return np.maximum(source.spread(source.device_times.own), 0) / _NS_PER_S, found[1]
+
+
+def device(source: Source) -> Values | None:
+    """The name of the device's type."""
+    found = _pairs(source)
+    if found is None or not found[1].any():
+        return None
+    types, which = np.unique(_of_pairs(source, "device_type", found[0]), return_inverse=True)
+    names = source.add([device_name(number) for number in types.tolist()])
+    return names[which.reshape(-1)], found[1]
+
+
+def of_pair(column: str) -> Callable[[Source], Values | None]:
+    """A column of the pair of marks."""
+
+    def compute(source: Source) -> Values | None:
+        found = _pairs(source)
+        if found is None or not found[1].any():
+            return None
+        return _of_pairs(source, column, found[0]).astype(np.int64), found[1]
+
+    return compute
+
+
+def energy(source: Source) -> Values | None:
+    """Of roots, and of labels and modules that are no shorter than what lies between two readings."""
+    table = source.table
+    joules = joules_between(source.batch, table.start, table.end)
+    if joules is None:
+        return None
+    kind, length = source.kind, table.end - table.start
+    reported = ((kind == Kind.LABEL) | (kind == Kind.MODULE)) & (length >= SHORTEST_WITH_ENERGY_NS)
+    return np.nan_to_num(joules), (reported | ~source.is_event) & ~np.isnan(joules)
+
+
+def _of_pairs(source: Source, column: str, pair: Array) -> Array:
+    """A column of the pair of each span, of any pair where it has none; some span has one."""
+    values: Array = (source.batch.devices or {})[column][np.maximum(pair, 0)]
+    return values
+
+
+def _pairs(source: Source) -> tuple[Array, Array] | None:
+    """Per span the place of its pair, and whether it has one."""
+    times = source.device_times
+    if times is None:
+        return None
+    pair = source.spread(times.pair)
+    return pair, (pair >= 0) & source.is_event
+
+
+COLLECTION = "gc.collect: generation "
+"""How the names of collections of garbage begin."""
+
+UNKNOWN_ERROR = "_OTHER"
+"""What OpenTelemetry's conventions have for an error whose class nobody knows."""
+
+
+def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Callable[[Source], Values | None]:
+    """Something of the function that a span is a call of, or was called by."""
+
+    def compute(source: Source) -> Values | None:
+        found = source.functions
+        if found is None:
+            return None
+        info, which = found
+        values = [value_of(info_field) for info_field in info]
+        column = source.add(values) if is_text else np.array(values, dtype=np.int64)
+        return np.append(column, column[:1])[which], which >= 0
+
+    return compute
+
+
+def module(source: Source) -> Values | None:
+    """The full names of modules: the events' own names, of calls what is known of them."""
+    is_module = (source.kind == Kind.MODULE) & source.is_event
+    if source.frames is None and not is_module.any():
+        return None
+    values = np.where(is_module, source.table.name, np.uint32(0))
+    info = source.batch.frame_info
+    if info is None or source.frames is None:
+        return values, is_module
+    present = is_module.copy()
+    parts = info.recordings or (info,)
+    since = np.array([part.since for part in parts], dtype=np.int64)
+    part_of = np.maximum(np.searchsorted(since, source.table.start[source.frames], side="right") - 1, 0)
+    for number, part in enumerate(parts):
+        spans = source.frames[part_of == number]
+        used, which = distinct(source.frame_names(spans))
+        known = [part.modules[name].qualified_name if name in part.modules else "" for name in used.tolist()]
+        names = source.add(known)
+        is_known = np.array([bool(name) for name in known], dtype=np.bool_)[which]
+        values[spans[is_known]] = names[which[is_known]]
+        present[spans[is_known]] = True
+    return values, present
+
+
+def generation(source: Source) -> Values | None:
+    """Of a collection of garbage."""
+    if source.frames is None:
+        return None
+    used, which = distinct(source.frame_names(source.frames))
+    found = np.array([_generation(source.batch.names[name]) for name in used.tolist()], dtype=np.int64)
+    values = np.full(len(source.table), -1, dtype=np.int64)
+    values[source.frames] = found[which]
+    return values, values >= 0
+
+
+def identity(source: Source) -> Values | None:
+    """Of calls: which generator, coroutine or optimizer it was."""
+    if source.frames is None:
+        return None
+    values = np.zeros(len(source.table), dtype=np.int64)
+    values[source.frames] = source.column("fwd_thread")[source.frames]
+    return values, values != 0
+
+
+def error_type(source: Source) -> Values | None:
+    """The class of an exception; not known of every call."""
+    if not source.any_flags & Flag.ERROR and not source.batch["error_type"].max(initial=0):
+        return None
+    values = source.column("error_type")
+    unknown = (values == 0) & (source.column("flags") & Flag.ERROR != 0)
+    if unknown.any():
+        values = np.where(unknown, source.add([UNKNOWN_ERROR])[0], values)
+    return values, (values != 0) & source.is_event
+
+
+def _generation(name: str) -> int:
+    number = name.removeprefix(COLLECTION)
+    return int(number) if number != name and number.isdecimal() else -1

@@ -23,14 +23,13 @@ from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, for
 from otel_torchprof._events import event_sums
 from otel_torchprof._export.file import write
 from otel_torchprof._native.encoders import PIECE_SIZE
-from otel_torchprof._process.printable import printable
 from otel_torchprof._process.torch_differences import differences
+from otel_torchprof.errors import printable
 
 from .event_frames import of_columns, of_objects
 from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
-from .recorded_events import EventSource
-from .recorded_nodes import build_tree
+from .recorded_events import EventSource, build_tree
 
 if TYPE_CHECKING:
     import os

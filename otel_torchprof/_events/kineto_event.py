@@ -18,7 +18,7 @@ from otel_torchprof._tree import inputs
 
 from .function_event import DeviceType, TorchEnum
 from .profiler_events import EventTree
-from .recorded_nodes import Node, Nodes
+from .recorded_events import Node, Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

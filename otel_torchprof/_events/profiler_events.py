@@ -15,14 +15,14 @@ from otel_torchprof._tree.frames import MODULE_PREFIX
 from otel_torchprof._tree.inputs import Input, InputKind, decoded, overload_name
 from otel_torchprof._tree.recorded_tree import NO_ID, TensorId, called
 
-from .recorded_nodes import CALL, Node
+from .recorded_events import CALL, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo, ParameterInfo, TensorInfo
 
-    from .recorded_nodes import Nodes
+    from .recorded_events import Nodes
 
 _DTYPES = {
     "float": "float32",

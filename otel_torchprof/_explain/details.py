@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX
-from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
+from otel_torchprof._spans.step_spans import JOB_NAME
 from otel_torchprof._trace_files import wanted as w
 from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
-from .advice import COMPUTING
-from .known_names import is_of_any_thread, is_operator, phase_of
-from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime
+from .findings import COMPUTING
+from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime, is_of_any_thread, is_operator, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    from otel_torchprof._columns.arrays import Floats, Integers
     from otel_torchprof._trace_files.values import StepAverage
 
-    from .arrays import Floats, Integers
     from .step_list import Process, StepList
 
 

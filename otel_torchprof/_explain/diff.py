@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX
-from otel_torchprof._process.printable import printable
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, printable
 
 from .explanation import escaped
-from .findings import time
+from .findings import DIFF_RULES, RULES, time
 from .rank_reading import read_steps
-from .rules import DIFF_RULES, RULES
 from .tree_times import TreeTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from otel_torchprof._columns.arrays import Flags, Floats
     from otel_torchprof._export.byte_stream import ByteStream
 
-    from .arrays import Flags, Floats
     from .step_list import StepList
 
 # ---- Two recordings, name by name and path by path: what changed beyond what all changed by, and beyond chance ----

@@ -1,20 +1,112 @@
-"""A finding: a verdict with its evidence."""
+"""Findings: the rules by which a verdict is given, its evidence, what to do about it, and the reasons for giving none."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._encode.table import format_time
 
-from .advice import ADVICE, HARMLESS
-from .rules import RULES
 from .steps import PLACE_OF
 
 if TYPE_CHECKING:
-    from .arrays import Flags, Floats, Integers
+    from otel_torchprof._columns.arrays import Flags, Floats, Integers
+
     from .steps import Rank
+
+
+class Rules(NamedTuple):
+    """Thresholds; shares are fractions of the duration of a step."""
+
+    version: int = 6
+    """Raised whenever a number or its meaning changes."""
+    warm_up_steps: int = 5
+    """First training steps of a recording that are left out."""
+    recompiling_share: float = 0.01
+    """A step that compiles for longer than this is no steady one."""
+    fewest_steps: int = 20
+    """Steady steps: with fewer there is no verdict."""
+    firm_steps: int = 50
+    """With fewer, a verdict is tentative."""
+    bound_share: float = 0.20
+    """A step is bound by what takes at least this, of phases of all steps together, of anything else as a median,"""
+    bound_lower: float = 0.15
+    """and at least this at the lower end of its 95 % interval."""
+    note_share: float = 0.10
+    """From here on it is a note."""
+    page_seconds: float = 0.5e-6
+    """That a page of fresh memory costs at least, which is how memory that is freed and taken anew is judged."""
+    fewest_pages: int = 1000
+    """Of a step: fewer are not mentioned."""
+    fewest_waits: int = 5
+    """Of a step, that are waits for Python's lock: so many,"""
+    shortest_wait: float = 0.5e-3
+    """not shorter than this on average,"""
+    longest_wait: float = 8e-3
+    """and not longer: another thread gives it up after 5 ms."""
+    resamples: int = 1000
+    """Of the bootstrap."""
+    seed: int = 0
+    """Of its random numbers."""
+    most_unattributed: float = 0.15
+    """Abstain: more than this is in no phase."""
+    most_dropped: float = 0.01
+    """Abstain: more than this fraction of the events was dropped."""
+    most_runnable: float = 0.10
+    """Abstain, but from waits: the loop's thread was ready to run for more than this, and did not get a processor."""
+    spike_ratio: float = 3.0
+    """There are spikes where the 99th percentile is above so many medians; each step above so many is one."""
+    spike_cause_share: float = 0.80
+    """A cause of a spike covers at least this of what the step took beyond the median,"""
+    fewest_spikes: int = 3
+    """in at least so many of them,"""
+    spike_chance_ratio: float = 3.0
+    """and in so many times as many as its usual share of a step would make it cover by chance."""
+    alignment_errors: float = 3.0
+    """A rank waits in a collective where the last one comes later than so many times the error of the alignment of clocks."""
+    last_share: float = 0.60
+    """A straggler comes last to at least this fraction of those collectives,"""
+    fewest_collectives: int = 20
+    """of which there are at least so many,"""
+    lateness_share: float = 0.05
+    """and costs at least this."""
+
+
+class DiffRules(NamedTuple):
+    """By which two recordings differ."""
+
+    version: int = 3
+    """Raised whenever a number or its meaning changes."""
+    warm_up_steps: int = 5
+    """First training steps of a recording that are left out."""
+    fewest_steps: int = 20
+    """Of each recording."""
+    fastest: float = 0.10
+    """Of the steps in which a name runs: what it takes there is compared."""
+    blocks: int = 10
+    """Of steps, from which the error of that is known."""
+    least_share: float = 0.005
+    """Of a step: what takes less is not compared, and no difference is smaller."""
+    deviations: float = 4.0
+    """A path, or a name, changed by at least so many standard deviations: of its own times, and of how far names are from what all changed by."""
+    path_share: float = 0.80
+    """Of the difference of a name: if one path has it, that is named."""
+    fewest_names: int = 5
+    """With fewer, that is not known,"""
+    spread_of_few: float = 0.05
+    """and this is taken."""
+    spread: float = 0.015
+    """By which a name differs in two recordings of one program at least; and as much outside of what is between no change and that of all."""
+    common_change: float = 0.10
+    """Everything changed alike by more than this: less may be the machine."""
+
+
+RULES = Rules()
+DIFF_RULES = DiffRules()
+
 
 _HIGH, _MEDIUM = 0.4, 0.2
 _MOST_RESAMPLED = 2000
@@ -121,3 +213,192 @@ def _drawn(count: int) -> Integers:
 def time(seconds: float) -> str:
     """Formats a duration."""
     return format_time(seconds * 1e6)
+
+
+STRAGGLERS = "stragglers"
+
+
+class Leaves(str, Enum):
+    """Verdicts that remain possible."""
+
+    NOTHING = "nothing"
+    SINGLE_STEPS = "single steps"
+    """Also verdicts that do not depend on the unattributed time."""
+    WAITS = "waits"
+    """Waits in which the thread was blocked."""
+
+
+class Abstention(NamedTuple):
+    """A reason for no verdict."""
+
+    subject: str
+    """The subject without a verdict: a rank, or stragglers."""
+    reason: str
+    way_out: str
+    leaves: Leaves = Leaves.NOTHING
+
+
+def abstentions(rank: Rank) -> list[Abstention]:
+    """Returns all reasons that apply to a rank."""
+    chosen = steady(rank)
+    count = int(chosen.sum())
+    if count < RULES.fewest_steps:
+        compiled = int(trained(rank).sum()) - count
+        left_out = f"the first {RULES.warm_up_steps}" + (f" and {compiled} that compiled" if compiled else "")
+        return [
+            Abstention(
+                rank.name,
+                f"{count} steady training steps ({left_out} left out), and {RULES.fewest_steps} are needed",
+                "record more steps",
+            )
+        ]
+    found = []
+    if rank.dropped > RULES.most_dropped * (rank.events + rank.dropped):
+        share = rank.dropped / (rank.events + rank.dropped)
+        found.append(Abstention(rank.name, f"{share:.1%} of the events were dropped", "record with less detail"))
+    if rank.has_twin_steps or len(distinct_values(rank.revision[chosen])) > 1:
+        reason = "the rule of steps is ambiguous: " + (
+            "several steps have one number" if rank.has_twin_steps else "it changed while steps were steady"
+        )
+        found.append(Abstention(rank.name, reason, "say what a step is: instrument(steps=optimizer), or prof.step()"))
+    if rank.lacks_device_times:
+        found.append(
+            Abstention(
+                rank.name,
+                "work was launched on a device, and the file does not say how long it took",
+                "record with ProfilerActivity.CUDA, or use_device",
+            )
+        )
+    busy = busy_share(rank, chosen)
+    if busy > RULES.most_runnable:
+        reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and other threads had the processors"
+        way_out = "record while nothing else runs; only waits in which the thread was blocked are judged"
+        found.append(Abstention(rank.name, reason, way_out, Leaves.WAITS))
+    unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
+    if unknown > RULES.most_unattributed and not rank.is_derived:
+        reason = f"{unknown:.0%} of step time is in no phase"
+        found.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", Leaves.SINGLE_STEPS))
+    return found
+
+
+class Advice(NamedTuple):
+    """For one verdict."""
+
+    meaning: str
+    """Follows the verdict in a sentence: what the loop does."""
+    next_action: str
+    check: str
+    """What a run would show if the verdict were wrong."""
+
+
+ADVICE = {
+    "input-bound": Advice(
+        "of step time waits for data",
+        "raise num_workers of the DataLoader, or make its dataset cheaper: decode and transform ahead of time, pin_memory=True",
+        "take one batch before the loop and train on it again and again: if steps do not become shorter by that much, this is wrong",
+    ),
+    "optimizer-bound": Advice(
+        "of step time is the optimizer's step, clipping and zeroing",
+        "construct the optimizer with fused=True or foreach=True, or accumulate gradients and step less often",
+        "leave out optimizer.step() in a trial run: if steps do not become shorter by that much, this is wrong",
+    ),
+    "communication-bound": Advice(
+        "of step time waits for other ranks",
+        "explain the files of all ranks together: it names a rank that comes late; if none does, communicate less, or overlap it",
+        "run the same on one rank: if its steps are as long, this is wrong",
+    ),
+    "checkpoint-bound": Advice(
+        "of the time writes checkpoints",
+        "write checkpoints less often, to a faster disk, or in the background (torch.distributed.checkpoint.async_save)",
+        "turn checkpoints off in a trial run: if steps do not become shorter by that much, this is wrong",
+    ),
+    "evaluation-bound": Advice(
+        "of the time evaluates the model",
+        "evaluate less often, or on fewer batches",
+        "turn evaluation off in a trial run: if steps do not become shorter by that much, this is wrong",
+    ),
+    "compile-bound": Advice(
+        "of the time compiles again",
+        "find out why with TORCH_LOGS=recompiles; pad inputs to few shapes, or mark the changing dimension as dynamic",
+        "run with torch.compiler.set_stance('force_eager'): if the slow steps are still there, this is wrong",
+    ),
+    "gc-bound": Advice(
+        "of step time is Python's garbage collector",
+        "call gc.freeze() after set-up, collect only every so many steps, and keep fewer objects from step to step",
+        "run with gc.disable(): if steps do not become shorter by that much, this is wrong",
+    ),
+    "device-wait-bound": Advice(
+        "of step time waits for the device in a call that says so",
+        "remove torch.cuda.synchronize() from the loop; if the device is busy all the time, make its work less",
+        "remove the call in a trial run: if steps do not become shorter, the device is what they wait for",
+    ),
+    "operator-bound": Advice(
+        "of step time is one operator",
+        "look at its inputs (--shapes) and at who calls it (--detail modules): replace it, call it less often, or fuse it",
+        "leave the operator out in a trial run: if steps do not become shorter by that much, this is wrong",
+    ),
+    "allocation-churn": Advice(
+        "of step time, at least, takes memory from the system anew that was freed before",
+        "keep large tensors from step to step (out=, in-place operators, zero_grad(set_to_none=False)), or let the allocator keep them: "
+        "MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ of glibc, or another allocator (LD_PRELOAD of jemalloc or tcmalloc)",
+        "run with MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296: if steps do not become shorter, this is wrong",
+    ),
+    "machine-busy": Advice(
+        "of the time the loop's thread was ready to run, and other threads had the processor",
+        "look for other processes on the machine, and set torch.set_num_threads() and num_workers to the cores that there are",
+        "run on a machine with nothing else on it: if steps do not become shorter, this is wrong",
+    ),
+    "gil": Advice(
+        "of step time waits for Python's lock (GIL), which another Python thread has",
+        "find that thread (py-spy dump, or --detail frames) and move its work into a process, or into code that lets go of the lock",
+        "run without that thread: if steps do not become shorter by that much, this is wrong",
+    ),
+    "python-gap": Advice(
+        "of step time no operator runs: Python gap, cause unknown",
+        "record Python's calls, --detail frames, and look at those with the most self time",
+        "record with torch.compile or with a larger batch: if the gap grows with the batch, it is no overhead of Python",
+    ),
+    "device-bound": Advice(
+        "of step time the device works, or has work waiting",
+        "nothing is lost on the host: look at the operators that the device takes longest for",
+        "halve the batch: if steps do not become shorter, this is wrong",
+    ),
+    "host-bound": Advice(
+        "of step time the device waits for the host to launch something",
+        "launch less: torch.compile, mode='reduce-overhead' for graphs; fused or foreach optimizers; larger batches. Timing the device slows "
+        "the host too: how long steps are without it, --detail steps tells",
+        "double the batch: if steps become longer by as much, this is wrong",
+    ),
+    "compute-bound": Advice(
+        "of step time the model computes",
+        "this is what a step is for; to make it shorter, look at the longest operators: otel-torchprof show",
+        "halve the batch: if steps do not become shorter, this is wrong",
+    ),
+    "straggler": Advice(
+        "of the others' step time waits for one rank",
+        "look at that rank alone: its data, its device, what else runs on its machine",
+        "exchange two ranks' machines: if the same rank number stays late, it is the program's work and not the machine",
+    ),
+    "spikes": Advice(
+        "of the time is in steps that are far longer than the others",
+        "look at the slowest steps below, and record them with more detail: OTEL_TORCHPROF_POLICY=keep=slow",
+        "record again: if other steps are slow, and as many, it does not depend on the program's data",
+    ),
+}
+"""By verdict."""
+
+BY_PHASE = {
+    "data": "input-bound",
+    "optimizer": "optimizer-bound",
+    "collective": "communication-bound",
+    "checkpoint": "checkpoint-bound",
+    "evaluation": "evaluation-bound",
+    "compile": "compile-bound",
+    "gc": "gc-bound",
+    "device_wait": "device-wait-bound",
+}
+"""The verdict on a step that is bound by a phase; those of the model's computing are left, which are one."""
+COMPUTING = ("forward", "backward", "inference", "generate", "prefill", "decode")
+WAITING = ("data", "checkpoint", "collective", "device_wait")
+HARMLESS = frozenset(("compute-bound", "device-bound"))
+"""Verdicts that are no fault."""

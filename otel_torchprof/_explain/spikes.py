@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .advice import BY_PHASE, COMPUTING, WAITING
-from .findings import finding, time, trained, with_runnable
-from .known_names import is_what_models_do
-from .rules import RULES
-from .steps import PLACE_OF
+from .findings import BY_PHASE, COMPUTING, RULES, WAITING, finding, time, trained, with_runnable
+from .steps import PLACE_OF, is_what_models_do
 
 if TYPE_CHECKING:
-    from .arrays import Floats, Integers
+    from otel_torchprof._columns.arrays import Floats, Integers
+
     from .findings import Finding
     from .steps import Rank
 
@@ -60,7 +58,7 @@ def _waits(rank: Rank) -> dict[str, Floats]:
     return {phase: np.minimum(rank.phases[:, PLACE_OF[phase]], blocked) for phase in WAITING}
 
 
-def _phases(rank: Rank) -> dict[str, Floats]:
+def _phases_of_time(rank: Rank) -> dict[str, Floats]:
     columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
     known = with_runnable(rank, trained(rank))
     if known.any():
@@ -70,7 +68,7 @@ def _phases(rank: Rank) -> dict[str, Floats]:
 
 def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Floats] | None) -> dict[str, Integers]:
     """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does. ``waits``: no others are looked at."""
-    columns = _phases(rank) if waits is None else waits
+    columns = _phases_of_time(rank) if waits is None else waits
     usual = _UsualTimes(rank, places)
     for name, column in columns.items():
         usual.add(name, float(np.median(column[places])))

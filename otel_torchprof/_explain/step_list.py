@@ -12,8 +12,7 @@ from otel_torchprof._trace_files.collectives import OF_COLLECTIVES, CollectiveLi
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
 
-from .known_names import phase_of
-from .steps import PAUSES, TRAINING, Pause
+from .steps import PAUSES, TRAINING, Pause, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

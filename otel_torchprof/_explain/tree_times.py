@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._spans.jobs import JOB_NAME
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
+from otel_torchprof._spans.step_spans import JOB_NAME
 from otel_torchprof._trace_files import wanted as w
 from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
@@ -22,9 +22,9 @@ from .steps import PAUSES
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    from otel_torchprof._columns.arrays import Floats, Integers
     from otel_torchprof._trace_files.values import StepAverage
 
-    from .arrays import Floats, Integers
     from .step_list import StepList
 
 MOST_STEPS = 500

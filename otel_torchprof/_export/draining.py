@@ -74,10 +74,6 @@ class Ending(NamedTuple):
     """Counts it where not even that is possible: a drain hangs or fails."""
 
 
-def _nothing() -> None:
-    """Where there is no recording to end."""
-
-
 class Drainer:
     """Has a recording drained in slices, by one thread at a time: its own, where there is one, else the caller's.
 
@@ -134,7 +130,7 @@ class Drainer:
         request = _Request(deadline)
         return request.wait(deadline) if thread.ask(request) else self.drain_here(deadline)
 
-    def end(self, deadline: Deadline, claim: Callable[[], Ending | None] = _nothing) -> None:
+    def end(self, deadline: Deadline, claim: Callable[[], Ending | None] | None = None) -> None:
         """Takes the rest of a recording and ends the thread; without one what was recorded until now. A second call waits for the first.
 
         Args:
@@ -147,7 +143,7 @@ class Drainer:
         thread = self._thread
         try:
             with self.lock:
-                ending, thread = claim(), self._thread
+                ending, thread = None if claim is None else claim(), self._thread
                 self._thread = None
                 if ending is not None:
                     self._final = _Request(deadline, ending.take)

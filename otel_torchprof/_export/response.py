@@ -7,7 +7,7 @@ import math
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_torchprof._process.printable import printable
+from otel_torchprof.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,8 @@ from otel_torchprof._sources.catalog import Request, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.generations import shared as generations
-from otel_torchprof._sources.loop_marks import shared as loop_marks
 from otel_torchprof._sources.module_calls import shared as module_calls
-from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, optimizers_were_made
+from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, loop_marks, optimizers_were_made
 from otel_torchprof._spans.live_table import CallRules
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
@@ -372,10 +371,6 @@ def _states(detail: str) -> dict[str, str]:
     }
 
 
-def _nothing() -> None:
-    """What there is to call off before anything was called for."""
-
-
 def _first_step(provider: Provider) -> int:
     return next((number for reference, number in _numbered if reference() is provider.tracer_provider), 0)
 
@@ -384,4 +379,4 @@ def _reference(provider: Provider) -> Callable[[], Any]:
     try:
         return weakref.ref(provider.tracer_provider)
     except TypeError:  # somebody's own class, with __slots__
-        return _nothing
+        return lambda: None

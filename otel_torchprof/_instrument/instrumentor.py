@@ -26,11 +26,10 @@ from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.errors import warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
-from .default_processor import DefaultProcessor, added_processor, is_shut_down
+from .default_processor import DefaultProcessor, ProviderWait, added_processor, is_shut_down
 from .instrumentation import Instrumentation
 from .options import Options, takes_arguments_of
 from .processor import unused
-from .provider_wait import ProviderWait
 from .sigterm import SigtermFlush
 
 if TYPE_CHECKING:

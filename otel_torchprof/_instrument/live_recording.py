@@ -24,9 +24,9 @@ from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.step_marks import StepMarks
 from otel_torchprof._spans.collectives import LiveCollectives
-from otel_torchprof._spans.jobs import Job
 from otel_torchprof._spans.live import LiveTrees
 from otel_torchprof._spans.live_table import CallRules, Flows, traced_events
+from otel_torchprof._spans.step_spans import Job
 from otel_torchprof._spans.steps import Steps
 from otel_torchprof._tree.devices import DisplayedTimes, displayed_times
 from otel_torchprof._tree.inputs import InputKept, kept
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from otel_torchprof._record.recording import Recording
     from otel_torchprof._sources.contexts import ContextTable
     from otel_torchprof._spans.collectives import Ranks
-    from otel_torchprof._spans.placed import Placed
+    from otel_torchprof._spans.live import Placed
     from otel_torchprof._spans.step_spans import Step, StepSpan
     from otel_torchprof._tree.averages import RunningAverages
     from otel_torchprof._tree.span_table import SpanTable
@@ -111,14 +111,6 @@ _FEW_EVENTS, _MANY_EVENTS = 2_500, 10_000
 """Of a drain: below, the next one may take more bytes; from there on, no more than usual."""
 
 
-def _nothing() -> None:
-    """What there is to do before a drain where nobody says anything else."""
-
-
-def _nobody(_is_muted: bool) -> None:
-    """Nobody can be muted where all has been recorded."""
-
-
 class Drained(NamedTuple):
     """What one drain brought."""
 
@@ -173,13 +165,13 @@ class LiveRecording:
         contexts: ContextTable,
         averages: RunningAverages,
         expects_steps: Callable[[], bool],
-        before_drain: Callable[[], None] = _nothing,
+        before_drain: Callable[[], None] | None = None,
         budget_bytes: int = 0,
         calls: CallRules = CallRules(),  # noqa: B008 - immutable
         policy: SpanPolicy | None = None,
         ranks: Ranks | None = None,
         step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
-        mute: Callable[[bool], None] = _nobody,
+        mute: Callable[[bool], None] | None = None,
         health: Callable[[], tuple[Mapping[str, str], tuple[str, ...]]] = lambda: ({}, ()),
         now: Callable[[], int] = now_ns,
         most_buffered: int | None = None,
@@ -253,7 +245,7 @@ class LiveRecording:
                 self.segments.say(mark, self._contexts.number_of(mark.context))
 
     def _mute_roots(self, is_muted: bool) -> None:
-        if is_muted != self._roots_muted:
+        if self._mute is not None and is_muted != self._roots_muted:
             self._roots_muted = is_muted
             self._mute(is_muted)
 
@@ -291,7 +283,8 @@ class LiveRecording:
         ``final``: after the stop; the last one has the step that is not finished.
         """
         with self._lock:
-            self._before_drain()
+            if self._before_drain is not None:
+                self._before_drain()
             self.take_marks()
             held, has_more = self.segments.next(), True
             while held is None and has_more:

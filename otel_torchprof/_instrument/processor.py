@@ -15,7 +15,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._distributed.ranks import starts_loader_worker
 from otel_torchprof._events.events import averages_list
-from otel_torchprof._explain.live_rank import LiveSteps
+from otel_torchprof._explain.rank_reading import LiveSteps
 from otel_torchprof._explain.verdicts import explained
 from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger

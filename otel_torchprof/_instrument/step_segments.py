@@ -82,10 +82,6 @@ class Held(NamedTuple):
     """Nothing more will come."""
 
 
-def _nothing(_is_muted: bool) -> None:
-    """Nobody can be muted."""
-
-
 class StepSegments:
     """The segments of one recording. For one thread at a time, but for :meth:`say`.
 
@@ -111,7 +107,7 @@ class StepSegments:
         began: Callable[[int], int | None],
         usage: Callable[[int], Usage | None],
         *,
-        mute: Callable[[bool], None] = _nothing,
+        mute: Callable[[bool], None] | None = None,
     ) -> None:
         self._steps = steps
         self._mute = mute
@@ -193,7 +189,12 @@ class StepSegments:
         if change.is_of_loop:
             self._is_in_loop, self._learned_from = not change.ends_loop, now
         self._on_first(now)
-        self._mute(not self._steps.change(change, now, context, mark.thread, mark.usage))
+        self._begin(mark, now, context)
+
+    def _begin(self, mark: StepMark, now: int, context: int) -> None:
+        is_detailed = self._steps.change(mark.change, now, context, mark.thread, mark.usage)
+        if self._mute is not None:
+            self._mute(not is_detailed)
 
     def _leave_cycle(self, cycle: StepCycle, change: SegmentChange) -> None:
         """What was learned is over; a loop that comes after the framework's has a cycle of its own."""
@@ -288,7 +289,7 @@ class StepSegments:
         elif begins:
             self._cycle, self._learned_from = self._given.cycle(), now
             self._on_first(now)
-            self._mute(not self._steps.change(mark.change, now, context, mark.thread, mark.usage))
+            self._begin(mark, now, context)
         elif not cycle.revision:  # else it was over when a step began in another thread
             self._steps.end(now, context, mark.thread, mark.usage)
 

@@ -240,9 +240,9 @@ class TorchMetrics:
         self._meter = meter
         self.generations = generations
         self.durations = StepDurations(meter, is_heard)
-        self.refresh: Callable[[], None] = _nothing
+        self.refresh: Callable[[], None] | None = None
         """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
-        self.times: Callable[[], tuple[float, float] | None] = _none
+        self.times: Callable[[], tuple[float, float] | None] | None = None
         """Seconds in which operators were recorded and were not, so far; None where that is not known."""
         self._lock = threads.Lock()
         self._make_sums(config.MAX_OPERATORS.fallback)
@@ -284,10 +284,10 @@ class TorchMetrics:
 
     def end(self) -> None:
         """After a recording: what it had comes from nowhere else any more."""
-        times = self.times()
+        times = None if self.times is None else self.times()
         if times is not None:
             self._earlier = [earlier + time for earlier, time in zip(self._earlier, times, strict=True)]
-        self.times, self.refresh = _none, _nothing
+        self.times = self.refresh = None
 
     def after_fork_in_child(self) -> None:
         """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
@@ -295,12 +295,12 @@ class TorchMetrics:
         process_changes.release_locks(self.generations.meter, "opentelemetry.")
         self._lock = threads.Lock()
         self._make_sums(self._most)
-        self.times, self.refresh = _none, _nothing
+        self.times = self.refresh = None
         self.recorder.source = None
 
     def _observing(self, amount: _Amount) -> Callable[[Any], list[Observation]]:
         def observe(_options: Any) -> list[Observation]:
-            if amount is _AMOUNTS[0]:  # the first that was made, which is asked first
+            if amount is _AMOUNTS[0] and self.refresh is not None:  # the first that was made, which is asked first
                 self.refresh()
             with self._lock:
                 if amount.of_device and not self._operators.has_devices:
@@ -316,17 +316,9 @@ class TorchMetrics:
         return [Observation(count, {SAMPLED: sampled}) for sampled, count in self._steps.items()]
 
     def _observe_times(self, _options: Any) -> list[Observation]:
-        now = self.times() or (0.0, 0.0)
+        now = (None if self.times is None else self.times()) or (0.0, 0.0)
         sums = [earlier + time for earlier, time in zip(self._earlier, now, strict=True)]
         return [Observation(time, {SAMPLED: each}) for time, each in zip(sums, (True, False), strict=True) if any(sums)]
-
-
-def _nothing() -> None:
-    """What there is to bring up to date where nothing is recorded."""
-
-
-def _none() -> None:
-    """The times of no recording."""
 
 
 _lock = threads.Lock()

@@ -1,15 +1,17 @@
-"""The black box, typed: the session that writes one, and what is in an image of one."""
+"""The black box, typed: the session that writes one, the watch for hangs with the stacks that it writes, and what is in an image of one."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._process import threads
 from otel_torchprof.errors import NativeError
 
-from .ffi import ffi, lib, owner
+from .ffi import ffi, lib, owner, python_sources
 from .recorder import NAME_KINDS, Session, batch_of, check, current_names
 
 if TYPE_CHECKING:
@@ -317,3 +319,60 @@ def _sound(value: Any) -> str | int | None:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     return value if type(value) is int and -_MOST_NUMBER <= value < _MOST_NUMBER else None
+
+
+_MARK = 0x5EED123
+"""A line that no code begins at."""
+_LONGEST = 512
+"""Characters of a file's path, of which the end is read, and calls of a stack."""
+
+
+def stacks_writer() -> int:
+    """The address of the function that writes the stacks of all threads, for :func:`start_hang_watch`. Costs under a millisecond.
+
+    Raises:
+        NativeError: they cannot be read here. Where the interpreter keeps them is no part of its API; it is looked for, and believed only
+            if the calling thread's own stack is read as Python itself tells it.
+    """
+    problem = next(map(_Probe().run, (None,)))  # with a call of C in between
+    if problem is not None:
+        raise NativeError(problem)
+    return python_sources.stacks_writer()
+
+
+class _Probe:
+    def run(self, _: None) -> str | None:
+        frame = sys._getframe()  # noqa: SLF001 - what is compared with
+        problem = python_sources.find_stacks(frame, frame.f_code.replace(co_firstlineno=_MARK))
+        if problem is not None:
+            return problem
+        read, line = python_sources.read_stack(threading.get_native_id()), frame.f_lineno
+        expected = [(self.run.__code__.co_filename, line, "run")]
+        while frame.f_back is not None and len(expected) < _LONGEST:
+            frame = frame.f_back
+            expected.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        same = read == [(_as_read(path), line, _as_read(name)) for path, line, name in expected]
+        return None if same else "this interpreter's frames are read in another way than it shows them"
+
+
+def _as_read(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()[-_LONGEST:]
+
+
+def start_hang_watch(seconds: float, long_seconds: float, write_stacks: int) -> None:
+    """Begins; ``write_stacks`` is what :func:`stacks_writer` returns, or 0.
+
+    Raises:
+        NativeError: it is watched already, or the system gave no thread.
+    """
+    check(lib.otp_hang_watch_start(round(seconds * 1e9), round(long_seconds * 1e9), write_stacks), "watching for hangs")
+
+
+def next_hang() -> int:
+    """Waits, without Python's lock; the system's id of a thread that hangs, whose stacks are in the box, or 0 once nothing is watched."""
+    return int(lib.otp_hang_watch_wait())
+
+
+def stop_hang_watch() -> None:
+    """Ends; again without effect."""
+    lib.otp_hang_watch_stop()

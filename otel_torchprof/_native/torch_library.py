@@ -1,4 +1,4 @@
-"""The library that records torch's operators: loading it, and proving that it does before it is trusted."""
+"""The library that records torch's operators: loads it, proves that it records, and reads what it knows of inputs and collectives."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from opentelemetry import context
 
+from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import is_there
 from otel_torchprof.errors import TorchLibraryError, TorchProfError, warn_once
 
 from . import prebuilt, torch_build
-from .collectives import Collecting
 from .device_timing import DeviceTiming
 from .ffi import ffi, lib
-from .input_words import Array, InputWords
 from .record_function_fast import fast_records
 from .recorder import CHUNK_BYTES, Session
 from .torch_functions import TorchFunctions
@@ -32,6 +32,162 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_torchprof._columns.batch import Batch
+
+
+Array = npt.NDArray[Any]
+
+# ---- inputs, read natively over whole columns; thread-safe, without the GIL ----
+
+
+STORAGE = np.dtype(
+    [
+        ("address", np.uint64),
+        ("bytes", np.uint64),
+        ("row", np.int64),
+        ("input", np.int32),
+        ("device_type", np.uint8),
+        ("device_index", np.uint8),
+        ("reserved", np.uint16),
+    ]
+)
+"""``otp_storage``: memory that a tensor among a row's inputs is in, and which of the inputs that is."""
+
+
+_ALL_KEPT = 0xFFFFFFFF
+
+
+class InputWords:
+    """Words and, per row, the offset among them, both int64 (``otp_inputs``)."""
+
+    def __init__(self, words: Array, offsets: Array) -> None:
+        words, offsets = np.ascontiguousarray(words, dtype=np.int64), np.ascontiguousarray(offsets, dtype=np.int64)
+        self._alive = words, offsets
+        self._native = ffi.new("otp_inputs *")
+        self._native.words, self._native.word_count = ffi.from_buffer("int64_t[]", words), len(words)
+        self._native.offsets, self._native.row_count = ffi.from_buffer("int64_t[]", offsets), len(offsets)
+
+    def numbers(self, parts: int, names: Array | None = None) -> tuple[npt.NDArray[np.int32], int]:
+        """A number from 0 per row, equal where parts (``otp_input_part``) and names are, and how many numbers there are.
+
+        Raises:
+            MemoryError: there is none left.
+        """
+        numbers = np.empty(self._native.row_count, dtype=np.int32)
+        given = ffi.NULL
+        if names is not None:
+            names = np.ascontiguousarray(names, dtype=np.uint32)
+            given = ffi.from_buffer("uint32_t[]", names)
+        count = lib.otp_inputs_number(self._native, given, parts, ffi.from_buffer("int32_t[]", numbers))
+        if count < 0:
+            raise MemoryError("no memory to tell the inputs of events apart")
+        return numbers, int(count)
+
+    def storages(self) -> Array:
+        """The storages of all rows' inputs, as an array of :data:`STORAGE`, by row."""
+        found = np.empty(lib.otp_inputs_storages(self._native, ffi.NULL), dtype=STORAGE)
+        lib.otp_inputs_storages(self._native, ffi.cast("otp_storage *", found.ctypes.data))
+        return found
+
+    def text_ids(self, kind: int) -> npt.NDArray[np.uint32]:
+        """Per row, the name of its first extra of a kind, or of its first string; 0 for none."""
+        ids = np.zeros(self._native.row_count, dtype=np.uint32)
+        lib.otp_inputs_texts(self._native, kind, ffi.from_buffer("uint32_t[]", ids))
+        return ids
+
+    def kept(self, what: int) -> tuple[Array, Array] | None:
+        """New words and offsets with only that much of the inputs (``otp_input_kept``); None where that is all of them."""
+        size = self._keep(what)
+        if what and size == self._keep(_ALL_KEPT):
+            return None
+        words = np.empty(size, dtype=np.int64)
+        offsets = np.empty(self._native.row_count, dtype=np.int64)
+        self._keep(what, ffi.from_buffer("int64_t[]", words), ffi.from_buffer("int64_t[]", offsets))
+        return words, offsets
+
+    def _keep(self, what: int, words: Any = ffi.NULL, offsets: Any = ffi.NULL) -> int:
+        places = np.full(self._native.word_count, -2, dtype=np.int64)
+        found: int = lib.otp_inputs_keep(self._native, what, ffi.from_buffer("int64_t[]", places), words, offsets)
+        return found
+
+
+def input_type_name(header: int) -> str:
+    """Torch's name for the type of an input with this header."""
+    name: bytes = ffi.string(lib.otp_input_type_name(header))
+    return name.decode()
+
+
+# ---- collectives ----
+
+
+MOST_COLLECTIVES = 1 << 16
+"""Collectives of one recording that may wait to be taken: 5 MB."""
+
+COLLECTIVE_ENTRY = np.dtype([(column.name, column.dtype) for column in COLLECTIVE_COLUMNS])
+"""``otp_collective``."""
+_ROOM = 4096
+
+Collectives = dict[str, "npt.NDArray[Any]"]
+"""Arrays of :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`."""
+
+
+class Collecting:
+    """The collectives of one session, from now until :meth:`stop` or until nothing refers to it any more. Thread-safe.
+
+    Raises:
+        TorchLibraryError: torch refused.
+    """
+
+    def __init__(self, functions: TorchFunctions, session: Session, most: int = MOST_COLLECTIVES) -> None:
+        self._ffi, self._native = functions.ffi, functions.lib
+        self._token = int(self._native.otp_torch_collectives_start(session.consumer, most))
+        if self._token == 0:
+            raise TorchLibraryError("torch refused to report collectives")
+        self._dropped = 0
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop, self._native, self._token, self._pid)
+        self._finalizer.atexit = False
+
+    def take(self) -> Collectives:
+        """Those that were not taken before, in no order; none after the stop."""
+        parts = []
+        while True:
+            part = np.empty(_ROOM, dtype=COLLECTIVE_ENTRY)
+            out = self._ffi.from_buffer("otp_collective[]", part)
+            count = int(self._native.otp_torch_collectives_take(self._token, out, _ROOM))
+            parts.append(part[:count])
+            if count < _ROOM:
+                break
+        found = np.concatenate(parts)
+        return {column.name: np.ascontiguousarray(found[column.name]) for column in COLLECTIVE_COLUMNS}
+
+    @property
+    def lost(self) -> int:
+        """How many there was no room for."""
+        if self._finalizer.alive:
+            self._dropped = int(self._native.otp_torch_collectives_lost(self._token))
+        return self._dropped
+
+    def stop(self) -> Collectives:
+        """Ends it, and gives the rest; none in a forked child, and when called again."""
+        if not self._finalizer.alive:
+            return no_collectives()
+        rest, self._dropped = self.take(), self.lost
+        _stop(self._native, self._token, self._pid)
+        self._finalizer.detach()
+        return rest
+
+
+def no_collectives() -> Collectives:
+    """None."""
+    return {column.name: np.empty(0, column.dtype) for column in COLLECTIVE_COLUMNS}
+
+
+def _stop(native: Any, token: int, pid: int) -> None:
+    if os.getpid() == pid:
+        native.otp_torch_collectives_stop(token)
+
+
+# ---- the library itself ----
 
 
 def installed_torch() -> Any | None:

@@ -8,8 +8,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from otel_torchprof.errors import printable_lines
+
 from . import threads
-from .printable import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,15 +22,14 @@ from otel_torchprof._explain.rank_reading import rank_of_spans
 from otel_torchprof._explain.verdicts import explain, explained
 from otel_torchprof._export import file, sdk
 from otel_torchprof._export.formats import FORMATS, Recorded
-from otel_torchprof._process.caller_warnings import warn_caller
-from otel_torchprof._sampling.bounded import bounded
+from otel_torchprof._sampling.span_buffer import bounded
 from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof._spans.frame_spans import check_detail, displayed
+from otel_torchprof._spans.live import placed_recording
 from otel_torchprof._spans.live_table import Flows
-from otel_torchprof._spans.recorded import placed_recording
 from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.devices import remaining_times
-from otel_torchprof.errors import TorchProfError
+from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
 from .options import of_config
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
     from otel_torchprof._events.kineto_event import ProfilerActivity
     from otel_torchprof._explain.explanation import Explanation
-    from otel_torchprof._record.segments import Segments
+    from otel_torchprof._record.recording import Segments
     from otel_torchprof._sampling.span_policy import SpanPolicy
     from otel_torchprof._spans.limits import Budget
     from otel_torchprof._tree.span_table import SpanTable

@@ -1,45 +1,53 @@
 """A recording: what comes from a source of batches between a start and a stop, whatever interrupts either.
 
 Profiles, streams, the instrumentation, metrics and the black box have one each. What differs is given: the session, the sources that feed
-it, and who drains it.
+it, and who drains it. A profile's comes in segments, each bounded and read as a whole, joined where it was paused, entered again, or has
+cycles of steps.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+from collections import Counter
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from otel_torchprof import config
-from otel_torchprof._native.recorder import CHUNK_BYTES
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.joined import joined
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
+from otel_torchprof._process.profiler_flag import profiler_flag
+from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.device_source import DeviceSource
+from otel_torchprof._sources.energy_source import EnergySource
+from otel_torchprof._sources.frame_filter import ALL_FRAMES
+from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
+from otel_torchprof._sources.source import Calls, Source
+from otel_torchprof._tree.frames import ShortFrames, with_info
+from otel_torchprof._tree.inputs import InputKept, kept
+from otel_torchprof._tree.waiting import with_waiting
+from otel_torchprof.errors import NativeError, TorchProfError
+from otel_torchprof.health import ON, Health
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import WaitingStack
     from otel_torchprof._native.recorder import SessionStats
-    from otel_torchprof._sources.source import Source
+    from otel_torchprof._sources.source import RecordingOptions
 
+_logger = logging.getLogger("otel_torchprof")
+_S = TypeVar("_S", bound=Source)
 
-def checked_memory_limit(given: int | None) -> int:
-    """Bytes that a recording may hold: as given, else as the environment says, else 512 MiB.
-
-    Raises:
-        TypeError, ValueError: no whole number, or under one chunk.
-    """
-    limit = config.MEMORY_LIMIT.read() if given is None else given
-    if not isinstance(limit, int):
-        raise TypeError(f"memory_limit is {limit!r}; it must be a whole number of bytes, or None")
-    if not CHUNK_BYTES <= limit < 1 << 63:
-        raise ValueError(
-            f"memory_limit is {limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63"
-        )
-    return limit
+_OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
 
 
 class Batches(Protocol):
@@ -100,7 +108,7 @@ class Recording:
         self._raises = raises
         self._pid = os.getpid()
         self._started: list[Source] = []
-        self._call_off: Callable[[], None] = _nothing
+        self._call_off: Callable[[], None] | None = None
         process_changes.watch(self)
 
     @without_waiting
@@ -160,7 +168,8 @@ class Recording:
     def leave(self) -> None:
         """In a forked child in which it is not started anew: undoes what came along with the memory, as far as that was pushed there."""
         self.cleanup.close()
-        self._call_off()
+        if self._call_off is not None:
+            self._call_off()
         self.state = State.STOPPED
 
     @property
@@ -183,7 +192,8 @@ class Recording:
             if self.running or not self.cleanup.is_empty:
                 self.state = State.STOPPING
                 try:
-                    self._call_off()
+                    if self._call_off is not None:
+                        self._call_off()
                     if self.is_parents and self._raises:
                         self.batches.stop()  # says so
                     if self._raises:
@@ -221,5 +231,389 @@ class Recording:
             self.batches.after_fork_in_child()
 
 
-def _nothing() -> None:
-    """What there is to call off where torch is not waited for."""
+# ---- what a profile records: one recording a segment ----
+
+
+class Segment:
+    """One bounded recording. Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
+
+    Raises:
+        TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
+        TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
+        self._limit = checked_memory_limit(options.memory_limit)
+        self.options = options
+        self._clock_steps = 0
+        self._names_refused: Mapping[str, int] = {}
+        self._times = (0, 0)
+        self._batch: Batch | None = None
+        self._waiting: list[WaitingStack] = []
+        self.recording = Recording(dropped=say_dropped, raises=True)
+        """What starts and stops it."""
+        self._session: Session | None = None
+        self._operators = self._state_of_operators(options.operators)
+        self._library: torch_library.TorchLibrary | None = None
+        if self._operators == ON or self._can_record_more():
+            self._library = torch_library.load()
+        self._short_frames = ShortFrames(options.frame_filter.min_duration)
+        self._requested: list[Source] = []
+        if config.ENABLED.read():
+            self._requested = list(requested(Request(options, self._library, self._limit)))
+        self._calls = self._of(Calls)
+        self._devices = self._of(DeviceSource)
+        self._energy = self._of(EnergySource)
+
+    def _of(self, kind: type[_S]) -> _S | None:
+        return next((source for source in self._requested if isinstance(source, kind)), None)
+
+    @staticmethod
+    def _state_of_operators(operators: bool | None) -> str:
+        if not config.ENABLED.read():
+            return _OFF_BY_SWITCH
+        if operators is False:
+            return "off: operators=False"
+        if operators is None and torch_library.installed_torch() is None:
+            return "off: torch is not installed"
+        return ON
+
+    def _can_record_more(self) -> bool:
+        return (
+            (self.options.memory or self.options.times_device)
+            and config.ENABLED.read()
+            and torch_library.installed_torch() is not None
+        )
+
+    def start(self) -> None:
+        """Starts recording on the calling thread (or all).
+
+        Raises:
+            NativeError: 16 recordings run already.
+            TorchProfError: memory is wanted, and a profiler of torch's is running on the thread; nothing is recorded then.
+        """
+        if not config.ENABLED.read():
+            self._times = now_ns(), 0
+            return
+        label_by_environment()
+        recorder = recorder_stats()
+        self._clock_steps, self._names_refused = recorder.clock_steps, recorder.names_refused
+        session = Session(
+            self._limit,
+            all_threads=self.options.all_threads,
+            inputs=self.options.info() != 0,
+            memory=self.options.memory,
+            devices=self.options.times_device,
+            kinds=self.options.kinds(),
+        )
+        self._session = session
+        try:
+            self.recording.start(session, self._requested)
+        except BaseException:  # a KeyboardInterrupt too
+            self._session = None
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and no stop of it has come to its end."""
+        return self.recording.running or (self._session is None and self._times[0] > self._times[1])
+
+    def time_devices(self, *, on: bool) -> None:
+        """Continues with the times of devices, or leaves them out."""
+        if self._devices is not None:
+            self._devices.pause(paused=not on)
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that made the recording."""
+        return self.recording.is_parents
+
+    def stop(self) -> None:
+        """Stops recording; again without effect, but for the rest of a stop that was interrupted.
+
+        Raises:
+            NativeError: this process was forked while the parent recorded.
+        """
+        try:
+            if not self.running or self.is_parents:
+                return
+            if self._session is None:
+                self._times = self._times[0], now_ns()
+            elif self._calls is not None:
+                self._waiting = self._waiting or self._calls.waiting()
+        finally:
+            self.recording.stop()
+
+    def batch(self) -> Batch:
+        """All events; empty when nothing was recorded. The same object every time.
+
+        Raises:
+            TorchProfError: it has not stopped yet.
+        """
+        if self.running:
+            raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
+        if self._session is None:
+            return Batch.of({"start": []}, [""])
+        with self.recording.lock:
+            if self._batch is None:
+                drained = self.recording.decorated(self._session.final_batch())
+                whole = with_waiting(drained, self._waiting, self.times())
+                own = kept(whole, InputKept(int(self.options.info())), torch_library.Observation.ever_requested)
+                self._batch = self._with_own_info(own)
+            return self._batch
+
+    def _with_own_info(self, batch: Batch) -> Batch:
+        """Without short calls, and with the facts of those that are in it."""
+        left = self._short_frames.without(batch)
+        info = left.frame_info
+        return left if info is None else with_info(left, replace(info, since=self.times()[0]))
+
+    def drain(self) -> Batch:
+        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
+
+        For a recording that is only ever read like this. Threads that only wait have no calls in it.
+
+        Raises:
+            NativeError: another thread drains it, or this process was forked from the one that recorded.
+        """
+        if self._session is None:
+            return Batch.of({"start": []}, [""])
+        return self._with_own_info(self.recording.drain())
+
+    def times(self) -> tuple[int, int]:
+        """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
+        if self._session is not None and not self.is_parents:
+            stats = self._session.stats()
+            self._times = stats.start_ns, stats.stop_ns
+        start, stop = self._times
+        return start or now_ns(), stop or now_ns()
+
+    def health(self) -> Health:
+        """State and figures so far."""
+        labels = ON if config.ENABLED.read() else _OFF_BY_SWITCH
+        notes = [*self._notes(), *notes_of_environment()]
+        devices, energy = self._state_of_devices(), "off: not asked for" if self._energy is None else self._energy.state
+        if not config.ENABLED.read():
+            devices = _OFF_BY_SWITCH if self.options.times_device else devices
+            energy = _OFF_BY_SWITCH if self.options.reads_energy else energy
+        state = Health(self._operators, labels, 0, {}, 0, self._limit, devices=devices, energy=energy)
+        if self._session is None:
+            return state
+        try:
+            stats = self._session.stats()
+        except NativeError as error:
+            forked = f"off: {error}"
+            return Health(forked, forked, 0, {}, 0, self._limit, devices=forked, energy=forked)
+        recorder = recorder_stats()
+        if recorder.clock_steps > self._clock_steps:
+            notes.append(f"the wall clock was set {recorder.clock_steps - self._clock_steps} times meanwhile")
+        notes += notes_on_names(self._names_refused)
+        recorded = 0 if self.running else _entries(self.batch())
+        return Health(
+            self._operators,
+            labels,
+            recorded,
+            stats.dropped,
+            stats.bytes_buffered_max,
+            self._limit,
+            stats.start_ns,
+            stats.stop_ns,
+            tuple(notes),
+            devices=devices,
+            energy=energy,
+        )
+
+    def _state_of_devices(self) -> str:
+        if self._devices is not None:
+            return self._devices.state
+        if self.options.device_events == "off":
+            return "off: device_events='off'"
+        return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
+
+    def _notes(self) -> list[str]:
+        """What is off, and what the sources say; nothing before the start."""
+        if self._session is None:
+            return []
+        notes = []
+        if self.options.memory and self._library is None:
+            notes.append("memory is not recorded: torch is not installed")
+        if self._calls is None and self.options.frame_filter != ALL_FRAMES:
+            notes.append("frames off: a filter of calls was given without with_stack=True")
+        told = ("devices", "energy")  # by fields of their own
+        notes += [
+            f"{name} {state}" for name, state in self.recording.states().items() if state != ON and name not in told
+        ]
+        return notes + self.recording.notes()
+
+
+def say_dropped() -> None:
+    """Warns of a profile that nobody has stopped, and never will."""
+    _logger.warning(
+        "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or "
+        "call stop() before it is collected or the program ends"
+    )
+
+
+def _entries(batch: Batch) -> int:
+    """Rows, and records of memory, which a full memory leaves out alike."""
+    return len(batch) + (0 if batch.memory is None else len(batch.memory["time"]))
+
+
+class Segments:
+    """Recordings one after another, read as one batch. Any thread may end or read them.
+
+    Args:
+        options: what each of them records.
+
+    Raises:
+        TypeError, ValueError, TorchLibraryError: as :class:`Segment`.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
+        self._options = options
+        self._next: Segment | None = Segment(options)
+        self._recordings: list[Segment] = []
+        self._running: Segment | None = None
+        self._kept: Batch | None = None
+        self._figures: list[Health] = []
+        self._times: tuple[int, int] | None = None
+        self._pid = os.getpid()
+        self.after_fork_in_child()
+        process_changes.watch(self)
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one that recorded."""
+        return self._pid != os.getpid()
+
+    @property
+    def running(self) -> bool:
+        """Whether a segment is being recorded."""
+        return self._running is not None
+
+    def prepare(self) -> None:
+        """Makes the next segment ready, so that it begins quickly."""
+        with self._lock:
+            if self._next is None or self._next.is_parents:
+                self._next = Segment(self._options)
+
+    @without_waiting
+    def begin(self) -> int:
+        """Starts a segment on the calling thread; returns when it began, Unix ns.
+
+        Raises:
+            NativeError: 16 recordings run already.
+        """
+        with self._lock:
+            self.prepare()
+            recording = self._next or Segment(self._options)
+            flag = object()
+            recording.recording.cleanup.push(functools.partial(profiler_flag.down, flag))
+            recording.recording.cleanup.at_exit = say_dropped
+            recording.start()
+            self._pid = os.getpid()
+            self._next, self._running = None, recording
+            self._recordings.append(recording)
+        profiler_flag.up(flag)
+        return recording.times()[0]
+
+    def time_devices(self, *, on: bool) -> None:
+        """Continues with the times of devices in the segment that is running, or leaves them out."""
+        with self._lock:
+            if self._running is not None:
+                self._running.time_devices(on=on)
+
+    def end(self) -> int:
+        """Ends the segment that is running, if one is; returns when the last one ended, Unix ns.
+
+        Raises:
+            NativeError: this process was forked while the parent recorded.
+        """
+        with self._lock:
+            running = self._running
+            if running is not None:
+                try:
+                    running.stop()
+                finally:
+                    self._running = running if running.running else None
+        return self.times()[1]
+
+    def clear(self) -> None:
+        """Forgets what was recorded."""
+        with self._lock:
+            self._kept, self._times = None, None
+            self._recordings = [] if self._running is None else [self._running]
+            self._figures = []
+
+    def batch(self) -> Batch:
+        """All events; the same object until another segment begins.
+
+        Raises:
+            TorchProfError: a segment is running.
+        """
+        with self._lock:
+            if self._running is not None:
+                raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
+            if self._kept is None or self._recordings:
+                self._keep()
+            return joined([]) if self._kept is None else self._kept  # one without events is false too
+
+    def _keep(self) -> None:
+        """Joins what is new to what is kept, so that nothing is held twice."""
+        fresh = [recording.batch() for recording in self._recordings]
+        self._figures += [recording.health() for recording in self._recordings]
+        if self._recordings:
+            self._times = self.times()
+        self._kept = joined(fresh if self._kept is None else [self._kept, *fresh])
+        self._recordings = []
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: whoever held the locks is not in this process. Called by itself."""
+        self._lock = threads.RLock()
+        self.stopping = threads.RLock()
+        """Held while the profile stops; reentrant, since what is called when a trace is ready may stop it."""
+        self.reading = threads.Lock()
+        """Held while the profile makes its results."""
+
+    def times(self) -> tuple[int, int]:
+        """When the first one started and the last one stopped, Unix ns; now where they have not."""
+        with self._lock:
+            known = [] if self._times is None else [self._times]
+            known += [recording.times() for recording in self._recordings]
+            if not known:
+                known = [(self._next or Segment(self._options)).times()]
+            return known[0][0], known[-1][1]
+
+    def health(self) -> Health:
+        """State and figures of all segments."""
+        with self._lock:
+            states = [*self._figures, *(recording.health() for recording in self._recordings)]
+            if not states:
+                return (self._next or Segment(self._options)).health()
+        dropped: Counter[str] = Counter()
+        for state in states:
+            dropped.update(state.dropped)
+        return replace(
+            states[-1],
+            recorded=sum(state.recorded for state in states),
+            dropped=dict(dropped),
+            memory_bytes=max(state.memory_bytes for state in states),
+            start_ns=states[0].start_ns,
+            notes=tuple(dict.fromkeys(note for state in states for note in state.notes)),
+        )
+
+
+def checked_memory_limit(given: int | None) -> int:
+    """Bytes that a recording may hold: as given, else as the environment says, else 512 MiB.
+
+    Raises:
+        TypeError, ValueError: no whole number, or under one chunk.
+    """
+    limit = config.MEMORY_LIMIT.read() if given is None else given
+    if not isinstance(limit, int):
+        raise TypeError(f"memory_limit is {limit!r}; it must be a whole number of bytes, or None")
+    if not CHUNK_BYTES <= limit < 1 << 63:
+        raise ValueError(
+            f"memory_limit is {limit} bytes; it must be at least {CHUNK_BYTES}, one chunk, and below 2**63"
+        )
+    return limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process.caller_warnings import warn_caller
+from otel_torchprof.errors import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from otel_torchprof._tree.frames import distinct
 from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
-from .span_policy import SlowOnes
+from .span_policy import Rules, SlowOnes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.span_table import SpanTable
 
-    from .span_policy import Rules
 
 Array = npt.NDArray[Any]
 
@@ -612,3 +611,25 @@ def _in_one_trace(table: SpanTable) -> SpanTable:
         trace_ids=table.trace_ids[:1],
         trace_states=table.trace_states[:1],
     )
+
+
+def bounded(
+    table: SpanTable,
+    root: npt.NDArray[np.uint64],
+    budget: Budget,
+    *,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+) -> SpanTable:
+    """The spans of a profile, each trace of them within the budget; the table itself where all are.
+
+    Args:
+        table: of a whole recording; its synthetic roots come first, and all are below the same span or below none.
+        root: of each span the id of its synthetic root.
+        budget: of each trace.
+        new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
+        new_span_id: as ``generate_span_id``.
+    """
+    enclosing = np.full(len(table.trace_ids), table.parent_span_id[0])
+    pieces = Pieces(table, root, (), enclosing, {}, [], final=True)
+    return joined_tables(SpanBuffer(Rules(budget), new_trace_id, new_span_id).decide(pieces))

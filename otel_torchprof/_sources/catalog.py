@@ -9,9 +9,8 @@ from otel_torchprof._process import process_changes
 
 from .collective_source import CollectiveSource
 from .compile_events import CompileEvents
-from .device_source import BYTES_OF_A_TIME, DeviceSource
+from .device_source import BYTES_OF_A_TIME, DeviceSource, LiveDeviceSource, LiveEnergySource
 from .energy_source import EnergySource
-from .live_device_source import LiveDeviceSource, LiveEnergySource
 from .phases import Phases
 from .source import Calls, Collections, Memory, Modules, Operators, Source
 

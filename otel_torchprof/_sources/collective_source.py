@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._native.collectives import MOST, no_collectives
+from otel_torchprof._native.torch_library import MOST_COLLECTIVES, no_collectives
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchLibraryError
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._native.collectives import Collecting, Collectives
     from otel_torchprof._native.recorder import Session
-    from otel_torchprof._native.torch_library import TorchLibrary
+    from otel_torchprof._native.torch_library import Collecting, Collectives, TorchLibrary
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -38,7 +37,7 @@ class CollectiveSource(Source):
         most: that may wait to be put to a batch; the black box has all of them by itself.
     """
 
-    def __init__(self, library: TorchLibrary, most: int = MOST) -> None:
+    def __init__(self, library: TorchLibrary, most: int = MOST_COLLECTIVES) -> None:
         self._library = library
         self._most = most
         self._collecting: Collecting | None = None
@@ -82,9 +81,9 @@ class CollectiveSource(Source):
     def _keep(self, known: Collectives, waits: npt.NDArray[np.bool_]) -> None:
         """For the next drain, in which the event has ended; of an event that was dropped it never comes, so not too many."""
         kept = np.flatnonzero(waits)
-        self._unplaced += max(len(kept) - MOST, 0)
+        self._unplaced += max(len(kept) - MOST_COLLECTIVES, 0)
         with self._lock:
-            self._waiting = _both(_chosen(known, kept[-MOST:]), self._waiting)
+            self._waiting = _both(_chosen(known, kept[-MOST_COLLECTIVES:]), self._waiting)
 
 
 def _is_collective(batch: Batch, events: npt.NDArray[np.uint64], row: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

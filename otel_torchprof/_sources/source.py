@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._native import frame_book, frames, gc_pauses, module_names, record_function_fast, tensor_notes
+from otel_torchprof._native import frame_book, frames, module_names, record_function_fast
+from otel_torchprof._native.python_sources import GcPauses, no_pauses_in_child
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._sources import frame_filter, module_calls, torch_hooks
 from otel_torchprof.health import NO_DEVICE, ON
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
-_UNCOMPILED = (torch_hooks, module_names, frame_book, tensor_notes, frame_filter, record_function_fast)
+_UNCOMPILED = (torch_hooks, module_names, frame_book, frame_filter, record_function_fast)
 leave_uncompiled(*(m.__name__ for m in _UNCOMPILED))
 
 
@@ -161,11 +162,11 @@ class Collections(Source):
     """Pauses of Python's garbage collector, on every thread."""
 
     def __init__(self) -> None:
-        self._pauses: gc_pauses.GcPauses | None = None
+        self._pauses: GcPauses | None = None
 
     def start(self, session: Session) -> None:
         """Begins."""
-        self._pauses = gc_pauses.GcPauses(session)
+        self._pauses = GcPauses(session)
         self._pauses.start()
 
     def stop(self) -> None:
@@ -176,7 +177,7 @@ class Collections(Source):
     @classmethod
     def forked(cls) -> None:
         """Ends it."""
-        gc_pauses.off_in_child()
+        no_pauses_in_child()
 
 
 class Calls(Source):

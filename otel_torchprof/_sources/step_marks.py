@@ -1,22 +1,26 @@
-"""Ends of steps and changes of segments: noted by the thread of the loop at little cost, read by another thread."""
+"""Ends of steps and changes of segments: noted by the thread of the loop at little cost, read by another thread.
+
+What frameworks report of their loops goes to every recording that has steps.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from opentelemetry import context as otel_context
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._native.python_sources import usage_now
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._process import threads
+from otel_torchprof._process import process_changes, threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -258,3 +262,62 @@ def _has_instances(kind: type) -> bool:
     # Torch wraps the step function of a class, and marks it, when the first optimizer of that class is made: the hooks of
     # optimizers are called in the wrapper.
     return getattr(vars(kind).get("step"), "hooked", False) is True
+
+
+class Listener(Protocol):
+    """A recording that has steps."""
+
+    def change_segment(self, change: SegmentChange) -> None:
+        """Called in the thread of the loop; must not raise."""
+
+
+class LoopMarks:
+    """The recordings that want to know. Any thread, without a lock: each method is one step for Python.
+
+    A change costs what the recordings take, some microseconds each.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[Listener, None] = {}
+        self._thread: threading.Thread | None = None
+        """Whose loop runs; None where none does."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether any recording wants to know."""
+        return bool(self._listeners)
+
+    def add(self, listener: Listener) -> None:
+        """It gets changes from now on."""
+        self._listeners[listener] = None
+
+    def remove(self, listener: Listener) -> None:
+        """It gets no more changes; without effect where it got none."""
+        self._listeners.pop(listener, None)
+
+    def change(self, change: SegmentChange) -> None:
+        """A framework's loop changes to another segment, or begins. Until it has ended, changes of a loop in another thread are ignored."""
+        own = threading.current_thread()
+        if self._thread not in {None, own} and self._thread.is_alive():
+            return
+        self._thread = own
+        self._tell(change)
+
+    def end(self) -> None:
+        """The loop of this thread has ended, with what it was at; without effect where none runs."""
+        if self._thread is threading.current_thread():
+            self._thread = None
+            self._tell(LOOP_END)
+
+    def _tell(self, change: SegmentChange) -> None:
+        for listener in tuple(self._listeners):
+            listener.change_segment(change)
+
+    def after_fork_in_child(self) -> None:
+        """No loop continues in the child."""
+        self._thread = None
+
+
+loop_marks = LoopMarks()
+"""Those of the process."""
+process_changes.at_fork(process_changes.Order.STATE, in_child=loop_marks.after_fork_in_child)

@@ -11,7 +11,7 @@ What is decided for the top-level event of a tree holds for the whole tree, howe
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
+from otel_torchprof._native.loops import self_times
+from otel_torchprof._native.python_sources import untracked
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.devices import DeviceTimes, timed_rows, times_of
@@ -32,8 +34,8 @@ from otel_torchprof._tree.tree import ChildTimes
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
-from .placed import Placed, TraceGroup
-from .step_spans import Step, Trace
+from .step_spans import Trace
+from .steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +45,50 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.devices import Timed
 
     from .collectives import LiveCollectives
-    from .step_spans import StepSpan
-    from .steps import Steps
+    from .step_spans import RecordedStep, Step, StepSpan
+
+
+@untracked
+@dataclass(eq=False)
+class TraceGroup:
+    """What the top-level events of some trees hang under."""
+
+    trace: Trace
+    parent_span_id: int
+    """0: they are roots."""
+    is_remote: bool = False
+    step: StepSpan | None = None
+    """Where that is synthetic: the span of a step, or the root that operators share."""
+
+
+class Placed(NamedTuple):
+    """A batch with a place for every event; one entry per row."""
+
+    batch: Batch
+    """The batch, each event under the nearest one of its own context."""
+    trace_groups: Sequence[TraceGroup]
+    trace_group: npt.NDArray[np.int64]
+    """Index into ``trace_groups``."""
+    span_id: npt.NDArray[np.uint64]
+    parent_span_id: npt.NDArray[np.uint64]
+    is_root: npt.NDArray[np.bool_]
+    child_time: npt.NDArray[np.int64] | None
+    """Time of direct children that came in earlier drains, ns; None where none did."""
+    root: npt.NDArray[np.uint64]
+    """Span id of the trace group's root: synthetic, or that of the top-level event."""
+    open_roots: frozenset[int]
+    """Those that are events and of whose trees something continues: mostly they themselves."""
+    devices: DeviceTimes | None = None
+    """How long devices worked, with what came in earlier drains."""
+
+    def self_times(self) -> npt.NDArray[np.int64]:
+        """Time that each event did not spend in others, ns."""
+        batch = self.batch
+        own = self_times(batch["parent"], batch["start"], batch["end"])
+        if self.child_time is not None:
+            own -= self.child_time
+        return np.maximum(own, 0, out=own)
+
 
 Array = npt.NDArray[Any]
 
@@ -537,3 +581,35 @@ def _with_parents(batch: Batch, trees: Forest) -> Batch:
     if np.array_equal(parent, batch["parent"]):
         return batch
     return replace(batch, columns={**batch.columns, "parent": parent})
+
+
+def placed_recording(
+    batch: Batch,
+    steps: Sequence[RecordedStep],
+    *,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+    parent: SpanContext | None = None,
+    device_times: DeviceTimes | None = None,
+) -> tuple[Placed, list[StepSpan]]:
+    """The events of a recording with their places, and the spans of its steps, of which there is at least one.
+
+    Without ``parent`` each step is a trace of its own, whose root links to the one before; with it all join that span's trace.
+    ``new_span_id`` is asked for the key of the events' ids first, which therefore do not depend on the steps. ``device_times``: as for
+    :meth:`LiveTrees.place`.
+    """
+
+    def new_trace(_name: str, _number: int, _link: tuple[int, int] | None) -> Trace:
+        if parent is None:
+            return Trace(new_trace_id(), True, True)
+        return Trace(parent.trace_id, True, True, parent.trace_state.to_header(), parent=parent)
+
+    def no_span(_context: int) -> None:
+        return None
+
+    key = new_span_id()
+    known = Steps(new_trace, new_span_id, no_span)
+    known.add(steps)
+    trees = LiveTrees(key=key, steps=known, new_trace=new_trace, current_span=no_span, calls=None)
+    placed = trees.place(batch, device_times)
+    return placed, [span for step in known.take_ended() for span in step.spans.values()]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
     from .collectives import LiveCollectives
-    from .placed import Placed
+    from .live import Placed
     from .step_spans import StepSpan
 
 Array = npt.NDArray[Any]
@@ -329,7 +329,7 @@ def _of_roots(placed: Placed) -> tuple[Array, _Ends]:
 
 def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:
     """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
-    # Three lists of plain values, not one of tuples: see otel_torchprof._native.untracked.
+    # Three lists of plain values, not one of tuples: see otel_torchprof._native.python_sources.
     row, trace_ids, span_ids = [], bytearray(), []
     for i, step in enumerate(steps):
         for to in (step.link, *step.trace.links, step.job):

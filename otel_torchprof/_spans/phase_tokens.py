@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import NEVER, Flag, Kind
-from otel_torchprof._native.untracked import untracked
+from otel_torchprof._native.python_sources import untracked
 from otel_torchprof._process.give_way import give_way
 
 from .step_rules import Token

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof._columns.phases import Part
-from otel_torchprof._native.untracked import untracked
+from otel_torchprof._native.python_sources import untracked
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.phases import Segment

@@ -16,7 +16,7 @@ from otel_torchprof._events.function_event import DeviceType
 from otel_torchprof._events.recorded_events import EventSource
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import threads
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.inputs import input_shapes
 from otel_torchprof.errors import TorchProfError

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import INPUTS
-from otel_torchprof._native.input_words import STORAGE, InputWords, input_type_name
+from otel_torchprof._native.torch_library import STORAGE, InputWords, input_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

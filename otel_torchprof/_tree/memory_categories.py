@@ -280,7 +280,7 @@ class Blocks:
 
     count: int
     storages: Array
-    """Of operators' inputs: see ``STORAGE`` of ``_native/input_words.py``."""
+    """Of operators' inputs: see ``STORAGE`` of ``_native/torch_library.py``."""
     of_storage: Array
     """The block of each."""
     memory: Mapping[str, Array]

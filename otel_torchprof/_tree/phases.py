@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
 from otel_torchprof._columns.schema import NEVER, Kind
-from otel_torchprof._native.untracked import untracked
+from otel_torchprof._native.python_sources import untracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

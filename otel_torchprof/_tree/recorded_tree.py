@@ -117,7 +117,7 @@ class TensorIds:
     """Numbers of storages and tensors, -1 for none. Immutable."""
 
     of_storage: tuple[Array, Array]
-    """Of each storage of the operators' inputs, in the order of :func:`~.input_words.storages`: tensor, storage."""
+    """Of each storage of the operators' inputs, in the order of :func:`~.inputs.storages`: tensor, storage."""
     first_storage: npt.NDArray[np.int64]
     """By row of the batch, which of these is the first of its inputs."""
     of_record: tuple[Array, Array]

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._process import threads
-from otel_torchprof._sources.loop_marks import shared
-from otel_torchprof._sources.step_marks import SegmentChange
+from otel_torchprof._sources.step_marks import SegmentChange, loop_marks
 from otel_torchprof.errors import warn_once
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Loop:
             self.change(None, replaces_step=True)
         self.current = None
         _calls.note(self)
-        if self._profile is None and not shared.is_heard:
+        if self._profile is None and not loop_marks.is_heard:
             warn_once(_UNHEARD)
         if self._profile is not None and not self._profile.is_running:
             self._has_started = True
@@ -65,7 +64,7 @@ class Loop:
         """Ends the loop and stops the profile that :meth:`begin` has started. A second call has no effect."""
         if self._is_marked:
             self._is_marked, self.current = False, None
-            shared.end()
+            loop_marks.end()
         if self._profile is not None and self._has_started:
             self._has_started = False
             self._profile.stop()
@@ -86,7 +85,7 @@ class Loop:
         if not self._is_marked:
             self._is_marked = True
             _calls.note(self)
-        shared.change(
+        loop_marks.change(
             SegmentChange(segment, ends_step, replaces_step, attributes, is_of_loop=True, is_evaluation=is_evaluation)
         )
         if ends_step and self._profile is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._spans.live import placed_recording
 from otel_torchprof._spans.live_table import Flows, live_table
-from otel_torchprof._spans.recorded import placed_recording
 from otel_torchprof._spans.step_spans import RecordedStep
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ import actions
 import exports
 import profiles
 from opentelemetry.sdk.resources import Resource
+from stacks import write_stacks
 from world import Worker, World
 
 import otel_torchprof as otp
@@ -102,6 +103,7 @@ def reap(world: World) -> None:
     for child in list(world.children):
         status = child.status()
         if status is None and time.monotonic() > child.deadline:
+            write_stacks(child.pid, sys.stderr)
             os.kill(child.pid, signal.SIGKILL)
             status = actions.HUNG
         if status is None:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 import fault_server as faults  # noqa: E402
 import grpc  # noqa: E402
 import sanitized  # noqa: E402
+from stacks import write_stacks  # noqa: E402
 
 ROUND_SECONDS = 20.0
 GRACE_SECONDS = {"plain": 150.0, "gevent": 150.0, "asan": 300.0, "tsan": 600.0}
@@ -59,19 +59,6 @@ def receivers() -> Any:
         yield http.url, rpc.url
 
 
-def stacks(process: subprocess.Popen[bytes], log: Any) -> None:
-    """Writes the stacks of all its threads to its log: Python's by faulthandler, the native ones by gdb."""
-    os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(2)
-    for name, *arguments in (
-        ("py-spy", "dump", "--native", "--pid", str(process.pid)),
-        ("gdb", "-p", str(process.pid), "-batch", "-ex", "thread apply all bt 40"),
-    ):
-        if shutil.which(name):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([name, *arguments], stdout=log, stderr=subprocess.DEVNULL, timeout=120, check=False)
-
-
 def left_over(group: int, seconds: float) -> bool:
     """Whether processes of a round's are still there after so many seconds; they are ended."""
     deadline = time.monotonic() + seconds
@@ -95,7 +82,7 @@ def failure_of_round(command: list[str], place: Path, environment: dict[str, str
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            stacks(process, log)
+            write_stacks(process.pid, log)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"did not end within {limit:.0f} s"

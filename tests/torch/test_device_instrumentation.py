@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from torch_metrics import points
 
 import otel_torchprof as otp
-from otel_torchprof._sources import live_device_source
+from otel_torchprof._sources import device_source
 
 pytestmark = pytest.mark.simulated_device
 
@@ -73,7 +73,7 @@ def test_modules_over_many_drains(simulated):
 
 def test_what_the_device_has_not_done_is_waited_for(simulated, monkeypatch):
     """A drain waits for the device on its own thread, not the program's; what does not come in time has no time."""
-    monkeypatch.setattr(live_device_source, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(device_source, "WAIT_SECONDS", 0.01)
     a = tensor(4, 4)
     me = threading.get_native_id()
     service = Instrumented()
@@ -203,7 +203,7 @@ def test_why_a_device_is_not_timed(simulated, detail, options, said):
 
 def test_metrics_read_no_energy(simulated, monkeypatch):
     """With metrics, where no span could have joules, nobody reads the counters."""
-    monkeypatch.setattr(live_device_source, "_is_in_use", lambda device: True)
+    monkeypatch.setattr(device_source, "_is_in_use", lambda device: True)
     instrumentor = otp.TorchInstrumentor()
     instrumentor.instrument(meter_provider=MeterProvider(), detail="metrics", use_device="cuda", gpu_metrics=False)
     try:

@@ -296,7 +296,7 @@ def test_interrupts_in_stop_lose_nothing():
         run(
             INTERRUPTED
             + """
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 at, lost = 0, []
 while True:

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from otel_torchprof._events.events import EventList  # noqa: E402
-from otel_torchprof._record.segments import Segment  # noqa: E402
+from otel_torchprof._record.recording import Segment  # noqa: E402
 from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof._tree.flops import flops_of  # noqa: E402
 

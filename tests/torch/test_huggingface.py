@@ -23,8 +23,11 @@ from own_counts import segments  # noqa: E402
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Segment  # noqa: E402
 from otel_torchprof._process.deadline import Deadline  # noqa: E402
-from otel_torchprof._sources.loop_marks import LoopMarks  # noqa: E402
-from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange  # noqa: E402
+from otel_torchprof._sources.step_marks import (  # noqa: E402
+    NEXT_STEP,
+    LoopMarks,
+    SegmentChange,
+)
 from otel_torchprof.errors import forget_warnings  # noqa: E402
 from otel_torchprof.integrations import HuggingFaceCallback  # noqa: E402
 from otel_torchprof.integrations.huggingface import AutomaticCallback  # noqa: E402

@@ -13,7 +13,7 @@ from observed import torchs  # noqa: E402
 from test_fork import in_child  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._record.segments import Segment  # noqa: E402
+from otel_torchprof._record.recording import Segment  # noqa: E402
 from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof.errors import TorchProfError  # noqa: E402
 

@@ -15,7 +15,7 @@ from observed import counts  # noqa: E402
 from trace_validator import validate  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._process import caller_warnings  # noqa: E402
+from otel_torchprof import errors  # noqa: E402
 from otel_torchprof._process.torch_differences import differences  # noqa: E402
 
 CPU = torch_profiler.ProfilerActivity.CPU
@@ -122,7 +122,7 @@ def test_what_torch_cannot():
 
 def test_events_of_earlier_cycles_go_with_a_warning(monkeypatch):
     """That earlier cycles are forgotten is said once per process, in torch's words, where torch says it."""
-    monkeypatch.setattr(caller_warnings, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     monkeypatch.setattr(torch_profiler.profiler, "_WARNINGS_SHOWN", set(), raising=False)
     texts = []
     for module in (otp, torch_profiler):

@@ -11,9 +11,10 @@ import torch
 from torch.autograd import profiler_util
 
 import otel_torchprof as otp
+from otel_torchprof import errors
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.ffi import ffi, lib
-from otel_torchprof._process import caller_warnings, torch_differences
+from otel_torchprof._process import torch_differences
 from otel_torchprof._process.torch_differences import Differences, differences
 
 OLDEST, WITH_WARNING, WITH_CALLS, NEWEST = torch_differences._SINCE.values()
@@ -137,5 +138,5 @@ def test_with_modules(version):
 
 def test_cycles(version, monkeypatch):
     """That a cycle forgets the one before it is said where torch says so."""
-    monkeypatch.setattr(caller_warnings, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     assert _cycles(otp) == version.warns_of_cycles

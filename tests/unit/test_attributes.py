@@ -12,9 +12,8 @@ from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes, attributes_markdown
+from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS, add_attributes, attributes_markdown
 from otel_torchprof._encode.phase_attributes import SEGMENTS
-from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._native.ffi import lib
 from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, extend_names

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import otel_torchprof as otp
-from otel_torchprof._blackbox import last_moments
+from otel_torchprof._blackbox import rank_state
 from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.recover import read, redacted, text_of
@@ -370,7 +370,7 @@ def test_a_large_box_is_read_in_slices(tmp_path, monkeypatch):
         contents, texts, spans = read(str(made.path)), [], []
         assert max(len(batch) for batch in contents.events(CHUNK_BYTES)) < 3_000
         for size in (1 << 30, CHUNK_BYTES):
-            monkeypatch.setattr(last_moments, "SLICE_BYTES", size)
+            monkeypatch.setattr(rank_state, "SLICE_BYTES", size)
             monkeypatch.setattr(recovered_module, "SLICE_BYTES", size)
             texts.append(text_of(contents))
             found = [span for piece in recovered_module.recovered_spans(contents) for span in piece]
@@ -413,7 +413,7 @@ def test_threads_of_this_package_are_not_listed(tmp_path):
             thread.start()
             thread.join()
         found = read(str(made.path))
-        moments = last_moments.last_moments(found)[0]
+        moments = rank_state.last_moments(found)[0]
     finally:
         made.stop()
     assert [moment.last_ended for moment in moments] == ["theirs"]

@@ -7,7 +7,7 @@ import pytest
 from live_batches import Event, Recorder
 
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS
-from otel_torchprof._native.collectives import no_collectives
+from otel_torchprof._native.torch_library import no_collectives
 from otel_torchprof._sources import collective_source
 from otel_torchprof._sources.collective_source import CollectiveSource
 from otel_torchprof.errors import TorchLibraryError
@@ -90,7 +90,7 @@ def test_only_operators_of_c10d_are_collectives(library, recorder):
 
 def test_what_there_was_no_room_for_is_counted(library, recorder, monkeypatch):
     """Both natively and here, where events that were dropped let their collectives wait for ever."""
-    monkeypatch.setattr(collective_source, "MOST", 2)
+    monkeypatch.setattr(collective_source, "MOST_COLLECTIVES", 2)
     source = started(library)
     assert source.notes() == []
     library.lost, library.reported = 3, [{"event": 1000 + number} for number in range(5)]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import otel_torchprof as otp
-from otel_torchprof._process import caller_warnings
+from otel_torchprof import errors
 from otel_torchprof._sampling.cycles import Cycles, Move, moves
 
 NONE, WARMUP, RECORD, SAVE = (otp.ProfilerAction(value) for value in range(4))
@@ -17,7 +17,7 @@ PREPARE, START, STOP, READY = Move
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch):
     """A warning that comes once per process comes in each of these tests."""
-    monkeypatch.setattr(caller_warnings, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
 
 
 def letters(schedule, steps):

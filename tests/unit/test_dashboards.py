@@ -9,8 +9,7 @@ import pytest
 from dashboards import BOARDS, board, documented_traceql, prometheus_name, promql, traceql
 
 from otel_torchprof._encode import phase_attributes
-from otel_torchprof._encode.attributes import ATTRIBUTES
-from otel_torchprof._encode.reduction_attributes import REDUCTIONS
+from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
 from otel_torchprof._metrics.gpu_metrics import METRICS
 from otel_torchprof._metrics.operator_metrics import GenerationMetrics, TorchMetrics
 from otel_torchprof._tree.span_table import AttributeType

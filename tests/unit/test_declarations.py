@@ -8,7 +8,7 @@ from cffi import FFI
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, CollectiveFlag, Flag, Kind, MemoryFlag
-from otel_torchprof._native import collectives, device_timing, input_words, recorder, torch_functions
+from otel_torchprof._native import device_timing, recorder, torch_functions, torch_library
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._native.torch_ranges import Parts, RangeFunctions
@@ -58,9 +58,9 @@ def test_names_in_order(known, declared, enumeration, prefix):
 @pytest.mark.parametrize(
     ("dtype", "declared", "struct"),
     [
-        (input_words.STORAGE, ffi, "otp_storage"),
+        (torch_library.STORAGE, ffi, "otp_storage"),
         (LINK, ffi, "otp_link"),
-        (collectives._ENTRY, torch_ffi, "otp_collective"),
+        (torch_library.COLLECTIVE_ENTRY, torch_ffi, "otp_collective"),
     ],
 )
 def test_layouts(dtype, declared, struct):

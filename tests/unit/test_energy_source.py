@@ -88,7 +88,7 @@ def test_no_counter_is_a_reason(nvml):
 def test_steps_and_long_labels_have_joules(nvml, monkeypatch):
     """On spans, roots have the joules of their time, and so have labels that are no shorter than what lies between readings."""
     nvml.read("data_centre")
-    monkeypatch.setattr("otel_torchprof._encode.device_attributes.SHORTEST_WITH_ENERGY_NS", 0)
+    monkeypatch.setattr("otel_torchprof._encode.event_attributes.SHORTEST_WITH_ENERGY_NS", 0)
     prof = otp.profile(operators=False, energy=True)
     with prof, otp.record_function("label"):
         nvml.set("gpu.0.energy", 10**9)

@@ -12,7 +12,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.frames import ShortFrames

@@ -218,7 +218,7 @@ def test_a_filter_on_every_thread():
 _TOO_DEEP = """
     import contextlib, threading
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     made = []

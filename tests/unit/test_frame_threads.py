@@ -9,7 +9,7 @@ import threading
 import pytest
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 
 
@@ -106,7 +106,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     """A program that ends in the middle of a recording, with a daemon thread at work, ends as it would without it."""
     program = """
         import threading
-        from otel_torchprof._record.segments import Segment
+        from otel_torchprof._record.recording import Segment
         from otel_torchprof._sources.source import RecordingOptions
 
         def work():

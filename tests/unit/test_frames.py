@@ -11,7 +11,7 @@ import pytest
 from frame_trees import by_profile_function, flags_of, masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.labels import record_function
 from otel_torchprof._sources.source import RecordingOptions
 

@@ -7,7 +7,7 @@ import threading
 
 from frame_trees import by_profile_function, recorded, recording, tree
 
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 
 
@@ -96,7 +96,7 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
 
 _STOPS_INSIDE = """
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     record = Segment(RecordingOptions(operators=False, frames=True))
@@ -124,7 +124,7 @@ def test_recording_that_is_stopped_while_a_name_is_made():
 _REFUSES = """
     import logging
     import sys
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)

@@ -7,7 +7,7 @@ import pytest
 from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.source import RecordingOptions
 
@@ -20,7 +20,7 @@ def test_process_that_ends_inside_of_the_tracer():
     """A thread that never comes back from naming a function takes nothing down when the process ends."""
     program = """
         import threading
-        from otel_torchprof._record.segments import Segment
+        from otel_torchprof._record.recording import Segment
         from otel_torchprof._sources.source import RecordingOptions
         inside = threading.Event()
 
@@ -46,7 +46,7 @@ def test_process_that_ends_with_the_tracer_on():
     """A recording that begins when the tracer has been told of the end already takes nothing down."""
     program = """
         import atexit
-        from otel_torchprof._record.segments import Segment
+        from otel_torchprof._record.recording import Segment
         from otel_torchprof._sources.source import RecordingOptions
 
         def late():
@@ -163,7 +163,7 @@ def test_c_thread_that_python_knows_again_and_again():
     program = """
         import ctypes, threading
         from otel_torchprof._native.ffi import python_sources
-        from otel_torchprof._record.segments import Segment
+        from otel_torchprof._record.recording import Segment
         from otel_torchprof._sources.source import RecordingOptions
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -260,7 +260,7 @@ def test_recording_that_a_debugger_starts():
 _TIMED_OUT = """
     import signal, types
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     class TimedOut(Exception):
@@ -302,7 +302,7 @@ def test_what_a_handler_of_a_signal_raises_reaches_the_program():
 
 _IN_A_FINALIZER = """
     import gc, sys, threading
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     class Trash:
@@ -388,7 +388,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
     """Recording threads that come and go, started and stopped again and again, holds as much memory after 2,000 as after 500."""
     program = """
         import gc, sys, threading
-        from otel_torchprof._record.segments import Segment
+        from otel_torchprof._record.recording import Segment
         from otel_torchprof._sources.source import RecordingOptions
 
         def leaf():

@@ -9,7 +9,7 @@ import pytest
 from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 
 USES_MONITORING = sys.version_info >= (3, 12)

@@ -17,7 +17,7 @@ import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.frames import collection_generation
@@ -364,7 +364,7 @@ FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 
 def recorded():
@@ -398,7 +398,7 @@ assert recorded() == 1
 
 EXITS = """
 import gc, threading
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 
 class Late:

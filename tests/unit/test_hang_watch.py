@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 import otel_torchprof as otp
 from otel_torchprof._blackbox import box as box_module
 from otel_torchprof._blackbox.box_file import SUFFIX
-from otel_torchprof._blackbox.last_moments import python_line
+from otel_torchprof._blackbox.rank_state import python_line
 from otel_torchprof._native.blackbox import read_image
 
 HANG = """\

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._native.input_words import InputWords
+from otel_torchprof._native.torch_library import InputWords
 from otel_torchprof._tree import inputs as inputs_module
 from otel_torchprof._tree.inputs import (
     DistinctInputs,

@@ -12,7 +12,7 @@ from recorded_tables import recorded_table
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
 

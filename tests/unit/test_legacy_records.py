@@ -10,7 +10,7 @@ import pytest
 from otel_torchprof._columns.batch import Batch, Thread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, MemoryFlag
 from otel_torchprof._events.events import EventList
-from otel_torchprof._events.recorded_nodes import build_tree
+from otel_torchprof._events.recorded_events import build_tree
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof._torch_compat.legacy import function_events

@@ -12,7 +12,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof import legacy
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._record.segments import Segment
+from otel_torchprof._record.recording import Segment
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof.errors import TorchProfError

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read
 from otel_torchprof._export.otlp_wire import parts
-from otel_torchprof._process.printable import printable
+from otel_torchprof.errors import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = (sys.executable, "-m", "otel_torchprof")

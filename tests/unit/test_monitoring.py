@@ -218,7 +218,7 @@ def test_forked_child_has_no_tool():
 
 _REFUSES = """
     import logging, sys
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)
@@ -249,7 +249,7 @@ def test_audit_hook_that_forbids_callbacks():
 
 _ENDS = """
     import sys, threading
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     class AtTheEnd:
@@ -286,7 +286,7 @@ _IN_ANOTHER = """
         import _interpreters as interpreters
     except ImportError:
         import _xxsubinterpreters as interpreters
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     other = interpreters.create()

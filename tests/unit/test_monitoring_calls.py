@@ -370,7 +370,7 @@ _GREENLETS = """
     import re
     from collections import Counter
     import greenlet
-    from otel_torchprof._record.segments import Segment
+    from otel_torchprof._record.recording import Segment
     from otel_torchprof._sources.source import RecordingOptions
 
     def outer(number):

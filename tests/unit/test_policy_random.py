@@ -25,9 +25,8 @@ from trace_group_tables import (
 )
 
 from otel_torchprof._columns.joined import joined
-from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.attributes import REDUCTIONS, add_attributes
 from otel_torchprof._encode.otlp import encode
-from otel_torchprof._encode.reduction_attributes import REDUCTIONS
 from otel_torchprof._sampling.aggregating import aggregated
 from otel_torchprof._sampling.policy import Reduction, fits
 from otel_torchprof._sampling.root_only import root_only

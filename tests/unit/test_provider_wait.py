@@ -11,8 +11,8 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from otel_torchprof._instrument import provider_wait
-from otel_torchprof._instrument.provider_wait import ProviderWait
+from otel_torchprof._instrument import default_processor
+from otel_torchprof._instrument.default_processor import ProviderWait
 from otel_torchprof.errors import forget_warnings
 
 LONG = 60
@@ -41,7 +41,7 @@ def join_waits():
 
 @pytest.fixture
 def said(monkeypatch):
-    monkeypatch.setattr(provider_wait, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(default_processor, "_LOOK_SECONDS", 0.001)
     forget_warnings()
     handler = Said()
     logging.getLogger("otel_torchprof").addHandler(handler)
@@ -108,7 +108,7 @@ def test_one_that_comes_is_handed_on_in_silence(said, monkeypatch):
 def test_without_torch_nothing_is_missing(said, monkeypatch):
     """A program that never imports torch has nothing to record, and is told nothing."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(provider_wait, "_LOOKS_UNTIL_SAID", 1)
+    monkeypatch.setattr(default_processor, "_LOOKS_UNTIL_SAID", 1)
     wait = ProviderWait(lambda _: None)
     wait._at_exit()
     wait.give_up()

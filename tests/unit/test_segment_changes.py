@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._sources.loop_marks import LoopMarks
-from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange
+from otel_torchprof._sources.step_marks import NEXT_STEP, LoopMarks, SegmentChange
 from otel_torchprof._spans.step_spans import Trace
 from otel_torchprof._spans.steps import Steps
 

@@ -8,15 +8,17 @@ import threading
 
 import pytest
 
-from otel_torchprof._native import stacks
+from otel_torchprof._native import blackbox
+from otel_torchprof._native.blackbox import _LONGEST
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._native.stacks import _LONGEST
 
 
 @pytest.fixture(scope="module", autouse=True)
 def write():
     """Writes all stacks, that of a thread first, in so many bytes at most; without Python's lock, as ctypes calls it."""
-    function = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32)(stacks.writer())
+    function = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32)(
+        blackbox.stacks_writer()
+    )
 
     def call(os_tid, size):
         text = ctypes.create_string_buffer(size)
@@ -138,9 +140,9 @@ def test_stacks_are_cut_to_what_there_is_room_for(write):
 
 BUSY = """\
 import ctypes, re, sys, threading
-from otel_torchprof._native import stacks
+from otel_torchprof._native import blackbox
 
-write = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32)(stacks.writer())
+write = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32)(blackbox.stacks_writer())
 sys.setswitchinterval(1e-5)
 is_over = False
 
