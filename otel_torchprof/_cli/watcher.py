@@ -32,6 +32,9 @@ _INFO_AT, _INFO_BYTES = 4096, 8192
 """Where it has what its process says of itself, as JSON."""
 _DIED = "died without ending its recording"
 _SIGTERM = 15
+_PIDFD_GET_INFO, _PIDFD_INFO, _INFO_EXIT, _EXIT_AT = 0xC040FF0B, 64, 1 << 3, 60
+"""``PIDFD_GET_INFO`` of ``linux/pidfd.h``: the request, the size of its ``struct pidfd_info``, the bit that asks for the status, and
+where that is. Since Linux 6.15; before, it is refused."""
 
 
 def start_watcher(image: int, path: str) -> None:
@@ -73,7 +76,7 @@ def watch(path: str) -> None:
     header = os.pread(_IMAGE, _HEADER, 0)
     if header.startswith(_MAGIC) and _number(header, _STATE_AT) == _OPEN:
         pid = _number(header, _PID_AT)
-        is_terminated = _is_terminated(pid)  # before a launcher has asked for its status
+        is_terminated = ended_by_sigterm(pid, _PROGRAM)
         rank = _rank(os.pread(_IMAGE, _INFO_BYTES, _INFO_AT))
         how = "was ended by SIGTERM, as launchers do when another rank has failed" if rank and is_terminated else _DIED
         said = _saved(path, pid, is_rank=bool(rank))
@@ -92,12 +95,26 @@ def _rank(info: bytes) -> str:
     return f"rank {int(found[b'rank'])}" if is_one_of_many and found.get(b"rank", b"").isdigit() else ""
 
 
-def _is_terminated(pid: int) -> bool:
-    """Whether SIGTERM ended the process; False also where its parent has its status already."""
+def ended_by_sigterm(pid: int, pidfd: int) -> bool:
+    """Whether SIGTERM ended a process. A kernel before 6.15 forgets that once its parent, a launcher, has asked: False then."""
+    status = _status_of_zombie(pid)
+    status = _status_of_reaped(pidfd) if status is None else status
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGTERM
+
+
+def _status_of_zombie(pid: int) -> int | None:
     with suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - a fork imports nothing
-        status = int(file.read().split()[-1])
-        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGTERM
-    return False
+        return int(file.read().split()[-1])
+    return None
+
+
+def _status_of_reaped(pidfd: int) -> int:
+    info = bytearray(_INFO_EXIT.to_bytes(8, sys.byteorder).ljust(_PIDFD_INFO, b"\0"))
+    with suppress(OSError):
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+        if int.from_bytes(info[:8], sys.byteorder) & _INFO_EXIT:
+            return int.from_bytes(info[_EXIT_AT : _EXIT_AT + 4], sys.byteorder)
+    return 0
 
 
 def _own_pidfd() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("blackbox_deaths_program.py")
 DEATHS = int(os.environ.get("BLACKBOX_DEATHS", "12"))
 """100 of them: ``BLACKBOX_DEATHS=100 pytest tests/torch/test_blackbox_deaths.py``."""
+KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 OPERATOR = "aten::add_"
 INDEX_BITS = 38
 """Of an event's id, which end with the number of the event on its thread."""
@@ -124,10 +126,15 @@ def test_ranks_that_a_launcher_starts(tmp_path):
     )
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL) received" in done.stderr
-    ended = "was ended by SIGTERM, as launchers do when another rank has failed"
-    for rank, how in enumerate((ended, "died without ending its recording")):
+    ended, died = (
+        "was ended by SIGTERM, as launchers do when another rank has failed",
+        "died without ending its recording",
+    )
+    # An older kernel forgets how a process ended when the launcher has asked for it, which may be faster than the watcher.
+    of_rank_0 = ended if KERNEL >= (6, 15) else f"({ended}|{died})"
+    for rank, how in enumerate((of_rank_0, died)):
         name = f"train.rank{rank}.otpbox"
-        assert f"rank {rank} {how}; what it did last is in {name}: " in done.stderr
+        assert re.search(f"rank {rank} {how}; what it did last is in {re.escape(name)}: ", done.stderr)
         assert f"otel-torchprof recover {name}; to compare the ranks: otel-torchprof autopsy .\n" in done.stderr
         contents = read(str(tmp_path / name))
         assert contents.info["rank"] == rank

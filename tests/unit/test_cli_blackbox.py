@@ -19,6 +19,7 @@ import pytest
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.recover import read
 from otel_torchprof._cli.run import _words_of, box_name, options_of
+from otel_torchprof._cli.watcher import ended_by_sigterm
 from otel_torchprof.parsers import BlackBoxOptions
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60
 """After which a program hangs."""
+KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 DIED = "otel-torchprof: the program died without ending its recording; what it did last "
 
 DEATHS = {
@@ -184,6 +186,22 @@ def test_what_the_watcher_survives(tmp_path):
     )
     found = run(tmp_path, statement, "-q", "--blackbox", "-o", "none", start_new_session=True)
     assert found == (-signal.SIGKILL, "", said_to_be_in("train.otpbox"))
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this interpreter was built for an older system")
+@pytest.mark.parametrize(("ended_by", "expected"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
+def test_how_a_process_ended(ended_by, expected):
+    """It is told of a process whose parent has not asked for its status, and of one whose parent was faster than the watcher."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        process.send_signal(ended_by)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert ended_by_sigterm(process.pid, pidfd) is expected
+        process.wait()
+        assert ended_by_sigterm(process.pid, pidfd) is (expected and KERNEL >= (6, 15))
+    finally:
+        os.close(pidfd)
 
 
 def test_the_watcher_has_none_of_the_programs_pipes(tmp_path):
