@@ -286,7 +286,7 @@ def test_only_one_module_takes_threads_and_locks_from_python():
         if node.value.id in {"_thread", "queue", "threading", "time"}
         if node.attr != "sleep" or isinstance(called, ast.Call)
     ]
-    allowed = {"_sources.carrying: threading.Thread", "_sources.loop_marks: threading.Thread"}
+    allowed = {"_sources.carrying: threading.Thread", "_sources.step_marks: threading.Thread"}
     allowed |= {
         "_native.recorder: threading.Thread",
         "_blackbox.box: threading.Thread",

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._spans.live import Placed
     from otel_torchprof._spans.live_table import Flows
+    from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.step_spans import StepSpan
     from otel_torchprof._tree.span_table import Array, AttributeColumn, SpanTable
 

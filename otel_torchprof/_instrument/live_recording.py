@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from otel_torchprof._record.recording import Recording
     from otel_torchprof._sources.contexts import ContextTable
     from otel_torchprof._spans.collectives import Ranks
-    from otel_torchprof._spans.live import Placed
+    from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.step_spans import Step, StepSpan
     from otel_torchprof._tree.averages import RunningAverages
     from otel_torchprof._tree.span_table import SpanTable

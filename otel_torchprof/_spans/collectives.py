@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._tree.forest import Forest
 
-    from .live import Placed, TraceGroup
+    from .placed import Placed, TraceGroup
 
 _REMEMBERED = 1 << 16
 """Collectives whose ids are remembered, for children that come in later drains."""

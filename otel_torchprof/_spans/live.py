@@ -11,7 +11,7 @@ What is decided for the top-level event of a tree holds for the whole tree, howe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,6 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
-from otel_torchprof._native.loops import self_times
-from otel_torchprof._native.python_sources import untracked
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.devices import DeviceTimes, timed_rows, times_of
@@ -34,6 +32,7 @@ from otel_torchprof._tree.tree import ChildTimes
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
+from .placed import Placed, TraceGroup
 from .step_spans import Trace
 from .steps import Steps
 
@@ -46,48 +45,6 @@ if TYPE_CHECKING:
 
     from .collectives import LiveCollectives
     from .step_spans import RecordedStep, Step, StepSpan
-
-
-@untracked
-@dataclass(eq=False)
-class TraceGroup:
-    """What the top-level events of some trees hang under."""
-
-    trace: Trace
-    parent_span_id: int
-    """0: they are roots."""
-    is_remote: bool = False
-    step: StepSpan | None = None
-    """Where that is synthetic: the span of a step, or the root that operators share."""
-
-
-class Placed(NamedTuple):
-    """A batch with a place for every event; one entry per row."""
-
-    batch: Batch
-    """The batch, each event under the nearest one of its own context."""
-    trace_groups: Sequence[TraceGroup]
-    trace_group: npt.NDArray[np.int64]
-    """Index into ``trace_groups``."""
-    span_id: npt.NDArray[np.uint64]
-    parent_span_id: npt.NDArray[np.uint64]
-    is_root: npt.NDArray[np.bool_]
-    child_time: npt.NDArray[np.int64] | None
-    """Time of direct children that came in earlier drains, ns; None where none did."""
-    root: npt.NDArray[np.uint64]
-    """Span id of the trace group's root: synthetic, or that of the top-level event."""
-    open_roots: frozenset[int]
-    """Those that are events and of whose trees something continues: mostly they themselves."""
-    devices: DeviceTimes | None = None
-    """How long devices worked, with what came in earlier drains."""
-
-    def self_times(self) -> npt.NDArray[np.int64]:
-        """Time that each event did not spend in others, ns."""
-        batch = self.batch
-        own = self_times(batch["parent"], batch["start"], batch["end"])
-        if self.child_time is not None:
-            own -= self.child_time
-        return np.maximum(own, 0, out=own)
 
 
 Array = npt.NDArray[Any]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
 
     from .collectives import LiveCollectives
-    from .live import Placed
+    from .placed import Placed
     from .step_spans import StepSpan
 
 Array = npt.NDArray[Any]
