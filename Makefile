@@ -56,7 +56,7 @@ endef
 NATIVE_SOURCES := $(shell find native/include native/src -name '*.h' -o -name '*.cc')
 CXX_FILES = $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo docs pictures test test-all explore stress test-gpu native-test sanitized-test fuzz-readers wheels matrix house lint \
+.PHONY: help demo docs pictures check test test-all explore stress test-gpu native-test sanitized-test fuzz-readers wheels matrix house lint \
 	bench clean
 help: ## Print this list
 	@printf 'make TARGET, where TARGET is\n'
@@ -77,6 +77,13 @@ docs: $(MADE)/docs ## Build the site of the documentation, build/site/index.html
 pictures: $(MADE)/pictures ## Make the pictures of the documentation anew, docs/images (needs chromium)
 	$(call say,The pictures of the documentation)
 	@$(BIN)/python docs/make/pictures.py $(PICTURES)
+
+# SINCE=main: what a branch has changed.
+SINCE ?= HEAD
+check: lint $(MADE)/test ## Lint, and run the tests of what changed since the last commit (SINCE=...): the habit of every day
+	$(call say,The tests of what changed since $(SINCE))
+	@tests=$$($(BIN)/python tests/changed.py $(SINCE)); $(BIN)/python -m pytest -q -m "not gpu and not exhaustive" \
+		--hypothesis-profile=some tests/test_layers.py tests/test_house.py $$tests $(PYTEST_ARGS)
 
 test: native-test $(MADE)/test ## Run the tests: C++ under the sanitizers, then Python on the interpreter of .venv
 	$(call say,Python tests)

@@ -120,6 +120,20 @@ def test_promised_interpreters_are_tested():
     assert re.findall(r'^requires-python = "(.+)"$', project, re.MULTILINE) == [f">={promised[0]}"]
 
 
+def test_workflows_run_what_is_here():
+    """Each command of the workflows is a target of the Makefile or a script of the repository, and a push runs all that has to pass."""
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    texts = {path.stem: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    commands = {
+        name: re.findall(r"^ *- (?:run: )?((?:make|\.ci/)\S* ?\S*)", text, re.MULTILINE) for name, text in texts.items()
+    }
+    assert commands["checks"] == [".ci/run"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    made = [command.split()[1] for name, found in commands.items() if name != "checks" for command in found]
+    assert len(made) > 5
+    assert set(made) <= set(targets)
+
+
 def column_page() -> str:
     """The page that lists the columns, made from their one table."""
 
