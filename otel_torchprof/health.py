@@ -122,9 +122,9 @@ class QueueStats:
     receiver refused or rejected for good."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Dropped spans by reason: ``queue_full`` (the exporter was slower than the spans came), ``outage`` (the queue
-    was full while the receiver accepted nothing), ``shutdown`` (they came after it, or its time was over) and
-    ``no_response`` (dropped spans that had been sent, or were being sent, without a response: they may have
-    arrived, and a later response changes no count)."""
+    was full while the receiver accepted nothing), ``already_shutdown`` (they came after the shutdown), ``shutdown``
+    (its time was over) and ``no_response`` (dropped spans that had been sent, or were being sent, without a response:
+    they may have arrived, and a later response changes no count)."""
     waiting_spans: int = 0
     """Spans in the queue, including those in a running export."""
     waiting_bytes: int = 0
@@ -133,6 +133,10 @@ class QueueStats:
     """Seconds for which the receiver has accepted nothing and the queue has retried; 0 while it accepts spans."""
     last_error: str = ""
     """Error of the last attempt that was retried."""
+    passed_spans: int = field(default=0, compare=False)
+    """Spans that were passed to the exporter, whatever became of them; a span that is retried counts once."""
+    dropped_passed: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Of the dropped spans, those that had been passed to the exporter before, by reason: their export failed."""
 
     @property
     def dropped_spans(self) -> int:

@@ -19,6 +19,7 @@ PROVIDER = "gen_ai.provider.name"
 MODEL = "gen_ai.request.model"
 CHOICES = "gen_ai.request.choice.count"
 STREAM = "gen_ai.request.stream"
+FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - of tokens of texts
@@ -95,6 +96,7 @@ class Generation(NamedTuple):
             MODEL: self.model,
             CHOICES: self.choices if self.choices != 1 else None,
             STREAM: self.is_streamed or None,
+            FIRST_CHUNK: self.time_to_first_token if self.is_streamed else None,
             INPUT_TOKENS: self.input_tokens,
             OUTPUT_TOKENS: self.output_tokens,
         }

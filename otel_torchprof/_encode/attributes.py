@@ -17,7 +17,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.inputs import InputPart, shapes_in, types_in
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._tree.span_table import STEP_NUMBER, AttributeColumn, AttributeType, SpanTable, extend_names
 
 from . import collective_attributes as collectives
 from . import event_attributes as events
@@ -449,7 +449,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         "if true",
         events.flag(Flag.LOSS_BEFORE),
     ),
-    Attribute("torch.step", _INT64, "number of the step", "on roots of steps", events.step),
+    Attribute(STEP_NUMBER, _INT64, "number of the step", "on roots of steps", events.step),
     Attribute(
         "torch.compile.captured_operators",
         _INT64,

@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._native.encoders import EscapedNames, SpanColumns, SpanTexts, encode_spans, link_targets
 from otel_torchprof._spans.span_tables import narrowed
-from otel_torchprof._tree.span_table import STEP_NAME, AttributeType, extend_names
+from otel_torchprof._tree.span_table import STEP_NAME, STEP_NUMBER, AttributeType, extend_names
 from otel_torchprof._tree.tree import STEP_PREFIX
 
 from .chrome_json import BASE_GRID_NS, compact, metadata_event, process_events, valid
@@ -448,7 +448,7 @@ def _lines(span: ReadableSpan, track: int) -> Iterator[_Line]:
     """The span, and its events."""
     attributes = span.attributes or {}
     category = valid(category_of(span.instrumentation_scope, attributes.get("torch.op.scope")))
-    name = valid(slice_name(span.name, attributes.get(STEP_NAME)))
+    name = valid(slice_name(span.name, attributes.get(STEP_NUMBER)))
     yield _Line(name, category, track, _start(span), _end(span), False, compact(_arguments(span)))
     for event in span.events:
         args = _without_empty(_ids(span.context) | {"attributes": json_value(event.attributes or {})})

@@ -24,7 +24,7 @@ from otel_torchprof._columns.phases import (
     Segment,
 )
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._tree.span_table import STEP_KIND, STEP_NAME, AttributeType
+from otel_torchprof._tree.span_table import STEP_KIND, STEP_NUMBER, AttributeType
 
 from .attribute_source import Attribute
 from .event_attributes import module as module_name
@@ -45,7 +45,7 @@ PLACES = {
     key: place
     for place, key in enumerate(
         (
-            STEP_NAME,
+            STEP_NUMBER,
             STEP_KIND,
             *(f"{PHASE_PREFIX}{phase}.duration" for phase in (*PHASES, UNATTRIBUTED)),
             *(f"{PHASE_PREFIX}{phase}.overlap" for phase in PHASES),
@@ -216,7 +216,7 @@ GENERATE_ATTRIBUTES: tuple[Attribute, ...] = (
     _attribute(
         generation.OPERATION,
         _NAME,
-        f"`{generation.TEXT_COMPLETION}`; this and the next six follow OpenTelemetry's semantic conventions",
+        f"`{generation.TEXT_COMPLETION}`; this and the next seven follow OpenTelemetry's semantic conventions",
         _ON_REQUESTS,
     ),
     _attribute(generation.PROVIDER, _NAME, f"`{generation.TRANSFORMERS}`", _ON_REQUESTS),
@@ -233,6 +233,12 @@ GENERATE_ATTRIBUTES: tuple[Attribute, ...] = (
         f"{_ON_REQUESTS}, if more than one",
     ),
     _attribute(generation.STREAM, _BOOL, "true: a streamer was passed", f"{_ON_REQUESTS}, if true"),
+    _attribute(
+        generation.FIRST_CHUNK,
+        _DOUBLE,
+        "seconds to the first token, which the streamer gets then",
+        f"{_ON_REQUESTS}, if a streamer was passed and it is known",
+    ),
     _attribute(
         generation.INPUT_TOKENS,
         _INT64,

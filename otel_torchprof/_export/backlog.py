@@ -29,6 +29,8 @@ class Batch:
     """So many of the first are being sent."""
     unanswered: int = 0
     """So many of the first were sent, and no response came."""
+    passed: int = 0
+    """So many of the first were passed to the exporter, at least once."""
     number: int = 0
     """Of those that came before it."""
     attempts: int = 0
@@ -57,9 +59,11 @@ class Undelivered:
     """They never arrived."""
     unanswered: int = 0
     """They were sent, and may have arrived."""
+    passed: int = 0
+    """Those of ``dropped`` that were passed to the exporter."""
 
     def __add__(self, other: Undelivered) -> Undelivered:
-        return Undelivered(self.dropped + other.dropped, self.unanswered + other.unanswered)
+        return Undelivered(self.dropped + other.dropped, self.unanswered + other.unanswered, self.passed + other.passed)
 
     @property
     def spans(self) -> int:
@@ -110,12 +114,19 @@ class Backlog:
         self._in_hand = item if isinstance(item, Batch) else None
         return item
 
+    def passed(self, batch: Batch, spans: int) -> int:
+        """The first spans of the batch in hand are passed to the exporter; how many of them for the first time."""
+        first = max(spans - batch.passed, 0)
+        batch.passed += first
+        return first
+
     def settle(self, batch: Batch, spans: int) -> None:
         """So many of the first spans of the batch in hand are done; with its last one it is out of hand."""
         self.spans -= spans
         if spans:
             batch.spans = batch.spans[spans:]
             batch.sending, batch.unanswered = 0, max(batch.unanswered - spans, 0)
+            batch.passed = max(batch.passed - spans, 0)
         if not batch.spans:
             self.size_bytes -= batch.size_bytes
             self._in_hand = None
@@ -179,4 +190,4 @@ class Backlog:
         self.spans -= count
         self.size_bytes -= batch.size_bytes
         unanswered = min(max(batch.sending, batch.unanswered), count)
-        return Undelivered(count - unanswered, unanswered)
+        return Undelivered(count - unanswered, unanswered, min(max(batch.passed - unanswered, 0), count - unanswered))

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 QUEUE_FULL = "queue_full"
 OUTAGE = "outage"
+ALREADY_SHUTDOWN = "already_shutdown"
 SHUTDOWN = "shutdown"
 NO_RESPONSE = "no_response"
 
 IN_WORDS = {
     QUEUE_FULL: "it is slower than the spans come",
     OUTAGE: "nothing can be delivered, and no more may wait",
-    SHUTDOWN: "it is shut down",
+    ALREADY_SHUTDOWN: "it is shut down",
 }
 """Why spans were dropped, for the log."""
 

@@ -14,6 +14,7 @@ from opentelemetry.trace import Link, NoOpTracer, SpanContext, SpanKind, TraceFl
 from otel_torchprof._encode.process_resource import of_this_process
 from otel_torchprof._process import process_changes
 from otel_torchprof._spans.step_spans import NO_ATTRIBUTES, Trace
+from otel_torchprof._tree.span_table import STEP_NUMBER
 from otel_torchprof.version import __version__
 
 from .sdk import SCHEMA_URL, span_limits
@@ -112,7 +113,7 @@ class Provider:
         if ids is not None:
             parent = _rank_span(trace_id, ids.parent_span_id, is_remote=True) if ids.parent_span_id else None
             trace.span_id, trace.parent, trace.links = ids.span_id, parent, ids.links
-        attributes = {"torch.step": step} if step >= 0 else {}
+        attributes = {STEP_NUMBER: step} if step >= 0 else {}
         links = [Link(_rank_span(*to)) for to in ((link,) if link else ()) + trace.links]
         try:
             # An empty context: this span has no parent in this process, whatever the thread that asks is in.

@@ -16,6 +16,7 @@ from otel_torchprof.health import QueueStats
 
 from .backlog import Backlog, Batch, Flush, Undelivered
 from .ledger import (
+    ALREADY_SHUTDOWN,
     IN_WORDS,
     NO_RESPONSE,
     OUTAGE,
@@ -193,8 +194,9 @@ class ExportQueue:
         self._end: Deadline | None = None
         self._end_unanswered: Deadline | None = None
         self._has_answered = False
-        self._exported = self._failed = 0
+        self._exported = self._failed = self._passed = 0
         self._dropped: Counter[str] = Counter()
+        self._dropped_passed: Counter[str] = Counter()
         self._undelivered_at_flush = 0
         self._stopped_by: Response | None = None
         self._abandoned = self._shutdown_begun = self._exporter_is_down = False
@@ -217,7 +219,7 @@ class ExportQueue:
         if not count:
             return
         with self._changed:
-            why = SHUTDOWN if self._closing else OUTAGE if self._outage.seconds else QUEUE_FULL
+            why = ALREADY_SHUTDOWN if self._closing else OUTAGE if self._outage.seconds else QUEUE_FULL
             undelivered = Undelivered(count) if self._closing else self._backlog.make_room(count, size_bytes)
             self._drop(undelivered, why)
             if not self._closing:
@@ -295,6 +297,8 @@ class ExportQueue:
                 self._backlog.size_bytes,
                 self._outage.seconds,
                 self._outage.reason,
+                self._passed,
+                dict(self._dropped_passed),
             )
 
     def after_fork_in_child(self) -> None:
@@ -408,6 +412,7 @@ class ExportQueue:
                 if self._abandoned:  # meanwhile: counted as dropped, so it must not be sent
                     return
                 batch.sending = len(part)
+                self._passed += self._backlog.passed(batch, len(part))
             succeeded = self._exported_part(part)
             with self._changed:
                 self._settle(batch, Delivery(len(part)) if succeeded else Delivery(failed=len(part)))
@@ -424,6 +429,10 @@ class ExportQueue:
     def _export_some(self, batch: Batch) -> None:
         """To an exporter that says how far it came: the rest waits, before all that came later."""
         began, before = self._clock(), len(batch.spans)
+        with self._changed:
+            if self._abandoned:
+                return
+            self._passed += self._backlog.passed(batch, before)
         last = Delivery()
         for last in self._some_exported(batch):
             with self._changed:
@@ -526,6 +535,7 @@ class ExportQueue:
 
     def _drop(self, undelivered: Undelivered, why: str) -> None:
         self._dropped += Counter({why: undelivered.dropped, NO_RESPONSE: undelivered.unanswered})
+        self._dropped_passed += Counter({why: undelivered.passed, NO_RESPONSE: undelivered.unanswered})
         if why == OUTAGE:
             self._outage.dropped(undelivered.spans)
 

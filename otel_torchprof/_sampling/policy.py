@@ -18,7 +18,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._spans.limits import LINK_SIZE, span_sizes
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.span_tree import SpanTree, column_of
-from otel_torchprof._tree.span_table import LINK, AttributeType, SpanTable
+from otel_torchprof._tree.span_table import LINK, STEP_NUMBER, AttributeType, SpanTable
 
 from .aggregating import (
     COLLAPSED_COUNT,
@@ -170,7 +170,7 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, 
 # ---- A trace that is too large as several that are linked ----
 
 
-STEP, PART = "torch.step", "torch.part"
+PART = "torch.part"
 _PART_ROOT_SIZE = 256
 """Bytes of the root of a part beside its name and its trace state, at most."""
 
@@ -290,7 +290,7 @@ def _roots(table: SpanTable, part: Array, target: TargetTrace, span_ids: Sequenc
         names=Names.of(["", target.name]),
     )
     if target.step >= 0:
-        roots = with_values(roots, STEP, AttributeType.INT64, numbers, target.step)
+        roots = with_values(roots, STEP_NUMBER, AttributeType.INT64, numbers, target.step)
     return with_values(roots, PART, AttributeType.INT64, numbers, before + 1 + numbers)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE
+from otel_torchprof._tree.span_table import STEP_NUMBER
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 AVERAGES, COLLECTIVES, SELF_DURATION = "torch.averages", "torch.collectives", "torch.self_duration"
-STEP, UNFINISHED = "torch.step", "torch.unfinished"
+STEP, UNFINISHED = STEP_NUMBER, "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
 RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"

@@ -63,6 +63,8 @@ LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", np.
 
 STEP_NAME = "torch.step"
 """Name of the spans of steps: one for all, since the number is an attribute."""
+STEP_NUMBER = "torch.step.number"
+"""Attribute with the number of a step. Not ``torch.step``: an attribute may not be the namespace of others."""
 STEP_KIND = "torch.step.kind"
 """Attribute that says which :class:`~otel_torchprof._columns.phases.Segment` a span is."""
 

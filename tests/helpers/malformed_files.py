@@ -69,7 +69,7 @@ def spans(number: random.Random, count: int) -> list[dict[str, Any]]:
     for index in range(count):
         start = 10**18 + index * 1000
         attributes = [
-            {"key": "torch.step", "value": {"intValue": str(index)}},
+            {"key": "torch.step.number", "value": {"intValue": str(index)}},
             {"key": "a", "value": {"stringValue": "b" * index}},
         ]
         if number.random() < 0.3:
@@ -129,7 +129,7 @@ def slices(number: random.Random) -> list[dict[str, Any]]:
                 "span_id": f"{index + 1:016x}",
                 "parent_id": f"{index:016x}",
                 "trace_id": "t",
-                "attributes": {"torch.step": 1},
+                "attributes": {"torch.step.number": 1},
             }
         name = number.choice((*NAMES, "ProfilerStep#3"))
         found.append(

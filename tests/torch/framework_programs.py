@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def kinds(spans: Iterable[ReadableSpan]) -> list[str | int]:
     """The segments of a job, in order: of steps their number, of others their kind, without what was before the loop."""
     return [
-        segment.span.attributes.get("torch.step", segment.kind)
+        segment.span.attributes.get("torch.step.number", segment.kind)
         for segment in segments(spans)
         if segment.kind != "setup"
     ]

@@ -255,9 +255,9 @@ def check(own: Own, spans: Iterable[ReadableSpan], *, learned_for: int = 0) -> l
     expected = own.expected()[learned_for:]
     if learned_for:
         found = found[-len(expected) :]
-        assert [step.span.attributes["torch.step"] for step in steps] == list(range(len(steps)))
+        assert [step.span.attributes["torch.step.number"] for step in steps] == list(range(len(steps)))
     else:
-        assert [step.span.attributes["torch.step"] for step in steps] == list(range(own.iterations))
+        assert [step.span.attributes["torch.step.number"] for step in steps] == list(range(own.iterations))
     assert [segment.kind for segment in found] == [piece.kind for piece in expected]
     assert {step.span.name for step in steps} <= {"torch.step"}
     for number, (piece, segment) in enumerate(zip(expected, found, strict=True)):

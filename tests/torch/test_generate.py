@@ -377,7 +377,7 @@ def test_generation_in_training():
                 generate(model, tokens=2, inputs=batch)
     spans = service.spans_at_end()
     steps = sorted(named(spans, "torch.step"), key=lambda span: span.start_time)
-    assert [step.attributes["torch.step"] for step in steps] == list(range(9))
+    assert [step.attributes["torch.step.number"] for step in steps] == list(range(9))
     for step in steps[1:]:
         phases_of_step = {key.split(".")[2] for key in step.attributes if key.startswith("torch.phase.")}
         assert {"data", "generate", "prefill", "decode", "forward", "backward", "optimizer"} <= phases_of_step

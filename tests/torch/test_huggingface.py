@@ -163,7 +163,7 @@ class EvenSteps(Sampler):
     """Refuses every second step."""
 
     def should_sample(self, _context, _trace_id, _name, _kind=None, attributes=None, *_):
-        number = (attributes or {}).get("torch.step", 0)
+        number = (attributes or {}).get("torch.step.number", 0)
         return SamplingResult(Decision.DROP if number % 2 else Decision.RECORD_AND_SAMPLE)
 
     def get_description(self):
@@ -177,7 +177,7 @@ def test_a_sampler_is_asked_for_the_steps_of_all_loops(tmp_path):
         hugging_face(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no").train()
         own_loop(4)
     spans = service.spans_at_end()
-    assert [step.span.attributes["torch.step"] for step in steps(spans)] == [0, 2, 4, 6, 8]
+    assert [step.span.attributes["torch.step.number"] for step in steps(spans)] == [0, 2, 4, 6, 8]
 
 
 def test_the_programs_own_word_has_precedence(tmp_path):
@@ -193,7 +193,7 @@ def test_the_programs_own_word_has_precedence(tmp_path):
     with instrumented(detail="steps") as service:
         hugging_face(tmp_path, [Own()], max_steps=3, eval_strategy="no", save_strategy="no").train()
     found = steps(service.spans_at_end())
-    assert [step.span.attributes["torch.step"] for step in found][:6] == list(range(6))
+    assert [step.span.attributes["torch.step.number"] for step in found][:6] == list(range(6))
     assert found[0].span.attributes["torch.step.loss"] == 1.5
 
 
@@ -321,7 +321,7 @@ def test_what_a_training_that_begins_again_was_at_is_no_step(tmp_path):
         hugging_face(tmp_path, [TooLarge(), Begins()], auto_find_batch_size=True, **plain).train()
     spans = service.spans_at_end()
     found = [step.span for step in steps(spans)]
-    assert [span.attributes["torch.step"] for span in found] == list(range(len(found)))
+    assert [span.attributes["torch.step.number"] for span in found] == list(range(len(found)))
     assert [span.start_time >= begins[1] for span in found][-3:] == [True] * 3
     assert len(found) in {4, 5}  # as the callback that fails comes before ours, or after it
     assert all(not span.start_time < begins[1] < span.end_time for span in found)

@@ -94,7 +94,7 @@ def test_steps_is_the_default(model):
     (job,) = (s.context.span_id for s in spans if s.name == "torch.job")
     (setup,) = (s.context.span_id for s in spans if s.name == "torch.setup")
     steps = [s for s in spans if s.name == "torch.step"]
-    assert [s.attributes["torch.step"] for s in steps] == [0, 1, 2]
+    assert [s.attributes["torch.step.number"] for s in steps] == [0, 1, 2]
     assert len({s.context.trace_id for s in steps}) == 3
     assert [[link.context.span_id for link in s.links] for s in steps] == [
         [setup, job],
@@ -213,7 +213,7 @@ class Asked(Sampler):
 
     def should_sample(self, parent_context, trace_id, name, kind=None, attributes=None, links=None):  # noqa: PLR0917 - the SDK's
         self.questions.append((name, dict(attributes or {}), len(links or ())))
-        even = (attributes or {}).get("torch.step", 0) % 2 == 0
+        even = (attributes or {}).get("torch.step.number", 0) % 2 == 0
         decision = Decision.RECORD_AND_SAMPLE if even else Decision.DROP
         return SamplingResult(decision, {"sampler.note": "even"}, TraceState([("vendor", "1")]))
 
@@ -228,12 +228,12 @@ def test_the_sampler_decides_about_whole_steps(model):
     with Bench(sampler=sampler, detail="ops") as bench:
         train(model, optimizer, 4)
         spans = bench.spans()
-    steps = {s.attributes["torch.step"]: s for s in spans if s.name == "torch.step"}
+    steps = {s.attributes["torch.step.number"]: s for s in spans if s.name == "torch.step"}
     assert set(steps) == {0, 2}
     assert [
         number for name, attributes, _ in sampler.questions if name == "torch.step" for number in attributes.values()
     ] == [0, 1, 2, 3]
-    traces = {s.context.trace_id for s in spans if s.attributes.get("torch.step") is not None}
+    traces = {s.context.trace_id for s in spans if s.attributes.get("torch.step.number") is not None}
     assert traces == {s.context.trace_id for s in steps.values()}
     assert {s.context.trace_state.get("vendor") for s in spans if s.name != "torch.job"} == {"1"}
     assert all(s.attributes["sampler.note"] == "even" for s in steps.values())
@@ -293,7 +293,7 @@ def test_the_programs_own_steps_win(model):
         for _ in range(2):
             train(model, optimizer, 2)
             otp.TorchInstrumentor().step()
-        steps = [s.attributes["torch.step"] for s in bench.spans() if s.name == "torch.step"]
+        steps = [s.attributes["torch.step.number"] for s in bench.spans() if s.name == "torch.step"]
         state = bench.processor.health.sources["steps"]
     assert steps == [0, 1]
     assert state == "on: the program says where steps end"
@@ -306,7 +306,7 @@ def test_steps_inside_a_span_are_its_children(model):
         with bench.tracer.start_as_current_span("epoch") as epoch:
             train(model, optimizer, 2)
         spans = bench.spans()
-    steps = [s for s in spans if s.name == "torch.step" and s.attributes["torch.step"] < 2]
+    steps = [s for s in spans if s.name == "torch.step" and s.attributes["torch.step.number"] < 2]
     context = epoch.get_span_context()
     assert {s.parent.span_id for s in steps} == {context.span_id}
     assert {s.context.trace_id for s in spans if s.name != "torch.setup"} == {context.trace_id}
@@ -327,9 +327,9 @@ def test_a_step_is_counted_once_however_many_spans_it_is_in(model):
     averages = {average.key: average for average in bench.processor.key_averages()}
     whole = [span for span in steps if span.parent is None]
     assert (len(steps), len(whole)) == (6, 3)
-    assert averages["torch.step"].count == 3
+    assert averages["torch.step.number"].count == 3
     total = sum(span.end_time - span.start_time for span in whole)
-    assert averages["torch.step"].cpu_time_total == pytest.approx(total / 1000)
+    assert averages["torch.step.number"].cpu_time_total == pytest.approx(total / 1000)
     assert averages["forward"].cpu_time_total > averages["torch.phase.forward"].cpu_time_total
     assert averages["torch.phase.forward"].cpu_time_total > averages["Model"].cpu_time_total
 

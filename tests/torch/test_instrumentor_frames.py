@@ -91,7 +91,7 @@ def test_calls_of_steps_are_in_their_steps(model):
     with Bench(detail="frames") as bench:
         train(model, optimizer, 3)
     spans = bench.exporter.get_finished_spans()
-    steps = {span.context.trace_id: span.attributes["torch.step"] for span in spans if span.name == "torch.step"}
+    steps = {span.context.trace_id: span.attributes["torch.step.number"] for span in spans if span.name == "torch.step"}
     assert sorted(steps.values()) == [0, 1, 2]
     forward = [
         s
@@ -114,7 +114,7 @@ def test_exceptions_inside_of_calls_keep_no_step(model):
                     raise KeyError
             otp.TorchInstrumentor().step()
         spans = bench.spans()
-    steps = {span.context.trace_id: span.attributes["torch.step"] for span in spans if span.name == "torch.step"}
+    steps = {span.context.trace_id: span.attributes["torch.step.number"] for span in spans if span.name == "torch.step"}
     assert {steps[span.context.trace_id] for span in spans if span.name.endswith(": fails")} == {1}
 
 

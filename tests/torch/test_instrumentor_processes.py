@@ -158,9 +158,9 @@ def test_a_forked_child_counts_its_own_steps(tmp_path, detail):
     for spans in processes.values():
         steps = [span for span in spans if span["name"] == "torch.step"]
         finished = [span for span in steps if "torch.unfinished" not in span["attributes"]]
-        finished.sort(key=lambda span: span["attributes"]["torch.step"])  # a drain may send a step's span late
+        finished.sort(key=lambda span: span["attributes"]["torch.step.number"])  # a drain may send a step's span late
         counts.append(len(finished))
-        assert [span["attributes"]["torch.step"] for span in finished] == list(range(len(finished)))
+        assert [span["attributes"]["torch.step.number"] for span in finished] == list(range(len(finished)))
         ids = {span["span"] for span in spans}
         assert all(link[1] in ids for span in finished for link in span["links"])
     assert sorted(counts) == [2, 3]

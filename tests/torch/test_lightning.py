@@ -118,7 +118,7 @@ def test_evaluations_outside_of_a_training_are_segments(tmp_path, profiler):
             trainer.fit(module, loader_of(2), loader)
             trainer.test(module, loader, verbose=False)
     found = segments(service.spans_at_end())
-    assert [each.span.attributes.get("torch.step", each.kind) for each in found if each.kind != "setup"] == [
+    assert [each.span.attributes.get("torch.step.number", each.kind) for each in found if each.kind != "setup"] == [
         "evaluation",
         0,
         1,
@@ -139,7 +139,7 @@ def test_loops_before_and_after_a_training_have_their_steps(tmp_path):
         fit(lightning(tmp_path, max_epochs=1))
         own_loop(4)
     spans = service.spans_at_end()
-    assert [step.span.attributes["torch.step"] for step in steps(spans)] == list(range(12))
+    assert [step.span.attributes["torch.step.number"] for step in steps(spans)] == list(range(12))
     batches = [step.span.attributes.get("torch.step.batches") for step in steps(spans)]
     assert batches == [None] * 4 + [2] * 4 + [None] * 4
 

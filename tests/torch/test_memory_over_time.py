@@ -102,7 +102,7 @@ def test_each_step_has_its_own_peak():
             prof.step()
     before = in_use_before(prof)
     peaks = {
-        span.attributes["torch.step"]: span.attributes["torch.memory.peak"] - before
+        span.attributes["torch.step.number"]: span.attributes["torch.memory.peak"] - before
         for span in prof.spans()
         if span.name == "torch.step" and "torch.memory.peak" in span.attributes
     }

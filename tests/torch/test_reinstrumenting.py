@@ -109,7 +109,7 @@ def test_steps_count_on(takes_back):
     assert provider.force_flush()
     assert another.force_flush()
     steps = sorted((span for span in exporter.get_finished_spans() if span.name == "torch.step"), key=_start)
-    assert [span.attributes["torch.step"] for span in steps] == [*range(10), *range(5)]
+    assert [span.attributes["torch.step.number"] for span in steps] == [*range(10), *range(5)]
     provider.shutdown()
     another.shutdown()
 

@@ -223,7 +223,7 @@ def test_several_cycles_as_one(tmp_path):
     spans = prof.spans()
     ids = {span.context.span_id for span in spans}
     assert len(ids) == len(spans) == len(prof.columns["id"])
-    assert [span.attributes["torch.step"] for span in spans if span.parent is None] == [2, 5, 8]
+    assert [span.attributes["torch.step.number"] for span in spans if span.parent is None] == [2, 5, 8]
     assert {span.parent.span_id for span in spans if span.parent} <= ids
 
 

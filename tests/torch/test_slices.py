@@ -43,7 +43,7 @@ class Streamed:
         """What is said of each span, by what it is in both."""
         spans = self.exporter.spans
         steps = [s for s in spans if s.name == "torch.step"]
-        known = {s.context.span_id: ("step", s.attributes["torch.step"], s.parent is None) for s in steps} | {
+        known = {s.context.span_id: ("step", s.attributes["torch.step.number"], s.parent is None) for s in steps} | {
             s.context.span_id: (s.name,) for s in spans if s.name in {"torch.job", "torch.setup"}
         }
         traces = {

@@ -37,7 +37,7 @@ def spans_of(folder: Path, phase: str) -> dict[int, list[dict[str, Any]]]:
 
 
 def steps_of(spans: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {span["attributes"]["torch.step"]: span for span in spans if span["name"] == "torch.step"}
+    return {span["attributes"]["torch.step.number"]: span for span in spans if span["name"] == "torch.step"}
 
 
 def info_of(folder: Path) -> list[dict[str, Any]]:

@@ -115,7 +115,7 @@ def test_every_collective_links_to_that_of_every_peer(folder, layout):
             top = span
             while top["name"] not in {"torch.step", "torch.setup"}:
                 top = by_id[top["parent"]]
-            together.setdefault(what(top["attributes"].get("torch.step", -1), span), []).append(span)
+            together.setdefault(what(top["attributes"].get("torch.step.number", -1), span), []).append(span)
     sizes = Counter()
     for key, spans in together.items():
         members = 2 if key[3] == "transfer" else spans[0]["attributes"]["torch.collective.group_size"]

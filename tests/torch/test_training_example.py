@@ -37,7 +37,7 @@ def steps_of(spans):
     roots = [span for span in spans if span.parent is None and span.name not in others]
     assert {root.name for root in roots} <= {"torch.step", "torch.operators"}
     roots = [root for root in roots if root.name == "torch.step"]
-    return sorted(roots, key=lambda root: root.attributes["torch.step"])
+    return sorted(roots, key=lambda root: root.attributes["torch.step.number"])
 
 
 def path(span, by_id):
@@ -56,7 +56,7 @@ def test_steps_are_linked_traces(example, detail):
     steps = steps_of(spans)
     (job,) = (span.context.span_id for span in spans if span.name == "torch.job")
     setup = [span.context.span_id for span in spans if span.name == "torch.setup"]
-    assert [step.attributes["torch.step"] for step in steps] == list(range(STEPS))
+    assert [step.attributes["torch.step.number"] for step in steps] == list(range(STEPS))
     assert len({step.context.trace_id for step in steps}) == STEPS
     assert [[link.context.span_id for link in step.links] for step in steps] == [
         [*setup, job],

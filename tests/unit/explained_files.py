@@ -37,7 +37,7 @@ class Trace:
         phases.setdefault("forward", max(0.0, 1.0 - rest - sum(phases.values())))
         attributes = {f"torch__phase__{phase}__duration": share * duration / 1e3 for phase, share in phases.items()}
         attributes |= {"torch__phase__unattributed__duration": rest * duration / 1e3}
-        base = {"torch__step": self.number, "torch__step__kind": "training"}
+        base = {"torch__step__number": self.number, "torch__step__kind": "training"}
         self.span("torch.step", self.now, duration, **(base | attributes | others))
         self.number += 1
         self.now += duration

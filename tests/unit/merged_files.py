@@ -90,7 +90,7 @@ def attributes(number: int, **more: Any) -> dict[str, Any]:
 def _of_step(number: int, before: int, in_collective: int) -> dict[str, Any]:
     phases = {"forward": before, "collective": in_collective, "backward": STEP - before - in_collective}
     durations = {f"torch.phase.{name}.duration": time / 1e9 for name, time in phases.items()}
-    return {"torch.step": number, "torch.step.kind": "training", **durations}
+    return {"torch.step.number": number, "torch.step.kind": "training", **durations}
 
 
 class RankTrace:
@@ -132,7 +132,7 @@ class RankTrace:
             args = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "attributes": found}
             if not parent_id:
                 del args["parent_id"]
-            drawn = f"ProfilerStep#{found['torch.step']}" if name == "torch.step" else name
+            drawn = f"ProfilerStep#{found['torch.step.number']}" if name == "torch.step" else name
             event = {"ph": "X", "cat": "cpu_op", "name": drawn, "pid": pid, "tid": 77, "args": args}
             texts.append(f'{json.dumps(event)[:-1]},"ts":{micros(start - BASE)},"dur":{micros(end - start)}}}')
         head = json.dumps({"baseTimeNanoseconds": BASE, "otherData": {"resource": self.resource}})

@@ -93,9 +93,12 @@ class Receiver(SpanExporter):
 
 
 def adds_up(world):
-    """Every span that was put is in one count."""
+    """Every span that was put is in one count; of those that were passed to the exporter, none is in flight that does not wait."""
     stats = world.queue.stats
     assert world.put == stats.exported_spans + stats.failed_spans + stats.dropped_spans + stats.waiting_spans
+    in_flight = stats.passed_spans - stats.exported_spans - stats.failed_spans - sum(stats.dropped_passed.values())
+    assert 0 <= in_flight <= stats.waiting_spans
+    assert all(count <= stats.dropped.get(reason, 0) for reason, count in stats.dropped_passed.items())
     return stats
 
 

@@ -56,7 +56,7 @@ def test_what_is_hidden_is_hidden_on_steps_too(monkeypatch):
     monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "thread.id")
     batch = Batch.of({"start": [1], "end": [3]}, [""], (Thread(5, 140001, 1, "trainer"),))
     step, operator = attributes(batch, steps=[RecordedStep(4, 0, 9, 140001)])
-    assert step == {"torch.step": 4, "thread.name": "trainer"}
+    assert step == {"torch.step.number": 4, "thread.name": "trainer"}
     assert "thread.id" not in operator
 
 
@@ -124,9 +124,9 @@ def test_roots_carry_step_and_loss():
     steps = [RecordedStep(0, 0, 10), RecordedStep(1, 10, 20)]
     lossy = Batch.of(columns, [""], dropped={"budget": 2, "fork": 3})
     first, second, event = attributes(lossy, steps)
-    assert first == {"torch.step": 0}
-    assert second == {"torch.step": 1, "torch.dropped_events": 5}
-    assert not {"torch.step", "torch.dropped_events"} & event.keys()
+    assert first == {"torch.step.number": 0}
+    assert second == {"torch.step.number": 1, "torch.dropped_events": 5}
+    assert not {"torch.step.number", "torch.dropped_events"} & event.keys()
     assert attributes(Batch.of(columns, [""], dropped={"budget": 0})) == [{}, event]
 
 
@@ -168,7 +168,7 @@ def test_synthetic_spans_may_stand_anywhere(rows):
     durations = {0: 1e-9, 1: 2e-9}
     for row, span in zip(rows, shown_by(add_attributes(table, batch)), strict=True):
         assert span.get("torch.self_duration") == durations.get(row)
-        assert span.get("torch.step") == (3 if row < 0 else None)
+        assert span.get("torch.step.number") == (3 if row < 0 else None)
         assert ("thread.id" in span) == (row >= 0)
 
 
@@ -178,15 +178,15 @@ def test_attributes_that_are_there_stay():
     names = extend_names(table.names, ["always"])
     given = (
         AttributeColumn("sampler", AttributeType.NAME, np.full(3, len(names) - 1, np.uint32)),
-        AttributeColumn("torch.step", AttributeType.INT64, np.array([40, 0, 0]), np.array([1, 0, 0], np.uint8)),
+        AttributeColumn("torch.step.number", AttributeType.INT64, np.array([40, 0, 0]), np.array([1, 0, 0], np.uint8)),
         AttributeColumn("thread.id", AttributeType.INT64, np.array([9, 9, 9])),
     )
     table = add_attributes(replace(table, names=names, attributes=given), batch)
     assert any(column is given[0] for column in table.attributes)
     first, event, second = shown_by(table)
-    assert list(first.items()) == [("torch.step", 40), ("sampler", "always"), ("thread.id", 9)]
+    assert list(first.items()) == [("torch.step.number", 40), ("sampler", "always"), ("thread.id", 9)]
     assert (event["sampler"], event["thread.id"]) == ("always", 9)
-    assert (second["torch.step"], second["torch.dropped_events"]) == (5, 7)
+    assert (second["torch.step.number"], second["torch.dropped_events"]) == (5, 7)
     carried = [c.key for c in table.attributes for i in range(3) if c.present is None or c.present[i]]
     assert len(carried) == sum(len(span) for span in (first, event, second))
     assert len({column.key for column in table.attributes}) == len(table.attributes)
@@ -209,7 +209,7 @@ def test_what_tells_steps_apart_comes_first():
     own = tuple(AttributeColumn(key, AttributeType.DOUBLE, ones) for key in later)
     step = shown_by(add_attributes(replace(table, attributes=(*table.attributes, *own)), batch))[0]
     assert list(step) == [
-        "torch.step",
+        "torch.step.number",
         "torch.step.kind",
         "torch.phase.data.duration",
         "torch.phase.gc.duration",
@@ -228,7 +228,7 @@ def test_self_time_that_is_known_from_elsewhere():
 def test_a_batch_without_threads():
     """A drain in which nothing happened has no threads; its synthetic spans still get their attributes."""
     batch = replace(Batch.of({"start": [], "end": []}, [""]), threads=())
-    assert attributes(batch, [RecordedStep(4, 0, 1)]) == [{"torch.step": 4}]
+    assert attributes(batch, [RecordedStep(4, 0, 1)]) == [{"torch.step.number": 4}]
 
 
 def test_a_thread_without_a_name_has_none():
@@ -311,7 +311,7 @@ def test_what_follows_a_list_of_tensors_is_found():
 
 def test_an_empty_batch_has_roots_only():
     """Without events nothing is computed and nothing breaks."""
-    assert attributes(Batch.of({"start": [], "end": []}, [""]), [RecordedStep(4, 0, 1)]) == [{"torch.step": 4}]
+    assert attributes(Batch.of({"start": [], "end": []}, [""]), [RecordedStep(4, 0, 1)]) == [{"torch.step.number": 4}]
 
 
 def test_types_are_those_of_the_c_header():

@@ -227,7 +227,7 @@ def test_steps_have_the_names_that_torchs_readers_look_for(as_objects):
     """The span of a step is ``ProfilerStep#N`` in a file, as in a profile's; another span of its name or with its number is not."""
     table = span_rows(["torch.step", "torch.step", "aten::mm"], step=np.array([7, -1, -1]))
     numbers = AttributeColumn(
-        "torch.step", AttributeType.INT64, np.array([7, 0, 7]), np.array([1, 0, 1], dtype=np.uint8)
+        "torch.step.number", AttributeType.INT64, np.array([7, 0, 7]), np.array([1, 0, 1], dtype=np.uint8)
     )
     spans = spans_of(replace(table, attributes=(numbers,)))
     found = slices(events_of(list(spans) if as_objects else spans))

@@ -196,7 +196,7 @@ def test_a_file_that_is_cut_off(waiting, capsys):
         {"torch.phase.data.duration": -1.0},
         {"torch.phase.data.duration": "NaN"},
         {"torch.step.kind": 7},
-        {"torch.step": 1 << 62},
+        {"torch.step.number": 1 << 62},
         {"torch.step.runnable_duration": "soon"},
         {"torch.dropped_events": 1e300},
         {"torch.collective.name": "all_reduce", "torch.collective.sequence_nr": -1},

@@ -84,7 +84,7 @@ def test_averages_are_those_of_the_recording(recorded, tmp_path, form):
         assert found[name].total == pytest.approx(averages[name].cpu_time_total * 1000, abs=5)
         assert found[name].self_time == pytest.approx(averages[name].self_cpu_time_total * 1000, abs=10)
     assert "torch.job" not in found
-    assert found["torch.step"].calls == averages["torch.step"].count == 2
+    assert found["torch.step.number"].calls == averages["torch.step.number"].count == 2
     assert sums.spans_of(sums.steps[0]) == 5
 
 
@@ -108,7 +108,11 @@ def test_steps_with_phases(tmp_path, capsys):
 
     def step(number, **phases):
         attributes = {f"torch.phase.{phase}.duration": seconds for phase, seconds in phases.items()}
-        args = {"trace_id": "1", "span_id": f"{number + 1:x}", "attributes": {"torch.step": number, **attributes}}
+        args = {
+            "trace_id": "1",
+            "span_id": f"{number + 1:x}",
+            "attributes": {"torch.step.number": number, **attributes},
+        }
         slice_ = {"ph": "X", "pid": 1, "tid": 1, "ts": 10 * number, "dur": 9}
         return {**slice_, "name": f"ProfilerStep#{number}", "args": args}
 
@@ -166,7 +170,7 @@ def test_steps_of_several_ranks(tmp_path, capsys, has_spans):
     """A file of merged ranks has a column that says which rank each step is of; one of a single rank has none."""
 
     def step(rank, number):
-        span = {"trace_id": f"{rank + 1}", "span_id": f"{number + 1:x}", "attributes": {"torch.step": number}}
+        span = {"trace_id": f"{rank + 1}", "span_id": f"{number + 1:x}", "attributes": {"torch.step.number": number}}
         slice_ = {"ph": "X", "pid": rank, "tid": 1, "ts": 10 * number + rank, "dur": 9}
         return {**slice_, "name": f"ProfilerStep#{number}", "args": span if has_spans else {}}
 
@@ -215,7 +219,7 @@ def test_what_had_not_ended():
     """The job, a step that was cut off and roots of operators are in no average, as in those of the recording; the step is listed as such."""
     sums = TraceSums()
     sums.add_span("torch.job", 0, 1000, (1, 0, "job"), {})
-    sums.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step": 7, "torch.unfinished": True})
+    sums.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step.number": 7, "torch.unfinished": True})
     sums.add_span("op", 0, 900, (3, 2, "t"), {})
     sums.add_span(
         "torch.operators", 0, 1000, (4, 0, "u"), {"torch.collapsed.count": 2, "torch.collapsed.duration": 1e-7}
@@ -251,7 +255,7 @@ def test_files_that_end_too_early(recorded, tmp_path, capsys):
         found = capsys.readouterr()
         assert re.search(f"^otel-torchprof: '{tmp_path}/cut': at byte \\d+", found.err)
         assert "what comes before that is counted" in found.err
-        assert "torch.step" in found.out
+        assert "torch.step.number" in found.out
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_cycles_that_accumulate():
     assert found == [(3, first), (6, first + second)]
     spans = prof.spans()
     assert [span.name for span in spans] == ["torch.step", "torch.step", "label 2", "label 5"]
-    assert [span.attributes.get("torch.step") for span in spans] == [2, 5, None, None]
+    assert [span.attributes.get("torch.step.number") for span in spans] == [2, 5, None, None]
     assert [span.parent and span.parent.span_id for span in spans[2:]] == [span.context.span_id for span in spans[:2]]
     assert spans[1].start_time >= spans[0].end_time
 
@@ -153,7 +153,7 @@ def test_the_number_of_a_step_may_be_set():
             pass
         with pytest.raises(TypeError):
             prof.step_num = "1"
-    assert [span.attributes.get("torch.step") for span in prof.spans() if span.name == "torch.step"] == [100]
+    assert [span.attributes.get("torch.step.number") for span in prof.spans() if span.name == "torch.step"] == [100]
 
 
 def test_a_cycle_that_the_end_cuts_short():

@@ -98,7 +98,7 @@ def test_several_hold(explained):
         ({"rest": 0.2}, "20% of step time is in no phase"),
         ({"torch__step__runnable_duration": 0.15 * STEP_MS / 1e3}, "machine busy"),
         ({"torch__dropped_events": 1}, "of the events were dropped"),
-        ({"torch__step": 7}, "several steps have one number"),
+        ({"torch__step__number": 7}, "several steps have one number"),
     ],
 )
 def test_it_abstains(explained, more, said):
@@ -262,8 +262,8 @@ def test_parts_of_steps_are_no_steps(explained):
     """Roots of parts repeat the number, and what a step does inside a span of the application has the kind only."""
     trace = Trace()
     for number in range(60):
-        trace.span("torch.step", trace.now, 0.1, torch__step=number, torch__part=1)
-        trace.span("torch.step", trace.now, 0.2, torch__step=number, torch__step__kind="training")
+        trace.span("torch.step", trace.now, 0.1, torch__step__number=number, torch__part=1)
+        trace.span("torch.step", trace.now, 0.2, torch__step__number=number, torch__step__kind="training")
         trace.step(data=0.5)
     found = explained(trace)
     assert (found.steps, found.abstentions) == (60, ())

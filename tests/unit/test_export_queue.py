@@ -106,6 +106,7 @@ def test_in_order(made):
     (thread,) = exporter.threads
     assert (thread.name, thread.daemon) == (THREAD_NAME, True)
     assert queue.stats == QueueStats(exported_spans=4)
+    assert queue.stats.passed_spans == 4
 
 
 def test_no_thread_before_the_first_put(made):
@@ -276,7 +277,8 @@ def test_shutdown(made):
     queue.put(["b", "c"], 1)
     assert queue.force_flush(in_time())
     assert queue.exporter.calls == ["export", "shutdown"]
-    assert queue.stats == QueueStats(exported_spans=1, dropped={"shutdown": 2})
+    assert queue.stats == QueueStats(exported_spans=1, dropped={"already_shutdown": 2})
+    assert (queue.stats.passed_spans, queue.stats.dropped_passed) == (1, {})
     (thread,) = queue.exporter.threads
     thread.join(LONG)
     assert not thread.is_alive()
@@ -310,6 +312,7 @@ def test_shutdown_keeps_its_deadline(made, caplog):
     (thread,) = exporter.threads
     thread.join(LONG)
     assert queue.stats == QueueStats(dropped={"shutdown": 3, "no_response": 1})
+    assert (queue.stats.passed_spans, queue.stats.dropped_passed) == (1, {"no_response": 1})
     assert exporter.calls == ["export", "shutdown"]
 
 

@@ -119,4 +119,4 @@ def test_the_step_that_runs_is_the_span_of_the_record():
     sent = {span.context.span_id: span for span in exporter.get_finished_spans() if span.name == "torch.step"}
     assert running is not None
     assert sent[running.span_id].context.trace_id == running.trace_id
-    assert sent[running.span_id].attributes["torch.step"] == 2
+    assert sent[running.span_id].attributes["torch.step.number"] == 2

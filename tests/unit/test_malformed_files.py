@@ -64,7 +64,10 @@ def events(*changed) -> bytes:
         ({"args": {"span_id": "1", "parent_id": []}}, None),
         ({"args": {"span_id": "1", "parent_id": [1]}}, "parent_id is of type list"),
         ({"args": {"span_id": "1", "attributes": "x"}}, "attributes is 'x', expected an object"),
-        ({"args": {"span_id": "1", "attributes": {"torch.step": None}}}, "torch.step is of type NoneType"),
+        (
+            {"args": {"span_id": "1", "attributes": {"torch.step.number": None}}},
+            "torch.step.number is of type NoneType",
+        ),
         (
             {"args": {"span_id": "1", "attributes": {"torch.aggregated.count": -5}}},
             "torch.aggregated.count is of type int, expected a",

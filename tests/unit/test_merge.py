@@ -251,7 +251,7 @@ def test_spans_of_otlp(tmp_path):
     assert sorted(tracks.values()) == ["MainThread", "spans 1", "spans 2"]
     steps = [each for each in events if each["name"] == "ProfilerStep#3"]
     assert [tracks[each["tid"]] for each in steps] == ["MainThread"]
-    assert steps[0]["args"]["attributes"]["torch.step"] == 3
+    assert steps[0]["args"]["attributes"]["torch.step.number"] == 3
     assert steps[0]["args"]["span_id"] == f"{8:016x}"
     [inside] = [each for each in events if each.get("args", {}).get("span_id") == f"{7:016x}"]
     assert (inside["args"]["parent_id"], inside["cat"]) == (f"{8:016x}", "user_annotation")

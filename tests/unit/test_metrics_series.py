@@ -146,7 +146,8 @@ def test_durations_cost_no_more_than_their_share(reader, metrics, monkeypatch):
 
 def test_how_the_recorder_does(reader, metrics):
     """Events, losses by reason, memory and the measured share; spans under OpenTelemetry's own names."""
-    stats = QueueStats(5, 2, {"queue_full": 3, "outage": 1}, 4, 500, 7.5, "UNAVAILABLE")
+    dropped = {"queue_full": 3, "outage": 2, "no_response": 1}
+    stats = QueueStats(5, 2, dropped, 4, 500, 7.5, "UNAVAILABLE", 11, {"outage": 1, "no_response": 1})
     exporters = (ExporterFigures("a.B/0", "a.B", stats, 100),)
     figures = RecorderFigures(Entries(10, {"evicted": 6}, {}), 1000, 2000, 0.007, exporters)
     metrics.recorder.source = lambda: figures
@@ -157,11 +158,13 @@ def test_how_the_recorder_does(reader, metrics):
     assert points(reader, "otel_torchprof.overhead") == [({}, 0.007)]
     about = {"otel.component.name": "a.B/0", "otel.component.type": "a.B"}
     exported = points(reader, "otel.sdk.exporter.span.exported")
-    assert exported == [(about, 5), ({**about, "error.type": "export_failed"}, 2)]
+    failed = {"export_failed": 2, "outage": 1, "no_response": 1}
+    assert exported == [(about, 5), *(({**about, "error.type": reason}, count) for reason, count in failed.items())]
+    assert points(reader, "otel.sdk.exporter.span.inflight") == [(about, 2)]
     kind = "otel_torchprof.TorchSpanProcessor"
     queue = {"otel.component.name": f"{kind}/a.B/0", "otel.component.type": kind}
     processed = points(reader, "otel.sdk.processor.span.processed")
-    assert processed == [(queue, 7), ({**queue, "error.type": "queue_full"}, 3), ({**queue, "error.type": "outage"}, 1)]
+    assert processed == [(queue, 11), ({**queue, "error.type": "queue_full"}, 4)]
     assert points(reader, "otel.sdk.processor.span.queue.size") == [(queue, 4)]
     assert points(reader, "otel.sdk.processor.span.queue.capacity") == [(queue, 100)]
     metrics.recorder.source = None

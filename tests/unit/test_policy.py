@@ -309,8 +309,8 @@ def test_what_cannot_be_cut_down_is_split():
     ]
     assert [attributes_of(found, row) for row in (0, 3, 6)] == [
         reported,
-        {"torch.step": 7, "torch.part": 1},
-        {"torch.step": 7, "torch.part": 2},
+        {"torch.step.number": 7, "torch.part": 1},
+        {"torch.step.number": 7, "torch.part": 2},
     ]
     assert links_of(found, 0) == parts
     assert links_of(found, 3) == links_of(found, 6) == [(TRACE, ROOT)]

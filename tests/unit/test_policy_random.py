@@ -138,7 +138,7 @@ def test_the_documentation_knows_all_that_is_added():
     """The attributes of reduced and shrunk traces are those that the table of attributes has for them, with their types."""
     tables_of = [cut(random_trace_group(seed), Budget(max_spans=10, short=seed * 2e-6))[0] for seed in range(10)]
     tables_of += [root_only(random_trace_group(0), TARGET), root_only(with_collectives(), TARGET)]
-    before = {column.key for column in random_trace_group(0).attributes} | {"torch.step"}
+    before = {column.key for column in random_trace_group(0).attributes} | {"torch.step.number"}
     before |= {column.key for column in with_collectives().attributes}
     added = {(c.key, c.type) for table in tables_of for c in table.attributes if c.key not in before}
     assert added == {(key, kind) for key, kind, *_ in REDUCTIONS}

@@ -55,7 +55,7 @@ def test_the_sampler_is_told_of_the_step_and_its_link():
     sampler = Answers(SamplingResult(Decision.RECORD_AND_SAMPLE, {"why": "first"}, TraceState([("vendor", "1")])))
     trace = provider_with(sampler=sampler).new_trace("torch.step", 3, (7, 8))
     assert trace == Trace(trace.trace_id, True, True, "vendor=1", {"why": "first"})
-    assert sampler.asked == [("torch.step", {"torch.step": 3}, [8])]
+    assert sampler.asked == [("torch.step", {"torch.step.number": 3}, [8])]
 
 
 @pytest.mark.parametrize(

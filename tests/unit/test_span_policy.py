@@ -35,7 +35,7 @@ SETTINGS = {
 
 def by_step(spans):
     """Names of the spans below each step, by number."""
-    steps = {s.context.trace_id: s.attributes["torch.step"] for s in spans if s.name == "torch.step"}
+    steps = {s.context.trace_id: s.attributes["torch.step.number"] for s in spans if s.name == "torch.step"}
     found = {number: [] for number in steps.values()}
     for span in spans:
         if span.parent is not None:
@@ -123,7 +123,7 @@ def test_only_what_was_asked_for_or_failed_is_kept():
         spans = program.spans()
     found = by_step(spans)
     assert (found[0], found[1], found[2], found[3]) == ([], ["asked"], ["failing", "after"], [])
-    first = next(s for s in spans if s.attributes.get("torch.step") == 0)
+    first = next(s for s in spans if s.attributes.get("torch.step.number") == 0)
     averages = json.loads(first.attributes["torch.averages"])
     assert {each["name"]: each["count"] for each in averages} == {"a": 2, "b": 1}
     assert first.attributes["torch.recorded_spans"] == 4
@@ -147,7 +147,7 @@ def test_a_step_without_detail_keeps_its_phases(drains):
         spans = program.spans()
     found = by_step(spans)
     assert found[1] == found[2] == ["torch.phase.forward", "torch.phase.optimizer"]
-    steps = [s for s in spans if s.name == "torch.step" and s.attributes["torch.step"] in {1, 2}]
+    steps = [s for s in spans if s.name == "torch.step" and s.attributes["torch.step.number"] in {1, 2}]
     assert {s.attributes["torch.recorded_spans"] for s in steps} == {5}
     assert {entry["name"] for entry in json.loads(steps[0].attributes["torch.averages"])} == {"layer", "label"}
     assert health.spans["detail_dropped"] == 4
@@ -190,7 +190,7 @@ def test_a_step_above_the_budget_is_reduced_and_says_so():
     with job(otp.SpanPolicy(max_spans=20, short=1)) as program:
         program.step(*["a"] * 50, *["b"] * 60)
         spans, whole = program.spans(), program.whole.get_finished_spans()
-    (root,) = (s for s in spans if s.attributes.get("torch.step") == 0 and "torch.part" not in s.attributes)
+    (root,) = (s for s in spans if s.attributes.get("torch.step.number") == 0 and "torch.part" not in s.attributes)
     counts = Counter()
     for span in spans:
         counts[span.name] += span.attributes.get("torch.aggregated.count", 1)
@@ -219,8 +219,8 @@ def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
         health = program.processor.health
         spans = program.spans()
     assert {s.name for s in early} == {"torch.step", "label"}
-    (root,) = (s for s in spans if s.attributes.get("torch.step") == 1 and "torch.part" not in s.attributes)
-    parts = [s for s in spans if s.attributes.get("torch.step") == 1 and "torch.part" in s.attributes]
+    (root,) = (s for s in spans if s.attributes.get("torch.step.number") == 1 and "torch.part" not in s.attributes)
+    parts = [s for s in spans if s.attributes.get("torch.step.number") == 1 and "torch.part" in s.attributes]
     assert sorted(s.attributes["torch.part"] for s in parts) == list(range(1, len(parts) + 1))
     assert root.attributes["torch.parts"] == len(parts) == health.spans["parts"] > 1
     assert {link.context.span_id for s in parts for link in s.links} == {root.context.span_id}
@@ -258,7 +258,7 @@ def test_a_recording_that_ends_in_the_middle_lets_go_of_all(monkeypatch):
         program.instrumentor.keep_step()
         with otp.record_function("open"):
             spans = program.spans()
-    last = next(s for s in spans if s.attributes.get("torch.step") == 1)
+    last = next(s for s in spans if s.attributes.get("torch.step.number") == 1)
     assert last.attributes["torch.unfinished"]
     assert sorted(by_step(spans)[1]) == ["held", "open"]
 
@@ -333,7 +333,7 @@ def test_the_job_is_told_in_sections(monkeypatch):
     assert dict(first.attributes)["torch.job.steps"] == 2
     assert (first.attributes["torch.job.first_step"], first.attributes["torch.job.last_step"]) == (0, 1)
     assert (second.attributes["torch.job.section"], second.attributes["torch.job.first_step"]) == (1, 2)
-    steps = {s.attributes["torch.step"]: s.links[-1].context.span_id for s in spans if s.name == "torch.step"}
+    steps = {s.attributes["torch.step.number"]: s.links[-1].context.span_id for s in spans if s.name == "torch.step"}
     assert (steps[0], steps[1], steps[2]) == (first.context.span_id,) * 3
 
 

@@ -34,7 +34,7 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
         health = program.processor.health
     assert [s.name for s in spans if s.name in {"held", "lost"}] == ["held"]
     assert health.dropped == {"failed": 1}
-    assert [s.attributes["torch.step"] for s in spans if s.name == "torch.step"] == [0, 1]
+    assert [s.attributes["torch.step.number"] for s in spans if s.name == "torch.step"] == [0, 1]
 
 
 def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):
@@ -111,7 +111,9 @@ def test_what_ends_after_its_step_keeps_to_the_budget(monkeypatch):
             program.drain()
         spans = program.spans()
     steps = {
-        s.attributes["torch.step"]: s for s in spans if s.name == "torch.step" and "torch.part" not in s.attributes
+        s.attributes["torch.step.number"]: s
+        for s in spans
+        if s.name == "torch.step" and "torch.part" not in s.attributes
     }
     first, second = (s for s in spans if s.name == "late")
     assert first.parent.span_id == steps[0].context.span_id

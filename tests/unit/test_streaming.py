@@ -84,7 +84,7 @@ def test_steps_of_the_program(tmp_path):
         assert streamed.flush()
         assert streamed.steps == 3
         spans = [span for span in exporter.get_finished_spans() if span.name == "torch.step"]
-        assert [span.attributes["torch.step"] for span in spans] == [0, 1, 2]
+        assert [span.attributes["torch.step.number"] for span in spans] == [0, 1, 2]
         assert len({span.context.trace_id for span in spans}) == 3
 
 
@@ -131,7 +131,9 @@ def test_a_slice_that_fails_sends_no_step_twice(monkeypatch):
                 label(f"label {number}")
             streamed.step()
         assert not streamed.flush()
-    numbers = [span.attributes["torch.step"] for span in exporter.get_finished_spans() if span.name == "torch.step"]
+    numbers = [
+        span.attributes["torch.step.number"] for span in exporter.get_finished_spans() if span.name == "torch.step"
+    ]
     assert not failures
     assert len(numbers) == len(set(numbers)) >= 20
 

@@ -123,7 +123,10 @@ def test_numbers_without_bounds(tmp_path, number):
         slice_("a", 1, "HERE"),
         slice_("a", 1, 1, pid="HERE", tid="HERE"),
         slice_(
-            "a", 1, 1, args={"span_id": "1", "attributes": {"torch.step": "HERE", "torch.phase.data.duration": "HERE"}}
+            "a",
+            1,
+            1,
+            args={"span_id": "1", "attributes": {"torch.step.number": "HERE", "torch.phase.data.duration": "HERE"}},
         ),
         slice_("good", 1, 1, cat="cpu_op"),
     ]

@@ -1,0 +1,96 @@
+"""Names of attributes and metrics: OpenTelemetry's where its conventions have one, ours in a namespace of their own."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+from opentelemetry.metrics import NoOpMeter
+from opentelemetry.semconv import attributes as stable_modules
+from opentelemetry.semconv._incubating import attributes as attribute_modules
+from opentelemetry.semconv._incubating import metrics as metric_modules
+
+from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
+from otel_torchprof._encode.phase_attributes import SEGMENTS
+from otel_torchprof._metrics.operator_metrics import _made
+
+OURS = ("torch.", "otel_torchprof.")
+KEYS = [*(attribute.key for attribute in ATTRIBUTES), *(key for key, *_ in (*SEGMENTS, *REDUCTIONS))]
+
+
+def published(package):
+    """The names that the conventions' own modules have, each with its module."""
+    modules = [
+        importlib.import_module(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)
+    ]
+    return {
+        value: (module, name)
+        for module in modules
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)
+    }
+
+
+class Noting(NoOpMeter):
+    """Notes what is made: kind, unit."""
+
+    def __init__(self):
+        super().__init__("noting")
+        self.made = {}
+
+    def __getattribute__(self, name):
+        if not name.startswith("create_"):
+            return super().__getattribute__(name)
+        kind = name.removeprefix("create_").removeprefix("observable_")
+
+        signature = inspect.signature(super().__getattribute__(name))
+
+        def create(*arguments, **keywords):
+            given = signature.bind(*arguments, **keywords).arguments
+            self.made[given["name"]] = kind, given.get("unit", "")
+
+        return create
+
+
+def our_metrics():
+    """Kind and unit of each metric, but for those of GPUs."""
+    meter = Noting()
+    _made(lambda *_arguments, **_keywords: meter, lambda: True)
+    return meter.made
+
+
+def test_no_attribute_is_a_namespace():
+    """None is the beginning of another with a dot after it, and none is there twice."""
+    assert len(KEYS) == len(set(KEYS))
+    assert [(key, other) for key in KEYS for other in KEYS if other.startswith(f"{key}.")] == []
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith(OURS)])
+def test_attributes_of_the_conventions(key):
+    """Each is in OpenTelemetry's conventions, stable or in development; those of generative AI have moved to a repository of their own."""
+    if key in published(stable_modules):
+        return
+    meaning = text_below(*published(attribute_modules)[key])
+    assert "Deprecated" not in meaning or "Moved to the [OpenTelemetry GenAI" in meaning
+
+
+def test_metrics_of_the_conventions():
+    """Each that is not in a namespace of ours is in OpenTelemetry's conventions, with this kind and unit."""
+    known = published(metric_modules)
+    found = {name: what for name, what in our_metrics().items() if not name.startswith(OURS)}
+    assert len(found) > 5
+    for name, what in found.items():
+        module, constant = known[name]
+        meter = Noting()
+        getattr(module, f"create_{constant.lower()}")(meter)
+        assert meter.made == {name: what}
+
+
+def text_below(module, constant):
+    """What the conventions' module says of a constant: the text that stands below it."""
+    body = ast.parse(inspect.getsource(module)).body
+    place = next(at for at, node in enumerate(body) if getattr(getattr(node, "target", None), "id", "") == constant)
+    return body[place + 1].value.value
