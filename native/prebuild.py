@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 from otel_torchprof._native import prebuilt, torch_build
-from otel_torchprof._native.torch_build import Target
+from otel_torchprof._native.torch_build import BuildTarget
 
 LIBRARIES = ("torch_cpu", "c10")
 
@@ -84,7 +84,7 @@ def _built(given: str, output: Path, sources: str) -> list[prebuilt.Library]:
         found = []
         for abi in _abis(release):
             built = folder / f"torch_ops-{release}-abi{abi}.so"
-            torch_build.compile_whole(Target(release, commit, abi, include, stand_ins), built)
+            torch_build.compile_whole(BuildTarget(release, commit, abi, include, stand_ins), built)
             file = Path(shutil.copy(built, output))
             digests = prebuilt.digest(file), sources, prebuilt.headers_digest(include)
             found.append(prebuilt.Library(file.name, digests[0], release, commit, abi, digests[1], digests[2]))

@@ -18,7 +18,7 @@ from otel_torchprof._process.threads import NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from otel_torchprof._columns.batch import Array, Batch, Thread
+    from otel_torchprof._columns.batch import Array, Batch, RecordedThread
     from otel_torchprof._native.blackbox import Collective, Contents, Group
 
 
@@ -64,7 +64,7 @@ def last_moments(contents: Contents) -> tuple[list[LastMoment], int]:
 class _Seen:
     """A thread, as far as its events have been read."""
 
-    def __init__(self, thread: Thread) -> None:
+    def __init__(self, thread: RecordedThread) -> None:
         self._thread = thread
         self._open: list[OpenEvent] = []
         self._last_ended = ""

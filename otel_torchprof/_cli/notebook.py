@@ -40,7 +40,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(torchprof, magic_kind="cell", magic_name=_NAME)
 
 
-class _Parser(argparse.ArgumentParser):
+class _MagicParser(argparse.ArgumentParser):
     """Reports errors as IPython's own magics do."""
 
     def error(self, message: str) -> NoReturn:
@@ -48,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"%%{_NAME}", description="Profiles the cell and displays its averages.", add_help=False)
+    parser = _MagicParser(prog=f"%%{_NAME}", description="Profiles the cell and displays its averages.", add_help=False)
     add = parser.add_argument
     add("--shapes", action="store_true", help="record the input shapes of operators, and group the averages by them")
     add("--stacks", action="store_true", help="record Python calls")

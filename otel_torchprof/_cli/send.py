@@ -24,7 +24,7 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 
 from .recover import problems_of, read, write
-from .terminal import Reading, say
+from .terminal import ReadingProgress, say
 
 if TYPE_CHECKING:
     import argparse
@@ -187,7 +187,7 @@ class _Delivery:
 
     def deliver_all(self, files: list[str], offset: int, again: Callable[[int, list[str]], str]) -> int:
         """The exit status. A file that cannot be read does not stop those after it; a receiver that cannot be reached does."""
-        fine, read, lost = True, Reading(files, 1), self._lost_spans
+        fine, read, lost = True, ReadingProgress(files, 1), self._lost_spans
         for number, path in enumerate(files):
             at = offset if number == 0 else 0
             try:
@@ -239,7 +239,7 @@ class _Delivery:
             f"{stats.requests} requests, {stats.bytes_sent / 2**20:.1f} MiB"
         )
 
-    def _show(self, read: Reading) -> None:
+    def _show(self, read: ReadingProgress) -> None:
         if self._shows_progress and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             sys.stderr.write(f"\r\x1b[K{read.line()}, {self._sender.stats.accepted_spans:,} spans sent")

@@ -15,7 +15,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._spans.step_spans import JOB_NAME
 from otel_torchprof._trace_files import self_times
-from otel_torchprof._trace_files.chrome_events import Kind
+from otel_torchprof._trace_files.chrome_events import EventKind
 from otel_torchprof._trace_files.reading import read_events
 from otel_torchprof._trace_files.wanted import (
     AGGREGATED_COUNT,
@@ -66,7 +66,7 @@ _MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class DisplayedStep:
     """A step in the file; times in ns."""
 
     number: int
@@ -112,7 +112,7 @@ class TraceSums:
         self._added = self._of_devices = 0
         self.left_out = ""
         """What the file has besides, in words."""
-        self.steps: list[StepRow] = []
+        self.steps: list[DisplayedStep] = []
         """Unsorted, the first of them."""
         self.steps_left_out = 0
         """Those after them."""
@@ -122,7 +122,7 @@ class TraceSums:
 
     def note_left_out(self, reading: Reading) -> None:
         """The file has been read: what the averages do not have of it."""
-        counts = reading.left_out + Counter({Kind.DEVICE.value: self._of_devices})
+        counts = reading.left_out + Counter({EventKind.DEVICE.value: self._of_devices})
         found = [f"{what} ({count:,})" for what, count in counts.most_common() if count]
         self.left_out = ", ".join(found)
 
@@ -162,7 +162,7 @@ class TraceSums:
         if name == STEP_NAME and STEP in attributes:
             is_unfinished = bool(attributes.get(UNFINISHED))
             phases = {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes}
-            self._list(StepRow(int(attributes[STEP]), start, duration, trace, is_unfinished, phases, process))
+            self._list(DisplayedStep(int(attributes[STEP]), start, duration, trace, is_unfinished, phases, process))
             if is_unfinished:
                 return
         duration, own = self_times.span_times(duration, attributes)
@@ -197,19 +197,19 @@ class TraceSums:
         """A step of a profile, for the list of steps only."""
         number = name.removeprefix(STEP_PREFIX)
         if number.isdecimal() and len(number) <= _MOST_DIGITS:
-            self._list(StepRow(int(number), start, duration, None, process=process))
+            self._list(DisplayedStep(int(number), start, duration, None, process=process))
 
     def name_rank(self, process: Hashable, rank: int) -> None:
         """The rank of a process; averages are of the whole file."""
         if len(self._ranks) < _MOST_TRACKS:
             self._ranks[process] = rank
 
-    def ranks_of(self, steps: Sequence[StepRow]) -> list[int | None]:
+    def ranks_of(self, steps: Sequence[DisplayedStep]) -> list[int | None]:
         """The rank that each step is of, in a file of several; None else, and where it is not known."""
         ranks = self._ranks if len(set(self._ranks.values())) > 1 else {}
         return [ranks.get(step.process) for step in steps]
 
-    def spans_of(self, step: StepRow) -> int | None:
+    def spans_of(self, step: DisplayedStep) -> int | None:
         """How many spans its trace has; None where that is not known."""
         return None if step.trace is None else self._spans.get(step.trace)
 
@@ -221,7 +221,7 @@ class TraceSums:
             found.append(Average(COLLAPSED, False, self._collapsed_count, self._collapsed_time, self._collapsed_time))
         return found
 
-    def _list(self, step: StepRow) -> None:
+    def _list(self, step: DisplayedStep) -> None:
         if len(self.steps) < _MOST_STEPS:
             self.steps.append(step)
         else:

@@ -91,7 +91,7 @@ class Progress:
 @contextlib.contextmanager
 def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Callable[[str, ByteStream], None]]:
     """Shows how far files have been read, each so many times: gives what is to be called when one is opened."""
-    read = Reading(paths, times)
+    read = ReadingProgress(paths, times)
     with shown(read.line, quiet=quiet):
         yield read.watch
 
@@ -108,7 +108,7 @@ def shown(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]
         progress.stop()
 
 
-class Reading:
+class ReadingProgress:
     """How far files have been read, each of them so many times."""
 
     def __init__(self, paths: Sequence[str], times: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-class Thread(NamedTuple):
+class RecordedThread(NamedTuple):
     """A thread that recorded events."""
 
     os_tid: int
@@ -254,7 +254,7 @@ class Batch:
 
     columns: Mapping[str, Array]
     names: Names
-    threads: Sequence[Thread]
+    threads: Sequence[RecordedThread]
     inputs: npt.NDArray[np.int64] | None = None
     """Inputs of the events, in words of 64 bits: those of a row begin at ``columns["inputs"][row]``, and rows with the same inputs may share
     them. The format stands at
@@ -303,7 +303,11 @@ class Batch:
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, Any], names: Sequence[str | bytes], threads: Sequence[Thread] = (), **rest: Any
+        cls,
+        columns: Mapping[str, Any],
+        names: Sequence[str | bytes],
+        threads: Sequence[RecordedThread] = (),
+        **rest: Any,
     ) -> Batch:
         """Builds a batch from plain lists; columns that are not given are filled with their neutral value.
 
@@ -326,13 +330,13 @@ class Batch:
                 rest[name] = {column.name: np.asarray(rest[name][column.name], column.dtype) for column in table}
         if "end_thread" not in columns:
             full["end_thread"] = full["thread"]
-        return cls(full, Names.of(names), threads or (Thread(1, 1, 1, "main"),), **rest)
+        return cls(full, Names.of(names), threads or (RecordedThread(1, 1, 1, "main"),), **rest)
 
 
 class WaitingStack(NamedTuple):
     """The calls in which a thread was all the time of a recording."""
 
-    thread: Thread
+    thread: RecordedThread
     """The thread; where torch ran on it, a batch knows more of it."""
     names: tuple[int, ...]
     """By call, the top-level first, the index into ``Batch.names``."""

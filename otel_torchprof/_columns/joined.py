@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .batch import Batch, Names, Thread
+from .batch import Batch, Names, RecordedThread
 from .frame_info import FrameInfo
 from .schema import (
     COLLECTIVE_COLUMNS,
@@ -197,13 +197,13 @@ def _longest(batches: Sequence[Batch]) -> Names:
     return longest
 
 
-def _one_list_of_threads(batches: Sequence[Batch]) -> tuple[list[Thread], list[npt.NDArray[np.int64]]]:
+def _one_list_of_threads(batches: Sequence[Batch]) -> tuple[list[RecordedThread], list[npt.NDArray[np.int64]]]:
     """All threads once, and for each batch the places of its threads in that list.
 
     A thread is known by the system's id and Python's; torch's id, which it gets when torch first runs there, tells apart
     those that got the ids of one that ended before.
     """
-    threads: list[Thread] = []
+    threads: list[RecordedThread] = []
     known: dict[tuple[int, int], int] = {}
     maps = []
     for batch in batches:

@@ -34,7 +34,7 @@ _ATTRIBUTE_BYTES = 48
 """Of a span, as a rule: values of its number, scope, times and thread."""
 
 
-class Source:
+class AttributeSource:
     """What attributes are computed from: a batch, its span table, and strings added on the way."""
 
     def __init__(
@@ -199,5 +199,5 @@ class Attribute:
     meaning: str
     present: str
     """When it is there, in words."""
-    compute: Callable[[Source], Values | None]
+    compute: Callable[[AttributeSource], Values | None]
     """Its values and where they are present; None when no span can have it."""

@@ -22,7 +22,7 @@ from otel_torchprof._tree.span_table import STEP_NUMBER, AttributeColumn, Attrib
 from . import collective_attributes as collectives
 from . import event_attributes as events
 from . import phase_attributes as phases
-from .attribute_source import Attribute, Source
+from .attribute_source import Attribute, AttributeSource
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
@@ -130,7 +130,7 @@ def add_attributes(
     stays as it is. Costs a few numpy passes per
     attribute that any event has, and about 40 ns per event for inputs, of which equal ones are read and formatted once. Thread-safe.
     """
-    source = Source(
+    source = AttributeSource(
         batch,
         table,
         dropped_on=dropped_on,

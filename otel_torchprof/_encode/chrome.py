@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind
 from otel_torchprof._native.encoders import (
@@ -195,9 +195,9 @@ def _batch_of_steps(steps: list[RecordedStep], batch: Batch) -> Batch:
     return Batch.of(columns, names, (_thread_of_steps(steps, batch),))
 
 
-def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> Thread:
+def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> RecordedThread:
     """That of the loop, if its slices and those of the steps nest."""
-    own = Thread(STEPS_TID, 0, 0, "steps")
+    own = RecordedThread(STEPS_TID, 0, 0, "steps")
     idents = {step.thread for step in steps}
     tracks = {thread.os_tid: thread for thread in batch.threads if thread.ident in idents}
     if len(idents) != 1 or len(tracks) != 1:
@@ -246,7 +246,7 @@ def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
 
 
-def _threads(pid: int, threads: Iterable[Thread]) -> str:
+def _threads(pid: int, threads: Iterable[RecordedThread]) -> str:
     """Name and place of each track; a thread id that the system gave out twice keeps the name it had first."""
     names: dict[int, str] = {}
     for thread in threads:
@@ -255,7 +255,7 @@ def _threads(pid: int, threads: Iterable[Thread]) -> str:
     return "".join(f",\n{event}" for event in itertools.chain.from_iterable(tracks))
 
 
-def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Thread], end_ns: int) -> str:
+def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[RecordedThread], end_ns: int) -> str:
     total = sum(dropped.values())
     if not total:
         return ""

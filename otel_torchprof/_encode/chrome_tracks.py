@@ -196,7 +196,7 @@ _BEGIN = attrgetter("start")
 _END = attrgetter("end")
 
 
-class _Slice:
+class _TrackSlice:
     __slots__ = ("end", "inside", "parent", "span", "start")
 
     def __init__(self, start: int, end: int, span: int, parent: int) -> None:
@@ -204,20 +204,20 @@ class _Slice:
         self.end = max(end, start + 1)  # what takes no time must not lie across a boundary either
         self.span = span
         self.parent = parent
-        self.inside: list[_Slice] = []
+        self.inside: list[_TrackSlice] = []
 
-    def holds(self, other: _Slice) -> bool:
+    def holds(self, other: _TrackSlice) -> bool:
         return self.start <= other.start and other.end <= self.end
 
 
 class _Lane:
     def __init__(self) -> None:
-        self.top_level: list[_Slice] = []
+        self.top_level: list[_TrackSlice] = []
         """Apart from one another, by time, as is what is inside each."""
         self.forgotten_until: int | None = None
         """Nothing may begin before this any more: what is there is not known."""
 
-    def add(self, slice_: _Slice) -> bool:
+    def add(self, slice_: _TrackSlice) -> bool:
         """Puts a slice on the lane if it fits there, between others, inside its parent or around its children."""
         if self.forgotten_until is not None and slice_.start < self.forgotten_until:
             return False
@@ -270,7 +270,7 @@ class Lanes:
         """
         if self._count >= self._most:
             self._forget()
-        slice_ = _Slice(start, end, span, parent)
+        slice_ = _TrackSlice(start, end, span, parent)
         for lane in self._candidates(start, span, parent):
             if self._lanes[lane].add(slice_):
                 break
@@ -292,7 +292,7 @@ class Lanes:
         yield from (lane for lane, ended in enumerate(self._ends) if ended <= start)
         yield from range(len(self._lanes))
 
-    def _note(self, slice_: _Slice, lane: int) -> None:
+    def _note(self, slice_: _TrackSlice, lane: int) -> None:
         self._lane_of[slice_.span] = lane
         if slice_.parent and slice_.parent not in self._lane_of:
             self._waiting.setdefault(slice_.parent, lane)

@@ -15,10 +15,10 @@ from .attribute_source import Attribute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .attribute_source import Array, Source, Values
+    from .attribute_source import Array, AttributeSource, Values
 
 
-def name(source: Source) -> Values | None:
+def name(source: AttributeSource) -> Values | None:
     """What the field calls it."""
     if source.collectives is None:
         return None
@@ -29,27 +29,27 @@ def name(source: Source) -> Values | None:
     return index, place >= 0
 
 
-def text(column: str) -> Callable[[Source], Values | None]:
+def text(column: str) -> Callable[[AttributeSource], Values | None]:
     """A column that is an index into the names, where it is not 0."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         values = _values(source, column)
         return None if values is None else (values, values != 0)
 
     return compute
 
 
-def number(column: str) -> Callable[[Source], Values | None]:
+def number(column: str) -> Callable[[AttributeSource], Values | None]:
     """A column of numbers, where it is not below 0."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         values = _values(source, column, missing=-1)
         return None if values is None else (values.astype(np.int64), values >= 0)
 
     return compute
 
 
-def size(source: Source) -> Values | None:
+def size(source: AttributeSource) -> Values | None:
     """The larger of what the rank gives and what it gets, bytes."""
     given, got = _values(source, "bytes_in", missing=-1), _values(source, "bytes_out", missing=-1)
     if given is None or got is None:
@@ -58,7 +58,7 @@ def size(source: Source) -> Values | None:
     return larger, larger >= 0
 
 
-def is_async(source: Source) -> Values | None:
+def is_async(source: AttributeSource) -> Values | None:
     """Whether its caller continues before it is done."""
     flags = _values(source, "flags")
     if flags is None:
@@ -67,7 +67,7 @@ def is_async(source: Source) -> Values | None:
     return found, found
 
 
-def _values(source: Source, column: str, missing: int = 0) -> Array | None:
+def _values(source: AttributeSource, column: str, missing: int = 0) -> Array | None:
     """A column of the collectives, per span; None where there are none."""
     if source.collectives is None:
         return None

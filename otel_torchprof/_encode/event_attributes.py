@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.inputs import InputPart, Inputs
     from otel_torchprof._tree.memory import MovedMemory
 
-    from .attribute_source import Array, Source, Values
+    from .attribute_source import Array, AttributeSource, Values
 
 
-def scope(source: Source) -> Values:
+def scope(source: AttributeSource) -> Values:
     """Kind of RecordFunction."""
     names, scope = source.add([scope.name.lower() for scope in Scope]), source.batch["scope"]
     present = source.spread(scope < len(names)) & source.is_event
@@ -33,23 +33,23 @@ def scope(source: Source) -> Values:
     return source.spread(scope, names), present
 
 
-def sequence_nr(source: Source) -> Values:
+def sequence_nr(source: AttributeSource) -> Values:
     """Autograd's number."""
     values = source.column("sequence_nr")
     return values, (values >= 0) & (source.kind != Kind.PHASE) & source.is_event
 
 
-def forward_thread(source: Source) -> Values:
+def forward_thread(source: AttributeSource) -> Values:
     """Of backward functions."""
     values = source.spread(source.batch["fwd_thread"], dtype=np.int64)
     of_operators = (source.kind != Kind.FRAME) & (source.kind != Kind.PHASE)
     return values, (values != 0) & of_operators & source.is_event
 
 
-def inputs(parts: InputPart, make: Callable[[Inputs], Any]) -> Callable[[Source], Values | None]:
+def inputs(parts: InputPart, make: Callable[[Inputs], Any]) -> Callable[[AttributeSource], Values | None]:
     """Something of the inputs, as text; of an empty list there is none. A label's args have a key of their own."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         if not has_inputs(source.batch):
             return None
         codes, texts = source.inputs.texts(parts, make)
@@ -65,7 +65,7 @@ def values_of(inputs: Inputs) -> list[Any]:
     return [] if all(value is None for value in found) else found
 
 
-def string(source: Source) -> Values | None:
+def string(source: AttributeSource) -> Values | None:
     """A string among the inputs: the args of a label."""
     if not has_inputs(source.batch):
         return None
@@ -73,7 +73,7 @@ def string(source: Source) -> Values | None:
     return ids, (ids != 0) & source.is_event
 
 
-def overload(source: Source) -> Values | None:
+def overload(source: AttributeSource) -> Values | None:
     """The operator's overload."""
     if not may_have(source.batch, InputKind.OVERLOAD):
         return None
@@ -81,7 +81,7 @@ def overload(source: Source) -> Values | None:
     return ids, (ids != 0) & source.is_event
 
 
-def flops(source: Source) -> Values | None:
+def flops(source: AttributeSource) -> Values | None:
     """Floating-point operations."""
     if not source.with_flops:
         return None
@@ -90,7 +90,7 @@ def flops(source: Source) -> Values | None:
     return flops, (flops != 0) & source.is_event
 
 
-def self_duration(source: Source) -> Values:
+def self_duration(source: AttributeSource) -> Values:
     """Time not spent in children on its thread, seconds."""
     batch, own = source.batch, source.self_time
     if own is None:
@@ -100,13 +100,13 @@ def self_duration(source: Source) -> Values:
     return np.maximum(seconds, 0, out=seconds), source.is_event
 
 
-def thread_id(source: Source) -> Values:
+def thread_id(source: AttributeSource) -> Values:
     """Where it began."""
     idents = np.array([thread.ident for thread in source.batch.threads], dtype=np.int64)
     return source.spread(source.batch["thread"], idents), source.is_event
 
 
-def thread_name(source: Source) -> Values:
+def thread_name(source: AttributeSource) -> Values:
     """The name of that thread."""
     threads = source.batch.threads
     named = np.array([bool(thread.name) for thread in threads], dtype=bool)
@@ -115,10 +115,10 @@ def thread_name(source: Source) -> Values:
     return source.spread(thread, names), source.spread(thread, named) & source.is_event
 
 
-def flag(flag: Flag) -> Callable[[Source], Values | None]:
+def flag(flag: Flag) -> Callable[[AttributeSource], Values | None]:
     """A bit of the column ``flags``."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         if not source.any_flags & flag:
             return None
         return np.ones(len(source.table), dtype=np.uint8), (source.column("flags") & flag != 0) & source.is_event
@@ -126,22 +126,22 @@ def flag(flag: Flag) -> Callable[[Source], Values | None]:
     return compute
 
 
-def step(source: Source) -> Values:
+def step(source: AttributeSource) -> Values:
     """Number of the step."""
     return source.table.step, source.table.step >= 0
 
 
-def captured(key: str) -> Callable[[Source], Values | None]:
+def captured(key: str) -> Callable[[AttributeSource], Values | None]:
     """What of a root ran in compiled regions."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         shares = source.captured()
         return None if shares is None else (shares.attributes()[key], shares.regions > 0)
 
     return compute
 
 
-def dropped_events(source: Source) -> Values | None:
+def dropped_events(source: AttributeSource) -> Values | None:
     """On one span only, so that a sum over spans is right; a profile that is full drops at its end, hence the last root."""
     dropped = sum(source.batch.dropped.values())
     if not dropped:
@@ -151,10 +151,10 @@ def dropped_events(source: Source) -> Values | None:
     return np.full(len(source.table), dropped), chosen
 
 
-def moved(device: str, direction: str) -> Callable[[Source], Values | None]:
+def moved(device: str, direction: str) -> Callable[[AttributeSource], Values | None]:
     """Bytes allocated or released, ``direction``, by an event and what it called; ``device`` is a fact of the source."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         found: MovedMemory | None = getattr(source, device)
         if found is None:
             return None
@@ -164,17 +164,17 @@ def moved(device: str, direction: str) -> Callable[[Source], Values | None]:
     return compute
 
 
-def cpu_peak(source: Source) -> Values | None:
+def cpu_peak(source: AttributeSource) -> Values | None:
     """The highest total that the CPU's allocator told inside of each event; in the time of each synthetic span."""
     return _peak(source, CPU_TYPES)
 
 
-def device_peak(source: Source) -> Values | None:
+def device_peak(source: AttributeSource) -> Values | None:
     """The highest total that the allocator of any device told, likewise."""
     return _peak(source, DEVICE_TYPES)
 
 
-def _peak(source: Source, types: tuple[int, ...]) -> Values | None:
+def _peak(source: AttributeSource, types: tuple[int, ...]) -> Values | None:
     of_rows = peaks_of_rows(source.batch, types, source.memory_rows)
     if of_rows is None:
         return None
@@ -189,7 +189,7 @@ SHORTEST_WITH_ENERGY_NS = 100_000_000
 """What is shorter lies between two readings of an energy counter, which say nothing of it."""
 
 
-def device_duration(source: Source) -> Values | None:
+def device_duration(source: AttributeSource) -> Values | None:
     """Of its own pair of marks; where it has none, of those inside of it; of a root, of all that began in its time."""
     found = _pairs(source)
     if found is None or source.device_times is None:
@@ -203,7 +203,7 @@ def device_duration(source: Source) -> Values | None:
     return time / _NS_PER_S, has_pair | (time > 0)
 
 
-def device_idle(source: Source) -> Values | None:
+def device_idle(source: AttributeSource) -> Values | None:
     """Of roots in which a device was timed: how long devices waited for the host."""
     if source.device_times is None:
         return None
@@ -213,7 +213,7 @@ def device_idle(source: Source) -> Values | None:
     return np.nan_to_num(time) / _NS_PER_S, ~np.isnan(time)
 
 
-def device_self_duration(source: Source) -> Values | None:
+def device_self_duration(source: AttributeSource) -> Values | None:
     """Of an event with timing events: the time outside its child events."""
     found = _pairs(source)
     if found is None or source.device_times is None:
@@ -221,7 +221,7 @@ def device_self_duration(source: Source) -> Values | None:
     return np.maximum(source.spread(source.device_times.own), 0) / _NS_PER_S, found[1]
 
 
-def device(source: Source) -> Values | None:
+def device(source: AttributeSource) -> Values | None:
     """The name of the device's type."""
     found = _pairs(source)
     if found is None or not found[1].any():
@@ -231,10 +231,10 @@ def device(source: Source) -> Values | None:
     return names[which.reshape(-1)], found[1]
 
 
-def of_pair(column: str) -> Callable[[Source], Values | None]:
+def of_pair(column: str) -> Callable[[AttributeSource], Values | None]:
     """A column of the pair of marks."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         found = _pairs(source)
         if found is None or not found[1].any():
             return None
@@ -243,7 +243,7 @@ def of_pair(column: str) -> Callable[[Source], Values | None]:
     return compute
 
 
-def energy(source: Source) -> Values | None:
+def energy(source: AttributeSource) -> Values | None:
     """Of roots, and of labels and modules that are no shorter than what lies between two readings."""
     table = source.table
     joules = joules_between(source.batch, table.start, table.end)
@@ -254,13 +254,13 @@ def energy(source: Source) -> Values | None:
     return np.nan_to_num(joules), (reported | ~source.is_event) & ~np.isnan(joules)
 
 
-def _of_pairs(source: Source, column: str, pair: Array) -> Array:
+def _of_pairs(source: AttributeSource, column: str, pair: Array) -> Array:
     """A column of the pair of each span, of any pair where it has none; some span has one."""
     values: Array = (source.batch.devices or {})[column][np.maximum(pair, 0)]
     return values
 
 
-def _pairs(source: Source) -> tuple[Array, Array] | None:
+def _pairs(source: AttributeSource) -> tuple[Array, Array] | None:
     """Per span the place of its pair, and whether it has one."""
     times = source.device_times
     if times is None:
@@ -276,10 +276,10 @@ UNKNOWN_ERROR = "_OTHER"
 """What OpenTelemetry's conventions have for an error whose class nobody knows."""
 
 
-def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Callable[[Source], Values | None]:
+def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Callable[[AttributeSource], Values | None]:
     """Something of the function that a span is a call of, or was called by."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         found = source.functions
         if found is None:
             return None
@@ -291,7 +291,7 @@ def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Calla
     return compute
 
 
-def module(source: Source) -> Values | None:
+def module(source: AttributeSource) -> Values | None:
     """The full names of modules: the events' own names, of calls what is known of them."""
     is_module = (source.kind == Kind.MODULE) & source.is_event
     if source.frames is None and not is_module.any():
@@ -315,7 +315,7 @@ def module(source: Source) -> Values | None:
     return values, present
 
 
-def generation(source: Source) -> Values | None:
+def generation(source: AttributeSource) -> Values | None:
     """Of a collection of garbage."""
     if source.frames is None:
         return None
@@ -326,7 +326,7 @@ def generation(source: Source) -> Values | None:
     return values, values >= 0
 
 
-def identity(source: Source) -> Values | None:
+def identity(source: AttributeSource) -> Values | None:
     """Of calls: which generator, coroutine or optimizer it was."""
     if source.frames is None:
         return None
@@ -335,7 +335,7 @@ def identity(source: Source) -> Values | None:
     return values, values != 0
 
 
-def error_type(source: Source) -> Values | None:
+def error_type(source: AttributeSource) -> Values | None:
     """The class of an exception; not known of every call."""
     if not source.any_flags & Flag.ERROR and not source.batch["error_type"].max(initial=0):
         return None

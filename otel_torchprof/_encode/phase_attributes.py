@@ -32,7 +32,7 @@ from .event_attributes import module as module_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .attribute_source import Source, Values
+    from .attribute_source import AttributeSource, Values
 
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
@@ -55,7 +55,7 @@ PLACES = {
 """Where the attributes stand by which steps are told apart."""
 
 
-def name(source: Source) -> Values | None:
+def name(source: AttributeSource) -> Values | None:
     """Which phase it is."""
     if not (source.batch["kind"] == Kind.PHASE).any():
         return None
@@ -69,7 +69,7 @@ def name(source: Source) -> Values | None:
     return values, present
 
 
-def module(source: Source) -> Values | None:
+def module(source: AttributeSource) -> Values | None:
     """Of a root module's phase the name of that, else of modules and calls theirs."""
     found = module_name(source)
     if not source.batch.roots:
@@ -191,10 +191,10 @@ _ON = "on calls of [`generate`](services.md#text-generation)"
 _ON_REQUESTS = f"{_ON} that have no span of another instrumentation"
 
 
-def _of(key: str, kind: AttributeType) -> Callable[[Source], Values | None]:
+def _of(key: str, kind: AttributeType) -> Callable[[AttributeSource], Values | None]:
     """What is known of calls under that key."""
 
-    def compute(source: Source) -> Values | None:
+    def compute(source: AttributeSource) -> Values | None:
         found = [(span, attributes[key]) for span, attributes in source.generations if key in attributes]
         if not found:
             return None

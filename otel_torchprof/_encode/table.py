@@ -37,7 +37,7 @@ def html_table(
     return table(headings, cells, hidden=0 if row_limit < 0 else total - row_limit)
 
 
-def _cell(column: Column, event: Any) -> Cell:
+def _cell(column: TableColumn, event: Any) -> Cell:
     text = str(column.cell(event))
     number = getattr(event, column.key) or 0 if column.key else None
     return Cell(text, number, float(text[:-1]) / 100 if text.endswith("%") else None)
@@ -125,7 +125,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of the table."""
 
     title: str
@@ -278,23 +278,23 @@ def _fitting(longest: int, limit: int | None) -> int:
     return longest + 4 if limit is None else min(longest + 4, limit)
 
 
-def columns_of(info: Info, options: TableOptions) -> list[Column]:
+def columns_of(info: Info, options: TableOptions) -> list[TableColumn]:
     """Every column of the table, in order of the headings."""
     width = _fitting(info.longest_key, options.max_name_column_width)
-    columns = [Column("Name", lambda event: options.name(event.key), width=width)]
+    columns = [TableColumn("Name", lambda event: options.name(event.key), width=width)]
     if info.has_overloads:
-        columns.append(Column("Overload Name", lambda event: options.name(event.overload_name), width=width))
+        columns.append(TableColumn("Overload Name", lambda event: options.name(event.overload_name), width=width))
     columns += _cpu_columns(info, options)
     if info.has_device_time:
         columns += _device_columns(info, options)
     if options.profile_memory:
         columns += _memory_columns(info)
-    columns.append(Column("# of Calls", lambda event: event.count, "count"))
+    columns.append(TableColumn("# of Calls", lambda event: event.count, "count"))
     if info.has_node_ids:
-        columns.append(Column("Node ID", lambda event: event.node_id, "node_id"))
+        columns.append(TableColumn("Node ID", lambda event: event.node_id, "node_id"))
     if info.has_shapes:
         shapes = _fitting(info.longest_shapes, options.max_shapes_column_width)
-        columns.append(Column("Input Shapes", lambda event: str(event.input_shapes)[:shapes], width=shapes))
+        columns.append(TableColumn("Input Shapes", lambda event: str(event.input_shapes)[:shapes], width=shapes))
     if info.longest_frame is not None:
         columns.append(_source_column(info.longest_frame, options))
     if options.with_flops and info.smallest_flops is not None:
@@ -302,7 +302,7 @@ def columns_of(info: Info, options: TableOptions) -> list[Column]:
     return columns
 
 
-def _cpu_columns(info: Info, options: TableOptions) -> list[Column]:
+def _cpu_columns(info: Info, options: TableOptions) -> list[TableColumn]:
     def own_share(event: Any) -> object:
         return format_share(event.self_cpu_time_total, info.self_cpu_total)
 
@@ -310,38 +310,40 @@ def _cpu_columns(info: Info, options: TableOptions) -> list[Column]:
         return 0 if event.is_async else format_share(event.cpu_time_total, info.self_cpu_total)
 
     return [
-        Column("Self CPU %", own_share, "self_cpu_time_total"),
-        Column("Self CPU", lambda event: options.time(event.self_cpu_time_total), "self_cpu_time_total"),
-        Column("CPU total %", total_share, "cpu_time_total"),
-        Column("CPU total", lambda event: options.time(event.cpu_time_total), "cpu_time_total"),
-        Column("CPU time avg", lambda event: options.time(event.cpu_time), "cpu_time"),
+        TableColumn("Self CPU %", own_share, "self_cpu_time_total"),
+        TableColumn("Self CPU", lambda event: options.time(event.self_cpu_time_total), "self_cpu_time_total"),
+        TableColumn("CPU total %", total_share, "cpu_time_total"),
+        TableColumn("CPU total", lambda event: options.time(event.cpu_time_total), "cpu_time_total"),
+        TableColumn("CPU time avg", lambda event: options.time(event.cpu_time), "cpu_time"),
     ]
 
 
-def _device_columns(info: Info, options: TableOptions) -> list[Column]:
+def _device_columns(info: Info, options: TableOptions) -> list[TableColumn]:
     device = _device(info)
 
     def own_share(event: Any) -> object:
         return format_share(event.self_device_time_total, info.self_device_total)
 
     return [
-        Column(f"Self {device}", lambda event: options.time(event.self_device_time_total), "self_device_time_total"),
-        Column(f"Self {device} %", own_share, "self_device_time_total"),
-        Column(f"{device} total", lambda event: options.time(event.device_time_total), "device_time_total"),
-        Column(f"{device} time avg", lambda event: options.time(event.device_time), "device_time"),
+        TableColumn(
+            f"Self {device}", lambda event: options.time(event.self_device_time_total), "self_device_time_total"
+        ),
+        TableColumn(f"Self {device} %", own_share, "self_device_time_total"),
+        TableColumn(f"{device} total", lambda event: options.time(event.device_time_total), "device_time_total"),
+        TableColumn(f"{device} time avg", lambda event: options.time(event.device_time), "device_time"),
     ]
 
 
-def _memory_columns(info: Info) -> list[Column]:
+def _memory_columns(info: Info) -> list[TableColumn]:
     columns = [
-        Column("CPU Mem", lambda event: format_memory(event.cpu_memory_usage), "cpu_memory_usage"),
-        Column("Self CPU Mem", lambda event: format_memory(event.self_cpu_memory_usage), "self_cpu_memory_usage"),
+        TableColumn("CPU Mem", lambda event: format_memory(event.cpu_memory_usage), "cpu_memory_usage"),
+        TableColumn("Self CPU Mem", lambda event: format_memory(event.self_cpu_memory_usage), "self_cpu_memory_usage"),
     ]
     if info.use_device and info.has_device_memory:
         device = _device(info)
         columns += [
-            Column(f"{device} Mem", lambda event: format_memory(event.device_memory_usage), "device_memory_usage"),
-            Column(
+            TableColumn(f"{device} Mem", lambda event: format_memory(event.device_memory_usage), "device_memory_usage"),
+            TableColumn(
                 f"Self {device} Mem",
                 lambda event: format_memory(event.self_device_memory_usage),
                 "self_device_memory_usage",
@@ -350,34 +352,34 @@ def _memory_columns(info: Info) -> list[Column]:
     return columns
 
 
-def _source_column(longest_frame: int, options: TableOptions) -> Column:
+def _source_column(longest_frame: int, options: TableOptions) -> TableColumn:
     width = _fitting(longest_frame, options.max_src_column_width)
-    return Column(
+    return TableColumn(
         "Source Location", lambda event: _tail(event.stack[0], width) if event.stack else "", width=width, left=True
     )
 
 
-def _flops_column(smallest: float) -> Column:
+def _flops_column(smallest: float) -> TableColumn:
     """Floating point operations in the unit that suits the smallest of them."""
     magnitude = int(max(0.0, min(math.log10(smallest) / 3, len(_FLOPS_UNITS) - 1.0)))
     scale = 10 ** (magnitude * -3.0)
-    return Column(
+    return TableColumn(
         f"Total {_FLOPS_UNITS[magnitude]}",
         lambda event: f"{event.flops * scale:8.3f}" if (event.flops or 0) > 0 else "--",
         "flops",
     )
 
 
-def _as_filled(columns: list[Column]) -> list[Column]:
+def _as_filled(columns: list[TableColumn]) -> list[TableColumn]:
     """The columns as torch fills them: with both, it puts the FLOPs under "Source Location" and the source under FLOPs."""
     source, last = columns[-2], columns[-1]
     if source.title != "Source Location":
         return columns
-    swapped = Column("", last.cell, width=source.width, left=True), Column("", source.cell, width=last.width)
+    swapped = TableColumn("", last.cell, width=source.width, left=True), TableColumn("", source.cell, width=last.width)
     return [*columns[:-2], *swapped]
 
 
-def _title(columns: list[Column], options: TableOptions) -> list[str]:
+def _title(columns: list[TableColumn], options: TableOptions) -> list[str]:
     """The lines above the headings; their rule spares the gap after the last column."""
     rule = "=" * (sum(column.width + len(_GAP) for column in columns) - len(_GAP))
     lines = [] if options.header is None else [rule, options.header]
@@ -386,11 +388,11 @@ def _title(columns: list[Column], options: TableOptions) -> list[str]:
     )
 
 
-def _line(columns: Iterable[Column], values: Iterable[object]) -> str:
+def _line(columns: Iterable[TableColumn], values: Iterable[object]) -> str:
     return "".join(column.aligned(value) for column, value in zip(columns, values, strict=True))
 
 
-def _stack_lines(columns: list[Column], event: Any, info: Info, options: TableOptions) -> list[str]:
+def _stack_lines(columns: list[TableColumn], event: Any, info: Info, options: TableOptions) -> list[str]:
     """The rest of an event's stack in the last column, and an empty row that ends it."""
     width = _fitting(info.longest_frame or 0, options.max_src_column_width)
     entries = [_tail(frame, width) for frame in (event.stack or ())[1:]]

@@ -30,7 +30,7 @@ from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Ker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from otel_torchprof._columns.batch import Batch, Thread
+    from otel_torchprof._columns.batch import Batch, RecordedThread
     from otel_torchprof._tree.devices import Timed
     from otel_torchprof._tree.frames import PythonIds
     from otel_torchprof._tree.recorded_tree import TensorIds
@@ -184,9 +184,9 @@ class Node:
         info = None if self.is_memory else self.nodes.batch.frame_info
         return FrameInfo() if info is None else info.at(self.start)
 
-    def thread(self, column: str) -> Thread:
+    def thread(self, column: str) -> RecordedThread:
         """The thread that it began on (``thread``), or ended on (``end_thread``)."""
-        found: Thread = self.nodes.batch.threads[self.value(column)]
+        found: RecordedThread = self.nodes.batch.threads[self.value(column)]
         return found
 
     @property
@@ -397,9 +397,9 @@ class EventSource:
         name: str = self.batch.names[self.value("name", index)]
         return name
 
-    def thread(self, index: int) -> Thread:
+    def thread(self, index: int) -> RecordedThread:
         """Where the event began."""
-        thread: Thread = self.batch.threads[self.value("thread", index)]
+        thread: RecordedThread = self.batch.threads[self.value("thread", index)]
         return thread
 
     def thread_number(self, index: int) -> int:

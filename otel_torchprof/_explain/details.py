@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Floats, Integers
     from otel_torchprof._trace_files.values import StepAverage
 
-    from .step_list import Process, StepList
+    from .step_list import ProcessSteps, StepList
 
 
 # ---- Sums by pairs of numbers, of which there may be very many: per group the largest are kept ----
@@ -86,7 +86,7 @@ _NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
 class StepsOfProcess:
     """The steps of a process, to which times are added."""
 
-    def __init__(self, process: Process, first: int) -> None:
+    def __init__(self, process: ProcessSteps, first: int) -> None:
         self.first = first
         """The place of its first step among those of all processes of the file."""
         self.start = np.array([step.start for step in process.steps], np.int64)

@@ -35,7 +35,7 @@ _STEP = "(step)"
 """What is in no span of a step."""
 
 
-class Row(NamedTuple):
+class DiffRow(NamedTuple):
     """What is compared: one path, or all events of one name."""
 
     name: str
@@ -52,14 +52,14 @@ class Row(NamedTuple):
 class Compared(NamedTuple):
     """A row that changed; logarithms are natural."""
 
-    row: Row
+    row: DiffRow
     error: float
     """Standard error of the logarithm of the ratio; infinite where it was not in both recordings."""
     alike: float
     """As much of that logarithm as the machine may have changed."""
 
 
-def rows_of(before: TreeTimes, after: TreeTimes) -> list[Row]:
+def rows_of(before: TreeTimes, after: TreeTimes) -> list[DiffRow]:
     """Those with a share of a step in either that is worth looking at; by name only where either has nothing else."""
     trees = before, after
     places = [{path: row for row, path in enumerate(tree.paths)} for tree in trees]
@@ -77,7 +77,7 @@ def rows_of(before: TreeTimes, after: TreeTimes) -> list[Row]:
         times = [tree.times(rows) for tree, rows in zip(trees, both, strict=True)]
         if any(np.median(each) >= bound for each, bound in zip(times, least, strict=True)):
             calls = [tree.calls(rows) for tree, rows in zip(trees, both, strict=True)]
-            kept.append(Row(name, path, times[0], times[1], calls[0], calls[1]))
+            kept.append(DiffRow(name, path, times[0], times[1], calls[0], calls[1]))
     return kept
 
 
@@ -88,7 +88,7 @@ def rare_share(tree: TreeTimes) -> float:
     return float(times[is_rare].sum() / tree.seconds.sum())
 
 
-def judged(rows: list[Row], step: float) -> tuple[float, list[Compared]]:
+def judged(rows: list[DiffRow], step: float) -> tuple[float, list[Compared]]:
     """By what all names changed alike, as a ratio, and the rows that changed beyond that and beyond chance, the largest first.
 
     Args:
@@ -161,7 +161,7 @@ def _keys(path: tuple[str, ...], *, by_name: bool) -> tuple[tuple[str, tuple[str
     return ((path[-1], path), (path[-1], ())) if path else ((_STEP, (_STEP,)),)
 
 
-def _stand_for_names(rows: list[Row]) -> Flags:
+def _stand_for_names(rows: list[DiffRow]) -> Flags:
     """One row of each name: all of it, or its one path."""
     several = {row.name for row in rows if not row.path}
     return np.array([not row.path or row.name not in several for row in rows])
@@ -184,7 +184,7 @@ def _common(ratios: Floats) -> _Common:
     return _Common(ratio, max(spread, DIFF_RULES.spread), DIFF_RULES.spread)
 
 
-def _once(rows: list[Row], changed: list[int], errors: Floats, difference: Floats) -> Iterator[int]:
+def _once(rows: list[DiffRow], changed: list[int], errors: Floats, difference: Floats) -> Iterator[int]:
     """Of a name on several paths either all of it, or the one path that makes its change; none that is new or vanished on one path only."""
     of_all = {rows[place].name: place for place in changed if not rows[place].path}
     several = {row.name for row in rows if not row.path}
@@ -260,7 +260,7 @@ def diff(
 
 
 class _Side(NamedTuple):
-    recording: Recording
+    recording: ComparedRecording
     tree: TreeTimes
     doubts: list[str]
     """Reasons why its times are not the program's."""
@@ -290,7 +290,7 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, l
         )
     rare = rare_share(tree)
     return _Side(
-        Recording(path, len(tree.seconds), float(np.median(tree.seconds)), rare), tree, _doubts(path, found)
+        ComparedRecording(path, len(tree.seconds), float(np.median(tree.seconds)), rare), tree, _doubts(path, found)
     ), problems
 
 
@@ -388,7 +388,7 @@ class Change(NamedTuple):
         return self.calls_before == self.calls_after or math.isnan(self.calls_before + self.calls_after)
 
 
-class Recording(NamedTuple):
+class ComparedRecording(NamedTuple):
     """The compared steps of one file."""
 
     path: str
@@ -416,8 +416,8 @@ class Difference:
         (1.0, ())
     """
 
-    before: Recording
-    after: Recording
+    before: ComparedRecording
+    after: ComparedRecording
     ratio: float
     """Ratio of the median step durations: 1.05 is 5 % slower."""
     low: float
@@ -543,7 +543,7 @@ def _steps(found: Difference) -> Iterator[str]:
         yield f"cannot be judged: {doubt}"
 
 
-def _recording(which: str, each: Recording) -> str:
+def _recording(which: str, each: ComparedRecording) -> str:
     rare = (
         f", {each.rare:.0%} of it runs in less than half of the steps and is not compared"
         if each.rare >= _LEAST_RARE

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .steps import Rank
 
 
-class Rules(NamedTuple):
+class VerdictRules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
     version: int = 6
@@ -104,7 +104,7 @@ class DiffRules(NamedTuple):
     """Everything changed alike by more than this: less may be the machine."""
 
 
-RULES = Rules()
+RULES = VerdictRules()
 DIFF_RULES = DiffRules()
 
 

@@ -22,7 +22,7 @@ from otel_torchprof._trace_files.records import check_can_be_read_twice, check_g
 from otel_torchprof.errors import TorchProfError
 
 from .details import Details, StepsOfProcess
-from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, Process, StepList, step_row
+from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, ProcessSteps, StepList, step_row
 from .steps import COUNTERS, PAUSES, Pause, Rank
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _ranks_of(name: str, listed: StepList, read_again: Callable[[Events], object
 
 
 def rank_of_process(
-    name: str, process: Process, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
+    name: str, process: ProcessSteps, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
 ) -> Rank:
     """What is known of the steps of a process, as columns."""
     rows = process.steps
@@ -229,7 +229,7 @@ class LiveSteps:
             events: that were recorded.
             dropped: and those that were lost.
         """
-        process = Process(events=events, dropped=dropped)
+        process = ProcessSteps(events=events, dropped=dropped)
         for row in tuple(self._rows):
             kind, number, start, duration, *values = _ROW.unpack(row)
             segment = _SEGMENTS[kind]

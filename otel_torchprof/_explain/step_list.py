@@ -45,7 +45,7 @@ class StepRow(NamedTuple):
 
 
 @dataclass
-class Process:
+class ProcessSteps:
     """What the first reading finds of a process."""
 
     rank: int | None = None
@@ -104,7 +104,7 @@ class StepList:
     )
 
     def __init__(self) -> None:
-        self.processes: dict[Hashable, Process] = {}
+        self.processes: dict[Hashable, ProcessSteps] = {}
         self.left_out = 0
         """Steps beyond the first."""
         self.without_duration = 0
@@ -191,12 +191,12 @@ class StepList:
             )
         self.processes = {key: each for key, each in self.processes.items() if each.steps}
 
-    def _process(self, key: Hashable) -> Process | None:
+    def _process(self, key: Hashable) -> ProcessSteps | None:
         found = self.processes.get(key)
         if found is None and len(self.processes) >= MOST_PROCESSES:
             self._forget_small_ones()
         if found is None and len(self.processes) < MOST_PROCESSES:
-            found = self.processes[key] = Process()
+            found = self.processes[key] = ProcessSteps()
         self.of_other_processes += found is None
         return found
 
@@ -207,7 +207,7 @@ class StepList:
         for key in others[: (len(others) + 1) // 2]:
             self.of_other_processes += self.processes.pop(key).events
 
-    def _append(self, process: Process, row: StepRow) -> None:
+    def _append(self, process: ProcessSteps, row: StepRow) -> None:
         if self._steps < MOST_STEPS:
             self._steps += 1
             process.steps.append(row)
@@ -237,7 +237,7 @@ def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRo
     )
 
 
-def _note_wait(process: Process, start: int, duration: int) -> None:
+def _note_wait(process: ProcessSteps, start: int, duration: int) -> None:
     if len(process.data_starts) < _MOST_INTERVALS:
         process.data_starts.append(start)
         process.data_ends.append(start + duration)

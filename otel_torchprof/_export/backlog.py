@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Batch:
+class QueuedBatch:
     """Spans that wait."""
 
     spans: Sequence[ReadableSpan]
@@ -82,9 +82,9 @@ class Backlog:
         self.spans = 0
         self.size_bytes = 0
         self._settings = settings
-        self._items: deque[Batch | Flush] = deque()
+        self._items: deque[QueuedBatch | Flush] = deque()
         self._flushes: list[Flush] = []
-        self._in_hand: Batch | None = None
+        self._in_hand: QueuedBatch | None = None
         self._appended = 0
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class Backlog:
         self._flushes = [flush for flush in self._flushes if not flush.deadline.passed]
         return bool(self._flushes)
 
-    def append(self, item: Batch | Flush) -> None:
+    def append(self, item: QueuedBatch | Flush) -> None:
         """Lets it wait behind all others."""
         self._items.append(item)
         if isinstance(item, Flush):
@@ -108,19 +108,19 @@ class Backlog:
             self.spans += len(item.spans)
             self.size_bytes += item.size_bytes
 
-    def take(self) -> Batch | Flush | None:
+    def take(self) -> QueuedBatch | Flush | None:
         """What waits longest, if anything does."""
         item = self._items.popleft() if self._items else None
-        self._in_hand = item if isinstance(item, Batch) else None
+        self._in_hand = item if isinstance(item, QueuedBatch) else None
         return item
 
-    def passed(self, batch: Batch, spans: int) -> int:
+    def passed(self, batch: QueuedBatch, spans: int) -> int:
         """The first spans of the batch in hand are passed to the exporter; how many of them for the first time."""
         first = max(spans - batch.passed, 0)
         batch.passed += first
         return first
 
-    def settle(self, batch: Batch, spans: int) -> None:
+    def settle(self, batch: QueuedBatch, spans: int) -> None:
         """So many of the first spans of the batch in hand are done; with its last one it is out of hand."""
         self.spans -= spans
         if spans:
@@ -131,7 +131,7 @@ class Backlog:
             self.size_bytes -= batch.size_bytes
             self._in_hand = None
 
-    def put_back(self, batch: Batch, behind: float = 0) -> Undelivered:
+    def put_back(self, batch: QueuedBatch, behind: float = 0) -> Undelivered:
         """Lets the rest of the batch in hand wait again; what was dropped since it does not fit.
 
         It waits before all that came later; with ``behind`` so many batches go first, but no flush that somebody waits for.
@@ -142,7 +142,7 @@ class Backlog:
         self._items.insert(self._place(batch, behind), batch)
         return Undelivered()
 
-    def _place(self, batch: Batch, behind: float) -> int:
+    def _place(self, batch: QueuedBatch, behind: float) -> int:
         for place, item in enumerate(self._items):
             if isinstance(item, Flush):
                 if not item.deadline.passed:
@@ -169,7 +169,7 @@ class Backlog:
         """Drops everything, also what is in somebody's hands; and the requests that wait."""
         in_hand = [] if self._in_hand is None else [self._in_hand]
         undelivered = sum(
-            (self._dropped(item) for item in (*in_hand, *self._items) if isinstance(item, Batch)), Undelivered()
+            (self._dropped(item) for item in (*in_hand, *self._items) if isinstance(item, QueuedBatch)), Undelivered()
         )
         flushes, self._flushes, self._in_hand = self._flushes, [], None
         self._items.clear()
@@ -185,7 +185,7 @@ class Backlog:
             and self.spans + spans <= self._settings.max_queue_size
         )
 
-    def _dropped(self, batch: Batch) -> Undelivered:
+    def _dropped(self, batch: QueuedBatch) -> Undelivered:
         count = len(batch.spans)
         self.spans -= count
         self.size_bytes -= batch.size_bytes

@@ -32,7 +32,7 @@ _GIVE_UP_SECONDS = 1.0
 """How long a drain that is in the middle of a slice is waited for, once there is no time left."""
 
 
-class _Request:
+class _DrainRequest:
     """To hand on what was recorded until now, or all that ``take`` brings. Any number of threads may wait for it.
 
     No lock of Python's own is held by who waits: a signal's handler may come, and ask or wait as well.
@@ -101,8 +101,8 @@ class Drainer:
         self.draining = threads.RLock()
         """Held during a slice. Reentrant: a signal handler may ask for a drain in the middle of one."""
         self._in_slice = False
-        self._thread: _Thread | None = None
-        self._final: _Request | None = None
+        self._thread: _DrainThread | None = None
+        self._final: _DrainRequest | None = None
         self._log = LimitedLog()
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class Drainer:
             if self._thread is not None:
                 return
             try:
-                self._thread = _Thread(self)
+                self._thread = _DrainThread(self)
             except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
                 self._log.warning("there is no thread to take events from the recorder: %s", error)
 
@@ -127,7 +127,7 @@ class Drainer:
             return self.drain_here(deadline)
         if thread.is_current:  # what a drain calls asks for another
             return False
-        request = _Request(deadline)
+        request = _DrainRequest(deadline)
         return request.wait(deadline) if thread.ask(request) else self.drain_here(deadline)
 
     def end(self, deadline: Deadline, claim: Callable[[], Ending | None] | None = None) -> None:
@@ -146,7 +146,7 @@ class Drainer:
                 ending, thread = None if claim is None else claim(), self._thread
                 self._thread = None
                 if ending is not None:
-                    self._final = _Request(deadline, ending.take)
+                    self._final = _DrainRequest(deadline, ending.take)
                 final = self._final
             if ending is not None and final is not None:
                 self._finish(ending, final, thread)
@@ -164,16 +164,16 @@ class Drainer:
                 thread.end(deadline)
             raise
 
-    def _finish(self, ending: Ending, final: _Request, thread: _Thread | None) -> None:
+    def _finish(self, ending: Ending, final: _DrainRequest, thread: _DrainThread | None) -> None:
         ending.stop()
         if self._is_handled(final, thread, final.deadline):
             return
         self._log.warning("not all events were taken from the recorder: there was no time, or it failed")
         grace = Deadline.after(_GIVE_UP_SECONDS)
-        if not self._is_handled(_Request(grace, ending.give_up), thread, grace):
+        if not self._is_handled(_DrainRequest(grace, ending.give_up), thread, grace):
             ending.abandon()
 
-    def _is_handled(self, request: _Request, thread: _Thread | None, deadline: Deadline) -> bool:
+    def _is_handled(self, request: _DrainRequest, thread: _DrainThread | None, deadline: Deadline) -> bool:
         if thread is None or thread.is_current or not thread.ask(request):
             request.settle(self.drain_here(request.deadline, request.take))
         return request.wait(deadline)
@@ -210,13 +210,13 @@ class Drainer:
             self.draining.release()
 
 
-class _Thread:
+class _DrainThread:
     """The thread of a drainer, until it is ended."""
 
     def __init__(self, drainer: Drainer) -> None:
         self._drainer = drainer
         self._pause = min(_LOOK_SECONDS, drainer.delay)
-        self._asked: threads.SimpleQueue[_Request | None] = threads.SimpleQueue()
+        self._asked: threads.SimpleQueue[_DrainRequest | None] = threads.SimpleQueue()
         self._ends = self._gone = False
         self._log = LimitedLog()
         self._thread = threads.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -227,7 +227,7 @@ class _Thread:
         """Whether it is the caller: what a drain calls asks for another."""
         return self._thread.ident == threads.get_ident()
 
-    def ask(self, request: _Request) -> bool:
+    def ask(self, request: _DrainRequest) -> bool:
         """Has it handled, after what was asked before; False where the thread has ended, if only since the interpreter does."""
         self._asked.put(request)
         return not self._gone and not sys.is_finalizing()

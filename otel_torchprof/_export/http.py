@@ -47,7 +47,7 @@ _TLS_RECORD = 16_384
 """Bytes. Over TLS the socket's timeout bounds each record, not a whole ``sendall``."""
 
 
-class Request(threads.local):
+class HttpRequest(threads.local):
     """The request that this thread is sending. A thread sends one at a time, on one connection."""
 
     deadline: Deadline
@@ -61,7 +61,7 @@ class Request(threads.local):
         self.deadline, self.status, self.sent = deadline, None, None
 
 
-current_request = Request()
+current_request = HttpRequest()
 
 
 def time_left() -> float:
@@ -77,7 +77,7 @@ class _Response(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *arguments: Any, **keywords: Any) -> None:
         super().__init__(sock, *arguments, **keywords)
-        self.fp = io.BufferedReader(_Reader(sock, self.fp))
+        self.fp = io.BufferedReader(_ResponseReader(sock, self.fp))
 
     def begin(self) -> None:
         try:
@@ -87,7 +87,7 @@ class _Response(http.client.HTTPResponse):
                 current_request.status = self.status, self.reason
 
 
-class _Reader(io.RawIOBase):
+class _ResponseReader(io.RawIOBase):
     """The receiving side of a socket."""
 
     def __init__(self, sock: socket.socket, file: io.BufferedIOBase) -> None:

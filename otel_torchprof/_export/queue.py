@@ -14,7 +14,7 @@ from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.quiet import LimitedLog, Unsaid
 from otel_torchprof.health import QueueStats
 
-from .backlog import Backlog, Batch, Flush, Undelivered
+from .backlog import Backlog, Flush, QueuedBatch, Undelivered
 from .ledger import (
     ALREADY_SHUTDOWN,
     IN_WORDS,
@@ -116,12 +116,12 @@ class RejectedMessages:
     def __init__(self) -> None:
         self._accepted = 0
 
-    def accepted(self, batch: Batch) -> None:
+    def accepted(self, batch: QueuedBatch) -> None:
         """The receiver has done with the first of its spans."""
         self._accepted += 1
         batch.attempts = batch.alone = 0
 
-    def failed(self, batch: Batch, began: float) -> float:
+    def failed(self, batch: QueuedBatch, began: float) -> float:
         """Behind how many others the batch is to wait now: its first message was not accepted in an attempt that began then."""
         if not batch.attempts:
             batch.since = began
@@ -133,7 +133,7 @@ class RejectedMessages:
             return math.inf
         return 1 if batch.attempts % _ATTEMPTS == 0 else 0
 
-    def is_over(self, batch: Batch, now: float) -> bool:
+    def is_over(self, batch: QueuedBatch, now: float) -> bool:
         """Whether its first message is to be given up."""
         return batch.alone >= _ALONE and now - batch.since >= _SECONDS
 
@@ -223,7 +223,7 @@ class ExportQueue:
             undelivered = Undelivered(count) if self._closing else self._backlog.make_room(count, size_bytes)
             self._drop(undelivered, why)
             if not self._closing:
-                self._backlog.append(Batch(spans, size_bytes))
+                self._backlog.append(QueuedBatch(spans, size_bytes))
                 self._start_thread()
                 self._changed.notify_all()
             if undelivered.spans:
@@ -355,7 +355,7 @@ class ExportQueue:
         self.say()
         return True
 
-    def _next(self) -> Batch | Flush | None:
+    def _next(self) -> QueuedBatch | Flush | None:
         """What waits longest, when there is something; None when no more will come."""
         with self._changed:
             while not self._backlog and not self._closing:
@@ -376,7 +376,7 @@ class ExportQueue:
                 self._pause(deadline)
         return False
 
-    def _handle(self, item: Batch | Flush) -> None:
+    def _handle(self, item: QueuedBatch | Flush) -> None:
         if isinstance(item, Flush):
             self._flush(item)
             return
@@ -403,7 +403,7 @@ class ExportQueue:
 
     # ---- the exporter ----
 
-    def _export(self, batch: Batch) -> None:
+    def _export(self, batch: QueuedBatch) -> None:
         """To an exporter that answers for all or nothing: what it does not take is lost."""
         whole = getattr(self.exporter, "takes_span_lists", False)
         while batch.spans and not self._abandoned:
@@ -426,7 +426,7 @@ class ExportQueue:
             )
             return False
 
-    def _export_some(self, batch: Batch) -> None:
+    def _export_some(self, batch: QueuedBatch) -> None:
         """To an exporter that says how far it came: the rest waits, before all that came later."""
         began, before = self._clock(), len(batch.spans)
         with self._changed:
@@ -456,7 +456,7 @@ class ExportQueue:
                 self._stopped_by = stopped or Response(Outcome.RETRY, "there was no time")
                 self._outage.failed(began, self._stopped_by.text, self._backlog.spans)
 
-    def _failed_again(self, batch: Batch, last: Delivery, began: float) -> float:
+    def _failed_again(self, batch: QueuedBatch, last: Delivery, began: float) -> float:
         """Gives the first message up where it is due; behind how many others the rest is to wait."""
         response = last.stopped_by
         if response is None or response.wait is not None:  # a receiver that asks for time gets it
@@ -471,7 +471,7 @@ class ExportQueue:
         self._log.warning(text, self._name, count, response.text)
         return 0
 
-    def _some_exported(self, batch: Batch) -> Iterator[Delivery]:
+    def _some_exported(self, batch: QueuedBatch) -> Iterator[Delivery]:
         seconds = self._settings.export_timeout_millis / 1000
         if (end := self._time_over) is not None:
             seconds = min(seconds, end.remaining())
@@ -516,7 +516,7 @@ class ExportQueue:
     def _is_hurried(self) -> bool:
         return self._closing or self._backlog.has_urgent
 
-    def _settle(self, batch: Batch, delivery: Delivery) -> None:
+    def _settle(self, batch: QueuedBatch, delivery: Delivery) -> None:
         if self._abandoned:  # dropped with all that waited; each span counts once
             return
         if delivery.settled > len(batch.spans):  # somebody's exporter cannot count

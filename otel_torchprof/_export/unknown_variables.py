@@ -30,7 +30,7 @@ NOT = "—"
 
 
 @dataclass(frozen=True)
-class Row:
+class VariableRow:
     """Variables of one meaning, of which the first that is set counts."""
 
     names: tuple[str, ...]
@@ -45,20 +45,20 @@ class Row:
     argument: str = ""
 
 
-def _read_here(option: Option, alone: str) -> Row:
-    return Row(option.variables, option.displayed_default, US, US, alone, option.meaning, option.argument)
+def _read_here(option: Option, alone: str) -> VariableRow:
+    return VariableRow(option.variables, option.displayed_default, US, US, alone, option.meaning, option.argument)
 
 
-def _limit(default: str, meaning: str, *names: str) -> Row:
-    return Row(names, default, SDK, SDK, SDK, meaning)
+def _limit(default: str, meaning: str, *names: str) -> VariableRow:
+    return VariableRow(names, default, SDK, SDK, SDK, meaning)
 
 
-def _metrics(suffix: str, default: str, meaning: str, in_code: str = SDK) -> Row:
-    return Row((f"OTEL_EXPORTER_OTLP_METRICS_{suffix}",), default, SDK, in_code, NOT, meaning)
+def _metrics(suffix: str, default: str, meaning: str, in_code: str = SDK) -> VariableRow:
+    return VariableRow((f"OTEL_EXPORTER_OTLP_METRICS_{suffix}",), default, SDK, in_code, NOT, meaning)
 
 
 _OF_ALL = (
-    Row(
+    VariableRow(
         ("OTEL_SDK_DISABLED",),
         "`false`",
         SDK,
@@ -68,8 +68,8 @@ _OF_ALL = (
         "returns 0. Profiles still record: averages, tables, `prof.spans()` and files written by code are not "
         "telemetry",
     ),
-    Row(("OTEL_SERVICE_NAME",), "`unknown_service`", SDK, SDK, SDK, "`service.name` of spans and metrics"),
-    Row(
+    VariableRow(("OTEL_SERVICE_NAME",), "`unknown_service`", SDK, SDK, SDK, "`service.name` of spans and metrics"),
+    VariableRow(
         ("OTEL_RESOURCE_ATTRIBUTES",),
         "none",
         SDK,
@@ -77,7 +77,7 @@ _OF_ALL = (
         SDK,
         "resource attributes as `name=value,name=value`, percent-encoded",
     ),
-    Row(
+    VariableRow(
         ("OTEL_EXPERIMENTAL_RESOURCE_DETECTORS",),
         "`otel`",
         SDK,
@@ -85,7 +85,7 @@ _OF_ALL = (
         SDK,
         "resource detectors, such as `process,host`",
     ),
-    Row(
+    VariableRow(
         ("OTEL_CONFIG_FILE",),
         "none",
         SDK,
@@ -96,7 +96,7 @@ _OF_ALL = (
         "torch's spans; without such exporters, `OTEL_TRACES_EXPORTER` selects those of torch's spans, with one "
         "warning. `instrumentation/development` is read too",
     ),
-    Row(
+    VariableRow(
         ("OTEL_PROPAGATORS",),
         "`tracecontext,baggage`",
         NOT,
@@ -105,7 +105,7 @@ _OF_ALL = (
         "has no effect on torch's spans, which are children of the current span, whichever propagator extracted its "
         "remote parent",
     ),
-    Row(
+    VariableRow(
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",),
         "none",
         SDK,
@@ -116,7 +116,7 @@ _OF_ALL = (
 )
 
 _OF_TRACES = (
-    Row(
+    VariableRow(
         ("OTEL_TRACES_EXPORTER",),
         "`otlp`",
         US,
@@ -126,7 +126,7 @@ _OF_TRACES = (
         "the protocol below), `otlp_proto_grpc`, `otlp_proto_http`, `chrome` and `otlp_file` (files), the name of "
         "any installed exporter, or `none`",
     ),
-    Row(
+    VariableRow(
         ("OTEL_TRACES_SAMPLER",),
         "`parentbased_always_on`",
         SDK,
@@ -135,7 +135,7 @@ _OF_TRACES = (
         "sampler, called once for each trace that begins here, such as a step; traces that it drops are neither "
         "recorded nor sent. Profiles in code are not sampled",
     ),
-    Row(
+    VariableRow(
         ("OTEL_TRACES_SAMPLER_ARG",),
         "`1.0`",
         SDK,
@@ -143,7 +143,7 @@ _OF_TRACES = (
         NOT,
         "with `traceidratio` and `parentbased_traceidratio`: the sampled share of steps",
     ),
-    Row(("OTEL_PYTHON_ID_GENERATOR",), "`random`", SDK, NOT, NOT, "generator of trace and span ids"),
+    VariableRow(("OTEL_PYTHON_ID_GENERATOR",), "`random`", SDK, NOT, NOT, "generator of trace and span ids"),
     *(_read_here(option, US) for option in VARIABLES.values() if option.variable.startswith("OTEL_EXP")),
     *(_read_here(option, NOT) for option in VARIABLES.values() if option.variable.startswith("OTEL_BSP")),
     _limit(
@@ -175,7 +175,7 @@ _OF_TRACES = (
 )
 
 _OF_METRICS = (
-    Row(
+    VariableRow(
         ("OTEL_METRICS_EXPORTER",),
         "`otlp`",
         SDK,
@@ -183,9 +183,11 @@ _OF_METRICS = (
         NOT,
         "metric exporters; with `none`, metrics are not measured",
     ),
-    Row(("OTEL_METRIC_EXPORT_INTERVAL",), "`60000`", SDK, SDK, NOT, "interval between two exports, in milliseconds"),
-    Row(("OTEL_METRIC_EXPORT_TIMEOUT",), "`30000`", SDK, SDK, NOT, "timeout of an export, in milliseconds"),
-    Row(
+    VariableRow(
+        ("OTEL_METRIC_EXPORT_INTERVAL",), "`60000`", SDK, SDK, NOT, "interval between two exports, in milliseconds"
+    ),
+    VariableRow(("OTEL_METRIC_EXPORT_TIMEOUT",), "`30000`", SDK, SDK, NOT, "timeout of an export, in milliseconds"),
+    VariableRow(
         ("OTEL_METRICS_EXEMPLAR_FILTER",),
         "`trace_based`",
         SDK,

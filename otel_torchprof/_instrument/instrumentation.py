@@ -14,7 +14,7 @@ from otel_torchprof._process.cleanup import close_due, without_waiting
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._sampling.span_policy import SpanPolicy
 from otel_torchprof._sources.carrying import started_threads
-from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.catalog import SourceRequest, requested
 from otel_torchprof._sources.contexts import ContextTable
 from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
 from otel_torchprof._sources.generations import shared as generations
@@ -312,7 +312,7 @@ class Instrumentation:
     def _add_sources(self, chooses: Callable[[Entry], bool]) -> None:
         """Starts those sources; one that torch refuses is off, which is said, and the others are not."""
         library = self._loaded_library() if self._has_torch else None
-        for source in requested(Request(self._options, library, self._processor.memory_limit), chooses):
+        for source in requested(SourceRequest(self._options, library, self._processor.memory_limit), chooses):
             self._add(source)
         self._states |= self._recording.states()
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._record.recording import Recording
     from otel_torchprof._sources.contexts import ContextTable
-    from otel_torchprof._spans.collectives import Ranks
+    from otel_torchprof._spans.collectives import GroupRanks
     from otel_torchprof._spans.placed import Placed
     from otel_torchprof._spans.step_spans import Step, StepSpan
     from otel_torchprof._tree.averages import RunningAverages
@@ -169,7 +169,7 @@ class LiveRecording:
         budget_bytes: int = 0,
         calls: CallRules = CallRules(),  # noqa: B008 - immutable
         policy: SpanPolicy | None = None,
-        ranks: Ranks | None = None,
+        ranks: GroupRanks | None = None,
         step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
         mute: Callable[[bool], None] | None = None,
         health: Callable[[], tuple[Mapping[str, str], tuple[str, ...]]] = lambda: ({}, ()),

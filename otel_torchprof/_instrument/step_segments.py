@@ -74,7 +74,7 @@ class StepRule(NamedTuple):
         return StepCycle(optimizer=None if self.optimizer is None else id(self.optimizer), loader=loader)
 
 
-class Held(NamedTuple):
+class HeldBatch(NamedTuple):
     """A drained batch of which it is known in which segments its events are."""
 
     batch: Batch
@@ -128,7 +128,7 @@ class StepSegments:
         """Whether it runs, and whether it is a segment of its own."""
         self._learned_from = self._revisions = self._missing = 0
         self._later: list[Token] = []
-        self._waiting: deque[Held] = deque()
+        self._waiting: deque[HeldBatch] = deque()
         self._ready = 0
         self._has_drained = False
         self._since = NEVER
@@ -225,7 +225,7 @@ class StepSegments:
         if not final and (self._waiting or not is_known):
             # It is handed on later: what comes until then is not in it, though it was all there was.
             batch = replace(batch, watermark=min(batch.watermark, now))
-        self._waiting.append(Held(batch, final))
+        self._waiting.append(HeldBatch(batch, final))
         self._has_drained = True
         if not is_known:
             self._since = min(self._since, now)
@@ -237,7 +237,7 @@ class StepSegments:
         self._latest.clear()
         self._ready, self._since, self._first = len(self._waiting), NEVER, None
 
-    def next(self) -> Held | None:
+    def next(self) -> HeldBatch | None:
         """The oldest batch whose segments are known."""
         if not self._ready:
             return None

@@ -132,7 +132,7 @@ _NOTHING = Look(float("-inf"))
 
 
 @dataclass
-class Found:
+class FoundGpus:
     """What is watched."""
 
     gpus: dict[str, Gpu] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class GpuPass:
         self._closed = False
         self._lock = threads.Lock()
         self._hangs = False
-        self.found = Found()
+        self.found = FoundGpus()
         self.last = _NOTHING
         process_changes.watch(self)
 
@@ -244,7 +244,7 @@ class GpuPass:
             cards, silent = self._nvml.cards(self._known)
         except RefusedError as refusal:
             self._say_off(refusal)
-            self.found = Found(lost=before.lost, off=f"off: {refusal}")
+            self.found = FoundGpus(lost=before.lost, off=f"off: {refusal}")
             return
         self._known.update({card.uuid: card for card in cards})
         chosen = self._choose(cards)
@@ -254,7 +254,7 @@ class GpuPass:
         notes = [*silent, *([chosen.reason] if chosen.reason else [])]
         notes += [f"{self._known[uuid].name} ({uuid}) is lost" for uuid in lost]
         instances = frozenset(gpu.uuid for gpu in chosen.gpus if gpu.parent)
-        self.found = Found(
+        self.found = FoundGpus(
             {uuid: self._known[uuid] for uuid in uuids},
             instances or None,
             lost,
@@ -338,7 +338,7 @@ def _miss(look: Look, quantity: Quantity, gpu: Gpu, reason: str) -> None:
         look.missing[metric][f"{gpu.name}{quantity.detail}"] = reason
 
 
-def sources(found: Found, look: Look, metrics: Mapping[str, object]) -> tuple[dict[str, str], tuple[str, ...]]:
+def sources(found: FoundGpus, look: Look, metrics: Mapping[str, object]) -> tuple[dict[str, str], tuple[str, ...]]:
     """What is on, what is off and why; and a sentence for each part that is missing of what is on."""
     states = {"nvml": found.off or "on"}
     notes = list(found.notes)
@@ -446,7 +446,7 @@ class GpuMetrics:
     def health(self) -> GpuHealth:
         """State of every metric, as of the last reading: a :class:`GpuHealth`. Does not call the driver."""
         watched = self._pass
-        found, look = (Found(off=self._state), Look(0.0)) if watched is None else (watched.found, watched.last)
+        found, look = (FoundGpus(off=self._state), Look(0.0)) if watched is None else (watched.found, watched.last)
         states, notes = sources(found, look, METRICS)
         return GpuHealth(states, tuple(found.gpus), notes)
 

@@ -22,7 +22,7 @@ from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._record.recording import Recording
-from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.catalog import SourceRequest, requested
 from otel_torchprof._sources.contexts import SUPPRESSION_KEYS
 from otel_torchprof._sources.source import Operators
 from otel_torchprof._sources.step_marks import RawMarks, StepTracker
@@ -306,7 +306,7 @@ class MetricsInstrumentation:
 
     def _add_sources(self) -> None:
         if self._options.times_device:
-            for source in requested(Request(self._options, self._library, self._memory_limit)):
+            for source in requested(SourceRequest(self._options, self._library, self._memory_limit)):
                 self._recording.add(source)
 
     def _may_record(self, cost: float | None) -> None:

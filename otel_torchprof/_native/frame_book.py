@@ -183,7 +183,7 @@ def _completed(first: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...
     return (*(a.completed(b) for a, b in both), *first[len(later) :], *later[len(first) :])
 
 
-class _Entry:
+class _NotedObject:
     """Something that was noted, and may have been collected since. The note is replaced as a whole, never changed."""
 
     __slots__ = ("note", "reference", "thread")
@@ -194,7 +194,7 @@ class _Entry:
         self.thread = threads.get_ident()
 
 
-def _complete(entry: _Entry, again: Callable[[Any, Any], Any]) -> None:
+def _complete(entry: _NotedObject, again: Callable[[Any, Any], Any]) -> None:
     what = entry.reference()
     # Not what another thread called, which may be in its backward pass: that replaces gradients without Python's lock, and torch
     # does not survive it when somebody reads one meanwhile.
@@ -220,8 +220,8 @@ class Book:
         No Python code: a handler of a signal would run in it, and what that raises would be lost.
         """
         self._functions: dict[int, tuple[str | None, str, str, int]] = {}
-        self._modules: dict[int, _Entry] = {}
-        self._optimizers: dict[int, _Entry] = {}
+        self._modules: dict[int, _NotedObject] = {}
+        self._optimizers: dict[int, _NotedObject] = {}
         self._names = ModuleNames()
         self._latest: Table | None = None
         self._tensors: TensorNotes | None = None
@@ -229,12 +229,12 @@ class Book:
     def add_module(self, name_id: int, module: Any) -> None:
         """A module is called; what is around it has been, already. Takes a name over from another module."""
         with suppress(Exception):  # no module as torch makes them; the program is to continue
-            self._modules[name_id] = _Entry(module, self._note_of_module(module))
+            self._modules[name_id] = _NotedObject(module, self._note_of_module(module))
 
     def add_optimizer(self, identity: int, optimizer: Any) -> None:
         """An optimizer makes a step. Takes a number over from another one."""
         with suppress(Exception):  # no optimizer as torch makes them; the program is to continue
-            self._optimizers[identity] = _Entry(optimizer, self._note_of_optimizer(optimizer))
+            self._optimizers[identity] = _NotedObject(optimizer, self._note_of_optimizer(optimizer))
 
     def finish(self) -> FrameInfo:
         """What is known at the end of a recording, completed by another look at what this thread called and lives still.

@@ -77,7 +77,7 @@ def find(torch: Any) -> Path | None:
     """The library for the installed torch; None where none fits. Costs a millisecond, and three more where one does."""
     if not torch.distributed.is_available():  # the releases of torch have it
         return None
-    target = torch_build.Target.of(torch)
+    target = torch_build.BuildTarget.of(torch)
     version = target.git_version, target.cxx11_abi, torch_build.sources_digest()
     for library in listed(FOLDER):
         if (library.git_version, library.cxx11_abi, library.sources) == version:
@@ -89,7 +89,7 @@ def find(torch: Any) -> Path | None:
     return None
 
 
-def _is_of(target: torch_build.Target, library: Library) -> bool:
+def _is_of(target: torch_build.BuildTarget, library: Library) -> bool:
     """Whether torch's headers are those that it was built from; an image may have been stripped of them."""
     return not target.include.is_dir() or headers_digest(target.include) == library.headers
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.batch import Array, Batch, KnownNames, Names, OpenEvents, Thread
+from otel_torchprof._columns.batch import Array, Batch, KnownNames, Names, OpenEvents, RecordedThread
 from otel_torchprof._process import threads
 from otel_torchprof.errors import NativeError
 
@@ -177,7 +177,7 @@ class _ThreadNames:
 _thread_names = _ThreadNames()
 
 
-def thread_known_by(ident: int, os_tid: int) -> Thread | None:
+def thread_known_by(ident: int, os_tid: int) -> RecordedThread | None:
     """A thread that lives, as batches list it, where the recorder has nothing of it.
 
     Args:
@@ -186,12 +186,12 @@ def thread_known_by(ident: int, os_tid: int) -> Thread | None:
     """
     # Not among the names that are kept: a thread that has ended may have had the ident.
     os_tid = os_tid or next((_native_id(t) or 0 for t in living_threads() if t.ident == ident), 0)
-    return Thread(os_tid, ident, 0, _thread_names.get(ident, os_tid, "")) if os_tid else None
+    return RecordedThread(os_tid, ident, 0, _thread_names.get(ident, os_tid, "")) if os_tid else None
 
 
-def _threads(raw: Any) -> tuple[Thread, ...]:
+def _threads(raw: Any) -> tuple[RecordedThread, ...]:
     return tuple(
-        Thread(
+        RecordedThread(
             os_tid=int(t.os_tid),
             ident=int(t.ident),
             torch_tid=int(t.source_tid),

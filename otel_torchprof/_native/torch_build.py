@@ -81,7 +81,7 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-class Target(NamedTuple):
+class BuildTarget(NamedTuple):
     """A torch that the library is compiled against."""
 
     version: str
@@ -93,7 +93,7 @@ class Target(NamedTuple):
     has_distributed: bool = True
 
     @classmethod
-    def of(cls, torch: Any) -> Target:
+    def of(cls, torch: Any) -> BuildTarget:
         """The one that is installed."""
         root = Path(torch.__file__).parent
         return cls(
@@ -108,7 +108,7 @@ class Target(NamedTuple):
 
 def library_name(torch: Any) -> str:
     """The file's name, which says all that it depends on."""
-    target = Target.of(torch)
+    target = BuildTarget.of(torch)
     import hashlib
 
     digest = hashlib.sha256(repr((sources_digest(), target.git_version, target.cxx11_abi)).encode())
@@ -262,7 +262,7 @@ def include_folders(include: Path) -> tuple[Path, Path]:
     return include, include / "torch/csrc/api/include"
 
 
-def _compiling(target: Target, sources: list[Path], output: Path, *, lighter: bool) -> list[str]:
+def _compiling(target: BuildTarget, sources: list[Path], output: Path, *, lighter: bool) -> list[str]:
     """The command that compiles sources as one unit; ``lighter``: with a few of torch's headers in place of many."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={target.cxx11_abi}"
     own = _sources() / "include"
@@ -273,7 +273,7 @@ def _compiling(target: Target, sources: list[Path], output: Path, *, lighter: bo
     return [compiler(), *_FLAGS, "-w", abi, *includes, *unit, "-c", "-o", str(output)]
 
 
-def _linking(target: Target, objects: list[Path], output: Path) -> list[str]:
+def _linking(target: BuildTarget, objects: list[Path], output: Path) -> list[str]:
     # Torch's libraries are named in it even where those that it is linked against are empty: see native/prebuild.py.
     options = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--no-as-needed"]
     libraries = [*options, f"-L{target.libraries}", "-ltorch_cpu", "-lc10"]
@@ -316,7 +316,7 @@ class _Failure(NamedTuple):
     """For people."""
 
 
-def _make(target: Target, units: list[list[Path]], output: Path, *, lighter: bool) -> _Failure | None:
+def _make(target: BuildTarget, units: list[list[Path]], output: Path, *, lighter: bool) -> _Failure | None:
     """Compiles units of sources side by side, and links them; returns what went wrong."""
     objects = [output.with_suffix(f".{number}.o") for number in range(len(units))]
     commands = [_compiling(target, unit, path, lighter=lighter) for unit, path in zip(units, objects, strict=True)]
@@ -336,7 +336,7 @@ def _said(failed: subprocess.CompletedProcess[str]) -> str:
     return f" (exit status {failed.returncode}); the command was\n  {command}\nand it said\n{failed.stderr[-4000:]}"
 
 
-def _compile_without(target: Target, left_out: tuple[str, ...], output: Path, *, lighter: bool) -> _Failure | None:
+def _compile_without(target: BuildTarget, left_out: tuple[str, ...], output: Path, *, lighter: bool) -> _Failure | None:
     """Compiles the sources without some of them; returns what went wrong."""
     # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
     absent = () if target.has_distributed else (COLLECTIVES,)
@@ -346,7 +346,7 @@ def _compile_without(target: Target, left_out: tuple[str, ...], output: Path, *,
     return _make(target, [unit for unit in (first, second) if unit], output, lighter=lighter)
 
 
-def compile_whole(target: Target, output: Path) -> None:
+def compile_whole(target: BuildTarget, output: Path) -> None:
     """Compiles all of it; what is made on the way stays beside it.
 
     Raises:
@@ -357,7 +357,7 @@ def compile_whole(target: Target, output: Path) -> None:
         raise TorchLibraryError(why)
 
 
-def _compile_what_can_be(target: Target, output: Path) -> tuple[tuple[str, ...], str]:
+def _compile_what_can_be(target: BuildTarget, output: Path) -> tuple[tuple[str, ...], str]:
     """The optional sources that had to be left out, and why.
 
     Each time those go that errors were found in: not one after the other, since a compiler takes half a minute to find none.
@@ -395,7 +395,7 @@ def _compile(torch: Any, target: Path) -> tuple[str, ...]:
         with _work_folder(target.parent) as folder:
             output = folder / target.name
             output.touch()  # what a compiler makes that makes nothing: told where it is loaded
-            left_out, why = _compile_what_can_be(Target.of(torch), output)
+            left_out, why = _compile_what_can_be(BuildTarget.of(torch), output)
             output.chmod(0o755)
             for source in OPTIONAL:
                 _why_file(target, source).unlink(missing_ok=True)

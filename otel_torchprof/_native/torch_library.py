@@ -404,11 +404,11 @@ _FLOAT_2D = 1 | (6 + 1) << 8 | 2 << 32
 """The header of a contiguous tensor of floats with two dimensions: see otp_input_kind."""
 
 
-class _Thread(threads.local):
+class _ProbingThread(threads.local):
     probes = False
 
 
-_thread = _Thread()
+_thread = _ProbingThread()
 
 
 class _NotTriedError(TorchLibraryError):

@@ -45,16 +45,16 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     return entry.call_off
 
 
-def _added(module_name: str, action: Action) -> _Entry:
+def _added(module_name: str, action: Action) -> _AwaitedModule:
     # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
     entries = [each for each in _waiting.get(module_name, ()) if each.action is not None]
     # Whoever was interrupted here could not call it off, and asks for the same again.
-    entry = next((each for each in entries if each.action == action), None) or _Entry(action)
+    entry = next((each for each in entries if each.action == action), None) or _AwaitedModule(action)
     _waiting[module_name] = [*(each for each in entries if each is not entry), entry]
     return entry
 
 
-class _Entry:
+class _AwaitedModule:
     """An action, until it is called off."""
 
     def __init__(self, action: Action) -> None:
@@ -65,7 +65,7 @@ class _Entry:
 
 
 _lock = threads.Lock()
-_waiting: dict[str, list[_Entry]] = {}
+_waiting: dict[str, list[_AwaitedModule]] = {}
 _never_done: set[str] = set()
 """Modules that a thread of the parent was importing when this process was forked: who waits for them waits for ever."""
 

@@ -24,12 +24,12 @@ _stacks: set[CleanupStack] = set()
 """Every stack that has functions."""
 
 
-class _Thread(threads.local):
+class _CleanupThread(threads.local):
     depth = 0
     """Of closes and starts that it is inside."""
 
 
-_thread = _Thread()
+_thread = _CleanupThread()
 
 
 def without_waiting(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -24,13 +24,13 @@ _LONGEST_REST_SECONDS = 0.02
 """Somebody may be waiting for the work meanwhile."""
 
 
-class _Thread(threads.local):
+class _YieldingThread(threads.local):
     is_hurried: Callable[[], bool] | None = None
     rested = 0
     """When it last did, in its own time, ns."""
 
 
-_thread = _Thread()
+_thread = _YieldingThread()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Call(Protocol):
+class WrappedCall(Protocol):
     """A function that is to be wrapped."""
 
     @property
@@ -25,7 +25,7 @@ class Call(Protocol):
         """Its name there, of a method with that of its class."""
 
 
-CallT = TypeVar("CallT", bound=Call)
+CallT = TypeVar("CallT", bound=WrappedCall)
 Wrapper = tuple["Callable[..., Any]", "Callable[[], None]"]
 """What is called in a function's place, and what lets that do nothing of its own any more, wherever it is still called."""
 
@@ -105,7 +105,7 @@ class WrappedCalls(Generic[CallT]):
         return _Wrapped(found, staticmethod(wrapper) if is_static else wrapper, retire)
 
 
-def place(call: Call, module: Any) -> tuple[Any, str]:
+def place(call: WrappedCall, module: Any) -> tuple[Any, str]:
     """What the function is an attribute of, None where there is no such thing, and its name there."""
     *classes, name = call.path.split(".")
     for part in classes:

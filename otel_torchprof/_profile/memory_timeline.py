@@ -19,7 +19,7 @@ from otel_torchprof._events.function_event import DeviceType
 from otel_torchprof._export import file
 from otel_torchprof._native.torch_library import installed_torch
 from otel_torchprof._tree.inputs import InputKept, InputKind, has_inputs
-from otel_torchprof._tree.memory import Action, Category, device_number
+from otel_torchprof._tree.memory import Category, MemoryAction, device_number
 from otel_torchprof._tree.memory_categories import memory_changes
 from otel_torchprof.errors import TorchProfError
 
@@ -83,8 +83,8 @@ def page(changes: Changes, time: Array, used: Array, device: str, notes: Sequenc
         device=html.escape(device),
         most=f"{most / size:.3f}",
         unit=unit,
-        blocks=int((changes.action == Action.CREATE).sum()),
-        before=f"{int(changes.bytes[changes.action == Action.PREEXISTING].sum()) / size:.3f}",
+        blocks=int((changes.action == MemoryAction.CREATE).sum()),
+        before=f"{int(changes.bytes[changes.action == MemoryAction.PREEXISTING].sum()) / size:.3f}",
         notes="".join(f"<p>{html.escape(note)}</p>\n" for note in notes),
         areas="\n".join(_areas((time - begin) / span, used / max(most, 1))),
         marks="\n".join(_marks(span / 1000, most / size)),
@@ -326,10 +326,10 @@ def _default_device(used: str | None) -> str:
 
 def _raw(changes: Changes) -> Iterator[bytes]:
     """One entry per block and action; a next version is two: the old one destroyed and the new one created."""
-    again = 1 + (changes.action == Action.INCREMENT_VERSION)
+    again = 1 + (changes.action == MemoryAction.INCREMENT_VERSION)
     time, action, size, category, later, _ = (np.repeat(column, again) for column in changes)
-    gone = action == Action.DESTROY
-    first = (np.cumsum(again) - again)[changes.action == Action.INCREMENT_VERSION]
+    gone = action == MemoryAction.DESTROY
+    first = (np.cumsum(again) - again)[changes.action == MemoryAction.INCREMENT_VERSION]
     gone[first] = True
     category[first + 1] = later[first + 1]
     size[gone] *= -1
@@ -357,8 +357,8 @@ def in_use(changes: Changes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
     What was there before stands at the first.
     """
-    is_rise = changes.action == Action.INCREMENT_VERSION
-    is_gone = changes.action == Action.DESTROY
+    is_rise = changes.action == MemoryAction.INCREMENT_VERSION
+    is_gone = changes.action == MemoryAction.DESTROY
     time = np.where(changes.time < 0, -1, changes.time // 1000)
     last = np.flatnonzero(np.append(time[1:] != time[:-1], True)) if len(time) else np.empty(0, dtype=np.int64)
     used = np.empty((len(last), len(Category)), dtype=np.int64)

@@ -105,7 +105,7 @@ def parse_nvprof_trace(path: str | os.PathLike[str]) -> list[FunctionEvent]:
             raise TorchProfError(f"{file} is no SQLite file: nvprof writes one with `nvprof -o {file.name} -- command`")
     try:
         with contextlib.closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            return _Reader(file, connection).events()
+            return _NvprofReader(file, connection).events()
     except sqlite3.Error as error:
         raise TorchProfError(f"{file} cannot be read as SQLite: {error}") from error
 
@@ -136,7 +136,7 @@ class _Range:
     event: FunctionEvent
 
 
-class _Reader:
+class _NvprofReader:
     """Reads one file."""
 
     def __init__(self, file: Path, connection: sqlite3.Connection) -> None:

@@ -33,7 +33,7 @@ from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
 from .options import of_config
-from .steps import StepMarks, step_labels
+from .steps import ProfileSteps, step_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._columns.batch import Array, Batch, Names, Thread
+    from otel_torchprof._columns.batch import Array, Batch, Names, RecordedThread
     from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
     from otel_torchprof._events.function_event import FunctionEvent
     from otel_torchprof._events.function_event_avg import FunctionEventAvg
@@ -80,7 +80,7 @@ class RecordedColumns:
         return self._batch().names
 
     @property
-    def threads(self) -> Sequence[Thread]:
+    def threads(self) -> Sequence[RecordedThread]:
         """Threads by the index in :attr:`columns`."""
         return self._batch().threads
 
@@ -139,7 +139,7 @@ class ProfileResults(RecordedColumns):
         self.activity_filters: Mapping[ProfilerActivity, set[str]] = {}
         self.trace_id = ""
         self._segments = segments
-        self._marks = StepMarks()
+        self._marks = ProfileSteps()
         self._metadata = TraceMetadata()
         self._labels_steps = False
         self._learned_steps = ""  # file of a stream that ran at the same time

@@ -211,7 +211,7 @@ def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
     return found
 
 
-class StepMarks:
+class ProfileSteps:
     """Marks between steps, in windows of time in which they are recorded. For one thread at a time."""
 
     def __init__(self) -> None:

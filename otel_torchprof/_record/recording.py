@@ -24,7 +24,7 @@ from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._process.profiler_flag import profiler_flag
-from otel_torchprof._sources.catalog import Request, requested
+from otel_torchprof._sources.catalog import SourceRequest, requested
 from otel_torchprof._sources.device_source import DeviceSource
 from otel_torchprof._sources.energy_source import EnergySource
 from otel_torchprof._sources.frame_filter import ALL_FRAMES
@@ -234,7 +234,7 @@ class Recording:
 # ---- what a profile records: one recording a segment ----
 
 
-class Segment:
+class ProfileSegment:
     """One bounded recording. Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
 
     Raises:
@@ -260,7 +260,7 @@ class Segment:
         self._short_frames = ShortFrames(options.frame_filter.min_duration)
         self._requested: list[Source] = []
         if config.ENABLED.read():
-            self._requested = list(requested(Request(options, self._library, self._limit)))
+            self._requested = list(requested(SourceRequest(options, self._library, self._limit)))
         self._calls = self._of(Calls)
         self._devices = self._of(DeviceSource)
         self._energy = self._of(EnergySource)
@@ -466,14 +466,14 @@ class Segments:
         options: what each of them records.
 
     Raises:
-        TypeError, ValueError, TorchLibraryError: as :class:`Segment`.
+        TypeError, ValueError, TorchLibraryError: as :class:`ProfileSegment`.
     """
 
     def __init__(self, options: RecordingOptions) -> None:
         self._options = options
-        self._next: Segment | None = Segment(options)
-        self._recordings: list[Segment] = []
-        self._running: Segment | None = None
+        self._next: ProfileSegment | None = ProfileSegment(options)
+        self._recordings: list[ProfileSegment] = []
+        self._running: ProfileSegment | None = None
         self._kept: Batch | None = None
         self._figures: list[Health] = []
         self._times: tuple[int, int] | None = None
@@ -495,7 +495,7 @@ class Segments:
         """Makes the next segment ready, so that it begins quickly."""
         with self._lock:
             if self._next is None or self._next.is_parents:
-                self._next = Segment(self._options)
+                self._next = ProfileSegment(self._options)
 
     @without_waiting
     def begin(self) -> int:
@@ -506,7 +506,7 @@ class Segments:
         """
         with self._lock:
             self.prepare()
-            recording = self._next or Segment(self._options)
+            recording = self._next or ProfileSegment(self._options)
             flag = object()
             recording.recording.cleanup.push(functools.partial(profiler_flag.down, flag))
             recording.recording.cleanup.at_exit = say_dropped
@@ -581,7 +581,7 @@ class Segments:
             known = [] if self._times is None else [self._times]
             known += [recording.times() for recording in self._recordings]
             if not known:
-                known = [(self._next or Segment(self._options)).times()]
+                known = [(self._next or ProfileSegment(self._options)).times()]
             return known[0][0], known[-1][1]
 
     def health(self) -> Health:
@@ -589,7 +589,7 @@ class Segments:
         with self._lock:
             states = [*self._figures, *(recording.health() for recording in self._recordings)]
             if not states:
-                return (self._next or Segment(self._options)).health()
+                return (self._next or ProfileSegment(self._options)).health()
         dropped: Counter[str] = Counter()
         for state in states:
             dropped.update(state.dropped)

@@ -269,7 +269,7 @@ def first_alike(nodes: Array, key: Array) -> Array:
     return found
 
 
-class _Groups(NamedTuple):
+class _SiblingGroups(NamedTuple):
     """The rows of all groups of several, group by group."""
 
     rows: npt.NDArray[np.int64]
@@ -288,7 +288,7 @@ def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
         return table
     rows = rows[np.argsort(into[rows], kind="stable")]
     first = np.concatenate(([True], into[rows][1:] != into[rows][:-1]))
-    groups = _Groups(rows, np.flatnonzero(first), into[rows][first], np.cumsum(first) - 1)
+    groups = _SiblingGroups(rows, np.flatnonzero(first), into[rows][first], np.cumsum(first) - 1)
     end = table.end.copy()
     end[groups.into] = np.maximum.reduceat(table.end[rows], groups.begins)
     count = np.add.reduceat(counts_of(table)[rows], groups.begins)
@@ -300,7 +300,7 @@ def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
     return absorbed(whole, tree, into)
 
 
-def _combined(column: AttributeColumn, groups: _Groups) -> AttributeColumn:
+def _combined(column: AttributeColumn, groups: _SiblingGroups) -> AttributeColumn:
     """An attribute of aggregate spans: what their spans have together where it can be added up, else what all agree on."""
     values = column.values[groups.rows]
     here = np.ones(len(values), np.bool_) if column.present is None else column.present[groups.rows] != 0
@@ -323,7 +323,7 @@ def _combined(column: AttributeColumn, groups: _Groups) -> AttributeColumn:
     return replace(column, values=whole, present=present)
 
 
-def _sums(values: Array, groups: _Groups) -> Array:
+def _sums(values: Array, groups: _SiblingGroups) -> Array:
     """Whole numbers stop at the largest that there is."""
     found = np.add.reduceat(values, groups.begins)
     if values.dtype == np.int64 and values.size:

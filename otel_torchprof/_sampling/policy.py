@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from .aggregating import Siblings
 
-__all__ = ["RECORDED", "Part", "Reduction", "TargetTrace", "fits", "reduced", "without_hidden"]
+__all__ = ["RECORDED", "Reduction", "TargetTrace", "TracePart", "fits", "reduced", "without_hidden"]
 
 # ---- Generated tokens by the thousand: the slowest as they were, and all others as sums ----
 
@@ -187,7 +187,7 @@ class TargetTrace(NamedTuple):
     """W3C tracestate of the trace."""
 
 
-class Part(NamedTuple):
+class TracePart(NamedTuple):
     """A trace that a trace group's other spans went to, and its root there."""
 
     trace_id: int
@@ -204,7 +204,7 @@ def split(
     stays: bool,
     new_trace_id: Callable[[], int],
     new_span_id: Callable[[], int],
-) -> tuple[SpanTable, list[Part]]:
+) -> tuple[SpanTable, list[TracePart]]:
     """The spans of one trace as those of several, trace by trace with its root first, and the roots of the new ones.
 
     ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. What is
@@ -216,7 +216,7 @@ def split(
     tree = SpanTree(table, _row_of(table, target))
     part = _parts(table, tree, target, (first, most), 0 if stays else 1)
     count = int(part.max(initial=0))
-    parts = [Part(new_trace_id(), new_span_id()) for _ in range(count)]
+    parts = [TracePart(new_trace_id(), new_span_id()) for _ in range(count)]
     whole = joined_tables([table, _roots(table, part, target, [made.span_id for made in parts], before)])
     trace_ids = _trace_ids([target.trace_id, *(made.trace_id for made in parts)])
     span_ids = np.array([target.span_id, *(made.span_id for made in parts)], dtype=np.uint64)
@@ -313,7 +313,7 @@ def _link_rows(rows: Array, trace_ids: Array, span_ids: Array) -> Array:
     return links
 
 
-def with_links(table: SpanTable, row: int, parts: Sequence[Part]) -> SpanTable:
+def with_links(table: SpanTable, row: int, parts: Sequence[TracePart]) -> SpanTable:
     """The table with links from a row to the roots of parts."""
     added = _link_rows(
         np.full(len(parts), row),
@@ -343,7 +343,7 @@ class Reduction:
     """How many were collapsed into others."""
     parts: int = 0
     """Traces beside the trace group's own."""
-    linked: tuple[Part, ...] = ()
+    linked: tuple[TracePart, ...] = ()
     """The first of these, for links from the trace group's root."""
     became: Array | None = field(default=None, compare=False)
     """Of one table: for each of its spans the id of the one that it is part of now; None where it is itself."""
@@ -397,7 +397,7 @@ def reduced(
     if root >= 0:
         table = _with_strays(table, root)
     table, became = _smaller(table, target, budget, available)
-    done, parts = _accounts(table), list[Part]()
+    done, parts = _accounts(table), list[TracePart]()
     if not stays or not fits(table, available):
         first = available.less(0, links_left * LINK_SIZE)
         table, parts = split(

@@ -24,7 +24,7 @@ from otel_torchprof._tree.frames import distinct
 from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
-from .span_policy import Rules, SlowOnes
+from .span_policy import SelectionRules, SlowOnes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -109,7 +109,7 @@ _MOST_ASKED = 1 << 12
 class TailSampler:
     """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: SelectionRules) -> None:
         self._keeps_all = rules.keep_all
         self._slow = SlowOnes(rules.quantile, rules.limit_ns)
         self._asked: deque[int] = deque(maxlen=_MOST_ASKED)  # Unix ns
@@ -218,7 +218,7 @@ class SpanBuffer:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: SelectionRules,
         new_trace_id: Callable[[], int],
         new_span_id: Callable[[], int],
         share: Callable[[], int] = _alone,
@@ -632,4 +632,4 @@ def bounded(
     """
     enclosing = np.full(len(table.trace_ids), table.parent_span_id[0])
     pieces = Pieces(table, root, (), enclosing, {}, [], final=True)
-    return joined_tables(SpanBuffer(Rules(budget), new_trace_id, new_span_id).decide(pieces))
+    return joined_tables(SpanBuffer(SelectionRules(budget), new_trace_id, new_span_id).decide(pieces))

@@ -129,9 +129,9 @@ class SpanPolicy:
         given = self.schedule
         return StepChoice(None if given is None else lambda step: given(step) in _DETAILED, self.every, self.ratio)
 
-    def rules(self) -> Rules:
+    def rules(self) -> SelectionRules:
         """Returns the tail sampling rules and size limits, in internal form."""
-        return Rules(
+        return SelectionRules(
             Budget(self.max_spans, self.max_bytes, self.short),
             keep_all=self.keep == "all",
             quantile=self.slow_quantile,
@@ -201,7 +201,7 @@ _MEDIANS = 3
 _MOST_NAMES = 1000
 
 
-class Rules(NamedTuple):
+class SelectionRules(NamedTuple):
     """What becomes of what was recorded; see :class:`~otel_torchprof.SpanPolicy`."""
 
     budget: Budget

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .source import RecordingOptions
 
 
-class Request(NamedTuple):
+class SourceRequest(NamedTuple):
     """What sources are chosen by."""
 
     options: RecordingOptions
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     name: str
     kind: type[Source]
     """Its ``forked`` is called in a forked child."""
-    make: Callable[[Request], Source | None]
+    make: Callable[[SourceRequest], Source | None]
     """The source, not started; None where it is not requested or has nothing to record."""
     needs_torch: bool = True
     """A recording that begins before torch is imported starts it only then."""
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     """In a forked child it continues by itself."""
 
 
-def _energy(request: Request) -> Source | None:
+def _energy(request: SourceRequest) -> Source | None:
     options = request.options
     if not options.reads_energy:
         return None
@@ -56,22 +56,22 @@ def _energy(request: Request) -> Source | None:
     return LiveEnergySource(options.device if is_by_default or options.device == "cuda" else None)
 
 
-def _memory(request: Request) -> Source | None:
+def _memory(request: SourceRequest) -> Source | None:
     options, library = request.options, request.library
     return Memory(library, all_threads=options.all_threads) if options.memory and library is not None else None
 
 
-def _operators(request: Request) -> Source | None:
+def _operators(request: SourceRequest) -> Source | None:
     options, library = request.options, request.library
     return Operators(library, options.asks()) if options.operators is not False and library is not None else None
 
 
-def _collectives(request: Request) -> Source | None:
+def _collectives(request: SourceRequest) -> Source | None:
     options, library = request.options, request.library
     return CollectiveSource(library) if options.operators is not False and library is not None else None
 
 
-def _devices(request: Request) -> Source | None:
+def _devices(request: SourceRequest) -> Source | None:
     options, library = request.options, request.library
     most = request.memory_limit // BYTES_OF_A_TIME
     if options.device is None or (options.times_device and library is None):
@@ -84,23 +84,23 @@ def _devices(request: Request) -> Source | None:
     return DeviceSource(library, options.device, options.device_events, most)
 
 
-def _compilations(request: Request) -> Source | None:
+def _compilations(request: SourceRequest) -> Source | None:
     return CompileEvents() if request.options.compilations else None
 
 
-def _phases(request: Request) -> Source | None:
+def _phases(request: SourceRequest) -> Source | None:
     return Phases() if request.options.phases else None
 
 
-def _modules(request: Request) -> Source | None:
+def _modules(request: SourceRequest) -> Source | None:
     return Modules() if request.options.modules and torch_library.installed_torch() is not None else None
 
 
-def _collections(request: Request) -> Source | None:
+def _collections(request: SourceRequest) -> Source | None:
     return Collections() if request.options.has_collections else None
 
 
-def _frames(request: Request) -> Source | None:
+def _frames(request: SourceRequest) -> Source | None:
     return Calls(request.options.frame_filter) if request.options.frames else None
 
 
@@ -124,7 +124,7 @@ process_changes.at_fork(
 )
 
 
-def requested(request: Request, chooses: Callable[[Entry], bool] = lambda _entry: True) -> Iterator[Source]:
+def requested(request: SourceRequest, chooses: Callable[[Entry], bool] = lambda _entry: True) -> Iterator[Source]:
     """The sources that a recording is to have, not started, in their order.
 
     Args:

@@ -39,7 +39,7 @@ class MissingError(LineError):
     """The module or class has nothing of that name."""
 
 
-class Line(NamedTuple):
+class FunctionLine(NamedTuple):
     """One function that is to be labelled."""
 
     target: str
@@ -61,7 +61,7 @@ class Line(NamedTuple):
         return [(".".join(parts[:at]), tuple(parts[at:])) for at in range(1, len(parts))]
 
 
-def read_lines(source: str | os.PathLike[str] | Iterable[str]) -> tuple[list[Line], list[LineError]]:
+def read_lines(source: str | os.PathLike[str] | Iterable[str]) -> tuple[list[FunctionLine], list[LineError]]:
     """The functions of a file, or of a list of lines, and what is wrong with other lines.
 
     Raises:
@@ -93,7 +93,7 @@ def _texts_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8-sig").splitlines()
 
 
-def _line_of(text: str, place: str) -> list[Line]:
+def _line_of(text: str, place: str) -> list[FunctionLine]:
     words = text.split()
     comment = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
     if not comment:
@@ -103,10 +103,10 @@ def _line_of(text: str, place: str) -> list[Line]:
     names = [*module.split("."), *(path.split(".") if colon else ())]
     if len(names) < 2 or not all(name.isidentifier() for name in names):  # noqa: PLR2004 - a module and a function
         raise LineError(f"{place}: {text.strip()!r} names no function; write {_FORM}")
-    return [Line(target, label or target.replace(":", "."), place)]
+    return [FunctionLine(target, label or target.replace(":", "."), place)]
 
 
-class Found(NamedTuple):
+class FoundFunctions(NamedTuple):
     """A function that can be labelled."""
 
     owner: Any
@@ -118,7 +118,7 @@ class Found(NamedTuple):
     """False: the class has it from another one."""
 
 
-def find(line: Line, module: types.ModuleType, path: tuple[str, ...]) -> Found | None:
+def find(line: FunctionLine, module: types.ModuleType, path: tuple[str, ...]) -> FoundFunctions | None:
     """The function of a line in a module that is imported; None where it is in a module inside of that.
 
     Imports nothing, runs no code of the module's.
@@ -149,7 +149,7 @@ def _is_module(module: types.ModuleType, name: str) -> bool:
     return importlib.util.find_spec(f"{module.__name__}.{name}") is not None
 
 
-def _checked(line: Line, owner: Any, name: str) -> Found:
+def _checked(line: FunctionLine, owner: Any, name: str) -> FoundFunctions:
     is_class, own = inspect.isclass(owner), vars(owner)
     raw = own.get(name, owner)
     if raw is owner and is_class:
@@ -160,10 +160,10 @@ def _checked(line: Line, owner: Any, name: str) -> Found:
     allowed = (types.FunctionType, types.MethodDescriptorType if is_class else types.BuiltinFunctionType)
     if not isinstance(inner, allowed):
         raise line.error(f"{name} is {_kind(inner)}; name a function or a method")
-    return Found(owner, name, raw, name in own)
+    return FoundFunctions(owner, name, raw, name in own)
 
 
-def _missing(line: Line, owner: Any, name: str) -> LineError:
+def _missing(line: FunctionLine, owner: Any, name: str) -> LineError:
     hint = "; a script's functions can be labelled once they are defined" if owner.__name__ == "__main__" else ""
     return line.error(f"{owner.__name__} has no {name}; name the module or class that defines it{hint}", MissingError)
 
@@ -214,7 +214,7 @@ def label_functions(source: str | os.PathLike[str] | Iterable[str]) -> FunctionL
     return FunctionLabels(lines, is_strict=True)
 
 
-def _check_that_module_exists(line: Line) -> None:
+def _check_that_module_exists(line: FunctionLine) -> None:
     top = line.target.partition(":")[0].partition(".")[0]
     if not is_there(top):
         raise line.error(f"there is no module {top} on sys.path")
@@ -234,13 +234,13 @@ class FunctionLabels:
         ()
     """
 
-    def __init__(self, lines: Iterable[Line], *, is_strict: bool, is_early: bool = False) -> None:
+    def __init__(self, lines: Iterable[FunctionLine], *, is_strict: bool, is_early: bool = False) -> None:
         self._is_early = is_early
-        self._undefined: dict[Line, tuple[str, ...]] = {}
+        self._undefined: dict[FunctionLine, tuple[str, ...]] = {}
         self._errors: list[LineError] | None = [] if is_strict else None
-        self._waits: set[Line] = set()
+        self._waits: set[FunctionLine] = set()
         self._calls: list[Callable[[], None]] = []
-        self._entries: dict[Line, _Entry] = {}
+        self._entries: dict[FunctionLine, _LabelledFunction] = {}
         self._removed = False
         for line in lines:
             self._add(line)
@@ -296,13 +296,13 @@ class FunctionLabels:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: FunctionLine) -> None:
         # Without the lock: a module that another thread is importing is waited for.
         self._waits.add(line)
         for module, path in line.splits():
             self._calls.append(when_imported(module, functools.partial(self._on_module, line, path)))
 
-    def _on_module(self, line: Line, path: tuple[str, ...], module: types.ModuleType) -> None:
+    def _on_module(self, line: FunctionLine, path: tuple[str, ...], module: types.ModuleType) -> None:
         try:
             with _lock:
                 if not self._removed and line not in self._entries:
@@ -317,7 +317,7 @@ class FunctionLabels:
         except Exception as error:  # noqa: BLE001 - a class may refuse the change with any error
             self._note(line, line.error(f"{module.__name__} does not let it be replaced: {error!r}"))
 
-    def _label(self, line: Line, found: Found) -> None:
+    def _label(self, line: FunctionLine, found: FoundFunctions) -> None:
         key = id(found.owner), found.name
         entry = _entries.get(key)
         if entry is not None and entry.is_there():
@@ -327,12 +327,12 @@ class FunctionLabels:
             self._waits.discard(line)
             return
         else:
-            entry = _entries[key] = _Entry(line, found)
+            entry = _entries[key] = _LabelledFunction(line, found)
         entry.users.add(self)
         self._entries[line] = entry
         self._waits.discard(line)
 
-    def _note(self, line: Line, error: LineError) -> None:
+    def _note(self, line: FunctionLine, error: LineError) -> None:
         with _lock:
             self._waits.discard(line)
         if self._errors is not None:
@@ -341,10 +341,10 @@ class FunctionLabels:
             warn_once(f"{error}; it is ignored")
 
 
-class _Entry:
+class _LabelledFunction:
     """A labelled function and the users of its label. Used under the lock."""
 
-    def __init__(self, line: Line, found: Found) -> None:
+    def __init__(self, line: FunctionLine, found: FoundFunctions) -> None:
         self.line = line
         self.users: set[FunctionLabels] = set()
         self._found = found
@@ -378,7 +378,7 @@ def _function_of(raw: Any) -> Any:
     return raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
 
 
-_entries: dict[tuple[int, str], _Entry] = {}
+_entries: dict[tuple[int, str], _LabelledFunction] = {}
 """By owner, to which the entry keeps a reference, and name."""
 _lock = threads.RLock()
 

@@ -82,7 +82,7 @@ shared = Generations()
 """Those of the process."""
 
 
-class Call(NamedTuple):
+class GenerateCall(NamedTuple):
     """A call that has begun: what is known of it from its arguments."""
 
     model: str
@@ -98,14 +98,14 @@ class Call(NamedTuple):
     """The current span, where another instrumentation has made it for a call, and this is the first in it; None else."""
 
 
-def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
+def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> GenerateCall | None:
     """None where something of it is not as it is in the versions of transformers that are known: the call is a phase all the same."""
     try:
         model = arguments[0]
         given = {**keywords, **dict(zip(_PLACES, arguments[1:], strict=False))}
         prompt = _Prompt.of(model, given.get("inputs"), keywords)
         config = given.get("generation_config")
-        return Call(
+        return GenerateCall(
             model=_name_of(model),
             batch_size=prompt.batch_size,
             prompt=prompt.tokens,
@@ -119,7 +119,7 @@ def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
         return None
 
 
-def ended(call: Call | None, model: Any, result: Any, error: BaseException | None) -> None:
+def ended(call: GenerateCall | None, model: Any, result: Any, error: BaseException | None) -> None:
     """Before its event ends: whoever drains that finds what is known of it."""
     try:
         timing = python_sources.generation(model)
@@ -139,7 +139,7 @@ def ended(call: Call | None, model: Any, result: Any, error: BaseException | Non
         shared.failed(failure)
 
 
-def _generation(call: Call, result: tuple[int, ...]) -> Generation:
+def _generation(call: GenerateCall, result: tuple[int, ...]) -> Generation:
     """``result``: shape of the sequences; empty where it is not known."""
     batch, choices, new = call.batch_size, None, None
     if len(result) == 2 and batch and call.echo is not None:  # noqa: PLR2004 - sequences and tokens

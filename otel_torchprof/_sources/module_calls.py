@@ -32,7 +32,7 @@ class ModuleCalls:
         """Names of the modules that were called since somebody requests them as events."""
         self.is_possible = True
         """Whether this interpreter lets calls be followed."""
-        self._users: dict[object, _Request] = {}
+        self._users: dict[object, _ModuleRequest] = {}
         self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def install(self, user: object, *, as_events: bool, survives_fork: bool = False) -> None:
@@ -49,7 +49,7 @@ class ModuleCalls:
         from torch.nn.modules.module import Module
 
         with self._lock:
-            self._users[user] = _Request(as_events, survives_fork)
+            self._users[user] = _ModuleRequest(as_events, survives_fork)
             if as_events:
                 python_sources.follow_modules(self.names.tables, self.names.find)
             function = vars(Module).get("_call_impl")
@@ -79,7 +79,7 @@ class ModuleCalls:
             self.remove(user)
 
 
-class _Request(NamedTuple):
+class _ModuleRequest(NamedTuple):
     """What a user wants."""
 
     as_events: bool

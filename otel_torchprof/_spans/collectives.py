@@ -60,7 +60,7 @@ def ranks_in(text: str, size: int) -> tuple[int, ...]:
     return tuple(map(int, text.split(","))) if text else tuple(range(size))
 
 
-class Ranks(Protocol):
+class GroupRanks(Protocol):
     """What a process knows of the others."""
 
     def collective_span(
@@ -72,7 +72,7 @@ class Ranks(Protocol):
         """To which of a group's ranks this one's part in a collective links: not to itself, nor to who exports nothing."""
 
 
-class _Entry(NamedTuple):
+class _OpenCollective(NamedTuple):
     """One row of :attr:`Batch.collectives`, read."""
 
     event: int
@@ -94,12 +94,12 @@ class _Entry(NamedTuple):
         return f"{source}>{target}#{self.tag}"
 
 
-def _entry(batch: Batch, reported: Mapping[str, npt.NDArray[Any]], at: int, operator: str) -> _Entry:
+def _entry(batch: Batch, reported: Mapping[str, npt.NDArray[Any]], at: int, operator: str) -> _OpenCollective:
     def number(name: str) -> int:
         return int(reported[name][at])
 
     names = batch.names
-    return _Entry(
+    return _OpenCollective(
         event=number("event"),
         name=collective_name(operator),
         number=number("sequence_nr"),
@@ -137,7 +137,7 @@ class LiveCollectives:
         ranks: of the run; None: every process is on its own.
     """
 
-    def __init__(self, ranks: Ranks | None = None) -> None:
+    def __init__(self, ranks: GroupRanks | None = None) -> None:
         self._ranks = ranks
         self._parts: dict[int, _Part] = {}
         self._numbers: dict[int, int] = {}
@@ -198,7 +198,7 @@ class LiveCollectives:
             np.array([span_id for _, _, span_id in found], dtype=np.uint64),
         )
 
-    def _part(self, entry: _Entry, step: int) -> _Part | None:
+    def _part(self, entry: _OpenCollective, step: int) -> _Part | None:
         """The part of this rank and those of the others; None where nothing has them in common."""
         known, operation = self._ranks, entry.name
         if known is None or entry.number < 0 or not 0 <= entry.rank < len(entry.ranks):
@@ -217,7 +217,7 @@ class LiveCollectives:
         )
         return None if own is None else _Part(*own, tuple(other for other in others if other is not None))
 
-    def _transfer(self, entry: _Entry, step: int) -> int:
+    def _transfer(self, entry: _OpenCollective, step: int) -> int:
         """Which it is of those of its step, group, way and tag: both ends count the same, whatever they did before."""
         if entry.event not in self._numbers:
             counts = self._transfers.setdefault(step, Counter())

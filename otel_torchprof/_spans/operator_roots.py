@@ -21,7 +21,7 @@ from .step_spans import StepSpan
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from otel_torchprof._columns.batch import Batch, Thread
+    from otel_torchprof._columns.batch import Batch, RecordedThread
     from otel_torchprof._tree.forest import Forest
 
     from .step_spans import Trace
@@ -36,7 +36,7 @@ _SYNTHETIC = np.uint64(1 << 63)
 
 
 @dataclass(eq=False)
-class _Slice:
+class _RootSlice:
     """The latest of its thread."""
 
     root: StepSpan
@@ -67,7 +67,7 @@ class OperatorRoots:
         self._key = key
         self._new_trace = new_trace
         self._max_spans = max_spans
-        self._latest: dict[tuple[int, int], _Slice] = {}
+        self._latest: dict[tuple[int, int], _RootSlice] = {}
         self._open: list[StepSpan] = []
 
     def shared(self, batch: Batch, trees: Forest, new: Array, is_root: Array) -> tuple[list[StepSpan], Array]:
@@ -95,19 +95,19 @@ class OperatorRoots:
         return found, which[is_root]
 
     def _cut(
-        self, thread: Thread, start: Array, position: Array, ids: Array, limit: int
+        self, thread: RecordedThread, start: Array, position: Array, ids: Array, limit: int
     ) -> Iterator[tuple[int, int, StepSpan]]:
         """Begin, end and root of each slice of a thread's operators. ``position``: of each among the events of its thread."""
         begin, latest = 0, self._latest.get(_key(thread))
         while begin < len(start):
             if latest is None or start[begin] >= latest.until or position[begin] >= latest.first + limit:
                 root = self._begun(thread, int(start[begin]), ids[begin : begin + 1])
-                latest = self._latest[_key(thread)] = _Slice(root, root.start + SLICE_NS, int(position[begin]))
+                latest = self._latest[_key(thread)] = _RootSlice(root, root.start + SLICE_NS, int(position[begin]))
             end = int(min(np.searchsorted(start, latest.until), np.searchsorted(position, latest.first + limit)))
             yield begin, end, latest.root
             begin = end
 
-    def _begun(self, thread: Thread, start: int, first: Array) -> StepSpan:
+    def _begun(self, thread: RecordedThread, start: int, first: Array) -> StepSpan:
         trace = self._new_trace(OPERATORS_NAME, -1, None)
         span_id = int(event_span_ids(first | _SYNTHETIC, self._key)[0])
         root = StepSpan(-1, trace, span_id, start, start, None, None, name=OPERATORS_NAME)
@@ -137,7 +137,7 @@ class OperatorRoots:
         self._latest = {thread: latest for thread, latest in self._latest.items() if latest.root not in gone}
 
 
-def _key(thread: Thread) -> tuple[int, int]:
+def _key(thread: RecordedThread) -> tuple[int, int]:
     """What tells it from others in every drain; its name may change."""
     return thread.os_tid, thread.ident
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-from .step_rules import OPTIMIZERS, RELEVANT, Boundary, Fit, Rule, Token
+from .step_rules import OPTIMIZERS, RELEVANT, Boundary, Rule, RuleFit, Token
 
 # ---- The tokens of a thread whose rule is not known yet ----
 
@@ -32,7 +32,7 @@ _BEGINS = frozenset({Part.NEXT, Part.FORWARD})
 _PASSES = _WITHOUT_GRADIENTS | {Part.FORWARD}
 
 
-class Held:
+class HeldStep:
     """What may become steps: little of a thread that does not train, and of a sequence that repeats the first and the last."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Loop:
 
     def __init__(self, optimizer: int | None, loader: int | None) -> None:
         self.learner: Learner | None = Learner(optimizer, loader)
-        self._held = Held()
+        self._held = HeldStep()
         self.walk: Walk | None = None
         self.adopted = 0
         """How often a rule was."""
@@ -137,7 +137,7 @@ class _Loop:
         """Since the loop in force had its latest token."""
         self.since = 0
         """How many tokens that loop had."""
-        self._fit: Fit | None = None
+        self._fit: RuleFit | None = None
         self.latest = 0
         """Id of its latest token."""
         self._open: Token | None = None
@@ -220,9 +220,9 @@ class _Loop:
         if rule is None or self.learner is None:
             return
         self.adopted += 1
-        self.walk, self._fit = Walk(rule), Fit(rule, self.learner.most_work(rule[:2]))
+        self.walk, self._fit = Walk(rule), RuleFit(rule, self.learner.most_work(rule[:2]))
         self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
-        held, self._held = self._held, Held()
+        held, self._held = self._held, HeldStep()
         for token in held.tokens:
             give_way()
             self._follow(token)
@@ -260,7 +260,7 @@ class _Loop:
             is_late = walk.rule.is_provisional > rule.is_provisional
             why = "it has stepped after all" if is_late else "three periods did not fit the rule before"
             rule = rule._replace(text=f"{rule.text}; {why}")
-        walk.rule, self._fit = rule, Fit(rule, 0 if self.learner is None else self.learner.most_work(rule[:2]))
+        walk.rule, self._fit = rule, RuleFit(rule, 0 if self.learner is None else self.learner.most_work(rule[:2]))
         self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
 
 

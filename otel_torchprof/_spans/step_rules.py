@@ -105,7 +105,7 @@ class Rule(NamedTuple):
         return MANY_ROUNDS if self.part in OPTIMIZERS else _FEW_ROUNDS
 
 
-class Fit:
+class RuleFit:
     """Whether the loop still goes by its rule.
 
     Args:

@@ -16,7 +16,7 @@ from otel_torchprof._events.function_event import DeviceType
 from otel_torchprof._events.recorded_events import EventSource
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import threads
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.inputs import input_shapes
 from otel_torchprof.errors import TorchProfError
@@ -344,8 +344,8 @@ class _State:
         self._marks = []
 
 
-def _recording(config: ProfilerConfig, device: str | None) -> Segment:
-    return Segment(
+def _recording(config: ProfilerConfig, device: str | None) -> ProfileSegment:
+    return ProfileSegment(
         RecordingOptions(
             inputs=config.report_input_shapes,
             memory=config.profile_memory,
@@ -357,7 +357,7 @@ def _recording(config: ProfilerConfig, device: str | None) -> Segment:
     )
 
 
-def _stop(recording: Segment) -> None:
+def _stop(recording: ProfileSegment) -> None:
     if not recording.is_parents:
         recording.stop()
 

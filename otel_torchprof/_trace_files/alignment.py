@@ -40,7 +40,7 @@ _OF_MEDIAN = 1.2533
 """The standard deviation of a median beside that of a mean."""
 
 
-class Line(NamedTuple):
+class ClockLine(NamedTuple):
     """One clock beside another, in ns: it is ahead by the offset at its origin, and by the drift more with each ns from there on."""
 
     offset: int
@@ -57,10 +57,10 @@ class Line(NamedTuple):
         return found
 
 
-class Fit(NamedTuple):
+class ClockFit(NamedTuple):
     """A line, and how well it fits; in ns."""
 
-    line: Line
+    line: ClockLine
     error: float
     """Standard deviation of what is left, from its median."""
     largest: float
@@ -79,7 +79,7 @@ class Fit(NamedTuple):
 class Clock(NamedTuple):
     """How times of a rank become those of the reference, and how well that is known; in ns."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ClockLine, ...] = ()
     """One after the other: the last leads to the reference."""
     error: float = 0.0
     largest: float = 0.0
@@ -113,11 +113,11 @@ class Unaligned(NamedTuple):
     """Collectives in common with one of them,"""
     by: int
     """with this one."""
-    fit: Fit | None
+    fit: ClockFit | None
     """What fits best, and is not useful; None where the collectives are too few."""
 
 
-def fit(own: Collectives, reference: Collectives) -> tuple[int, Fit | None]:
+def fit(own: Collectives, reference: Collectives) -> tuple[int, ClockFit | None]:
     """How many collectives two ranks have in common, and the line through the differences of their ends, where they are enough."""
     _, mine, others = np.intersect1d(own.key, reference.key, assume_unique=True, return_indices=True)
     if len(mine) < FEWEST_COMMON:
@@ -151,13 +151,13 @@ def align(ranks: Sequence[Collectives], reference: int) -> tuple[dict[int, Clock
     return clocks, unaligned
 
 
-def _through(found: Fit, clock: Clock, by: int) -> Clock:
+def _through(found: ClockFit, clock: Clock, by: int) -> Clock:
     """Errors of several steps are independent of one another."""
     error, largest = math.hypot(found.error, clock.error), found.largest + clock.largest
     return Clock((found.line, *clock.lines), error, largest, found.collectives, by)
 
 
-def _line(times: Numbers, differences: Numbers) -> Fit:
+def _line(times: Numbers, differences: Numbers) -> ClockFit:
     """The line, and what is known of it from the differences alone."""
     origin, base = int(np.sort(times)[len(times) // 2]), int(differences[0])
     x, y = (times - origin) / 1e9, (differences - base).astype(np.float64)
@@ -165,7 +165,7 @@ def _line(times: Numbers, differences: Numbers) -> Fit:
     rest = y - drift * x
     middle = float(np.median(rest))
     error, largest = _spread(rest), float(np.abs(rest - middle).max())
-    return Fit(Line(base + round(middle), drift / 1e9, origin), error, largest, 0, 0.0, steep / 1e9)
+    return ClockFit(ClockLine(base + round(middle), drift / 1e9, origin), error, largest, 0, 0.0, steep / 1e9)
 
 
 def _drift(x: Floats, y: Floats) -> tuple[float, float]:

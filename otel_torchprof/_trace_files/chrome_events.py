@@ -75,14 +75,14 @@ if TYPE_CHECKING:
             """The rank of a process; process None: of all in the file."""
 
 
-class _Slice(NamedTuple):
+class _OpenSlice(NamedTuple):
     """One that waits for its end, or for the name of its process."""
 
     name: str
     start: int
     duration: int
     track: Track
-    kind: Kind | None
+    kind: EventKind | None
 
 
 class ChromeEvents:
@@ -94,9 +94,9 @@ class ChromeEvents:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._open: dict[Track, list[_Slice]] = {}
+        self._open: dict[Track, list[_OpenSlice]] = {}
         self._open_count = 0
-        self._waiting: list[_Slice] | None = []
+        self._waiting: list[_OpenSlice] | None = []
         self._devices: dict[Hashable, bool] = {}
         """By process that says whether it is one."""
         self.left_out = Counter[str]()
@@ -118,7 +118,7 @@ class ChromeEvents:
         kind = None
         if not is_span:
             kind = (KINDS.get(category) if isinstance(category, str) else None) or kind_by_stream(event)
-            if kind is Kind.BESIDE or kind is Kind.PROFILER:
+            if kind is EventKind.BESIDE or kind is EventKind.PROFILER:
                 self.left_out[kind.value] += 1
                 return
         if "dur" not in event:
@@ -132,7 +132,7 @@ class ChromeEvents:
         elif kind is None:
             self._add_slice(name, start, duration, track, kind)
         else:
-            self._events.add_slice(name, start, duration, track, kind is Kind.DEVICE)
+            self._events.add_slice(name, start, duration, track, kind is EventKind.DEVICE)
 
     def settle(self) -> None:
         """The file has been read."""
@@ -176,7 +176,7 @@ class ChromeEvents:
             self.left_out["slices without end"] += 1
             return
         track = key_of(event.get("pid")), key_of(event.get("tid"))
-        self._open.setdefault(track, []).append(_Slice(name[:_LONGEST_NAME], start, 0, track, kind))
+        self._open.setdefault(track, []).append(_OpenSlice(name[:_LONGEST_NAME], start, 0, track, kind))
         self._open_count += 1
 
     def _end(self, event: dict[str, Any]) -> None:
@@ -189,21 +189,21 @@ class ChromeEvents:
         self._open_count -= 1
         if not self._open[track]:
             del self._open[track]
-        if kind is Kind.BESIDE or kind is Kind.PROFILER:
+        if kind is EventKind.BESIDE or kind is EventKind.PROFILER:
             self.left_out[kind.value] += 1
         else:
             self._add_slice(name, start, max(0, end - start), track, kind)
 
-    def _add_slice(self, name: str, start: int, duration: int, track: Track, kind: Kind | None) -> None:
+    def _add_slice(self, name: str, start: int, duration: int, track: Track, kind: EventKind | None) -> None:
         if kind is None:
             is_known = track[0] in self._devices
             if not is_known and self._waiting is not None:
-                self._waiting.append(_Slice(name[:_LONGEST_NAME], start, duration, track, None))
+                self._waiting.append(_OpenSlice(name[:_LONGEST_NAME], start, duration, track, None))
                 if len(self._waiting) == _MOST_WAITING:
                     self._end_waiting()
                 return
-            kind = Kind.DEVICE if is_known and self._devices[track[0]] else Kind.HOST
-        self._events.add_slice(name, start, duration, track, kind is Kind.DEVICE)
+            kind = EventKind.DEVICE if is_known and self._devices[track[0]] else EventKind.HOST
+        self._events.add_slice(name, start, duration, track, kind is EventKind.DEVICE)
 
     def _end_waiting(self) -> None:
         waiting, self._waiting = self._waiting or [], None
@@ -223,7 +223,7 @@ class ChromeEvents:
 # ---- which slices of a Chrome trace are a device's: by their category, or by their process ----
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What a slice is, in the words in which those that are left out are reported."""
 
     HOST = "slices of the program"
@@ -233,30 +233,30 @@ class Kind(Enum):
     PROFILER = "slices of the profiler"
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, EventKind] = {
     **dict.fromkeys(
         (
             *("cpu_op", "user_annotation", "external_correlation", "cpu_instant_event", "python_function"),
             *("cuda_runtime", "cuda_driver", "glow_runtime", "mtia_runtime", "xpu_runtime", "xpu_driver"),
             *("privateuse1_runtime", "privateuse1_driver", "Operator", "Runtime", "module"),
         ),
-        Kind.HOST,
+        EventKind.HOST,
     ),
     **dict.fromkeys(
         (
             *("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "mtia_insight", "hpu_op", "concurrent_kernel"),
             *("Kernel", "Memcpy", "Memset"),
         ),
-        Kind.DEVICE,
+        EventKind.DEVICE,
     ),
     **dict.fromkeys(
         (
             *("gpu_user_annotation", "cuda_sync", "cuda_event", "cuda_profiler_range"),
             *("xpu_sync", "xpu_scope_profiler", "mtia_counters"),
         ),
-        Kind.BESIDE,
+        EventKind.BESIDE,
     ),
-    **dict.fromkeys(("Trace", "overhead"), Kind.PROFILER),
+    **dict.fromkeys(("Trace", "overhead"), EventKind.PROFILER),
 }
 """By category: those of Kineto's activity types, the names with capitals that it wrote until 2022, and this package's own."""
 
@@ -276,9 +276,9 @@ def is_device(kind: str, text: Any) -> bool | None:
     return True if _NAME.fullmatch(text) else None
 
 
-def kind_by_stream(event: Mapping[str, Any]) -> Kind | None:
+def kind_by_stream(event: Mapping[str, Any]) -> EventKind | None:
     """That of a slice which says that it is on a device's stream; None where it does not."""
     args, process = event.get("args"), event.get("pid")
     if isinstance(args, dict) and "stream" in args and "device" in args:
-        return Kind.DEVICE
-    return Kind.DEVICE if isinstance(process, str) and _NAME.fullmatch(process) else None
+        return EventKind.DEVICE
+    return EventKind.DEVICE if isinstance(process, str) and _NAME.fullmatch(process) else None

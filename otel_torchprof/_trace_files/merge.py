@@ -26,7 +26,7 @@ from otel_torchprof.errors import TorchProfError
 from . import wanted as w
 from .alignment import FEWEST_COMMON, align
 from .collectives import OF_COLLECTIVES, WORKS, CollectiveList, Collectives
-from .merged_events import LARGEST_ID, MergedEvents, Target, process_lines
+from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
 from .reading import MERGED_RANKS, Interpreted, process_of
 from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
 from .values import LARGEST_NUMBER, key_of, whole
@@ -72,7 +72,7 @@ class MergedSpans:
         self._threads: set[tuple[int, int]] = set()
         self._waiting = 0
 
-    def lines(self, span: Any, scope: str, target: Target) -> Iterator[str]:
+    def lines(self, span: Any, scope: str, target: MergeTarget) -> Iterator[str]:
         """Takes a span, an object of JSON or a message; the lines of those that wait, once they are enough. Raises MalformedError."""
         message = _message(span) if isinstance(span, dict) else span
         found = _readable(message, scope, target)
@@ -91,7 +91,7 @@ class MergedSpans:
         for each in self._ranks.values():
             yield from each.taken()
 
-    def _note_thread(self, target: Target, thread: Any) -> None:
+    def _note_thread(self, target: MergeTarget, thread: Any) -> None:
         if type(thread) is int and (target.place, thread) not in self._threads:
             if len(self._threads) == _MOST_THREADS:
                 raise MalformedError(f"a span of one more than {_MOST_THREADS:,} threads")
@@ -101,7 +101,7 @@ class MergedSpans:
 class _SpansOfRank:
     """Spans of one rank that wait until they are placed together."""
 
-    def __init__(self, target: Target, most_slices: int) -> None:
+    def __init__(self, target: MergeTarget, most_slices: int) -> None:
         self.waiting: list[ReadableSpan] = []
         self._target = target
         self._tracks = Tracks(target.pid, Lanes(most_slices=most_slices))
@@ -130,7 +130,7 @@ def _message(span: dict[str, Any]) -> Any:
     return request.resource_spans[0].scope_spans[0].spans[0]
 
 
-def _readable(span: Any, scope: str, target: Target) -> ReadableSpan:
+def _readable(span: Any, scope: str, target: MergeTarget) -> ReadableSpan:
     """The span, its times on the reference's clock."""
     if len(span.attributes) + len(span.events) + len(span.links) > _MOST_PARTS:
         raise MalformedError(f"a span with more than {_MOST_PARTS:,} attributes, events and links")
@@ -156,7 +156,7 @@ def _readable(span: Any, scope: str, target: Target) -> ReadableSpan:
     )
 
 
-def _unix(time: int, target: Target) -> int:
+def _unix(time: int, target: MergeTarget) -> int:
     return target.time(time) + target.base
 
 
@@ -195,7 +195,7 @@ _LONGEST_NAME = 200
 
 
 @dataclass
-class Process:
+class MergedProcess:
     """What the first reading finds of a process that may be a rank."""
 
     rank: int | None = None
@@ -204,13 +204,13 @@ class Process:
     calls: CollectiveList = field(default_factory=CollectiveList)
 
 
-class Calls:
+class CollectiveCalls:
     """Takes the events of a file, of which it keeps the collectives by process; those on clocks that cannot be are left out."""
 
     wanted = OF_COLLECTIVES
 
     def __init__(self) -> None:
-        self.processes: dict[Hashable, Process] = {}
+        self.processes: dict[Hashable, MergedProcess] = {}
         self.rank: int | None = None
         self._events = self._kept = 0
 
@@ -254,13 +254,13 @@ class Calls:
     def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
         """Without effect."""
 
-    def process(self, key: Hashable) -> Process:
+    def process(self, key: Hashable) -> MergedProcess:
         """The process of that key. Raises TorchProfError where there are too many."""
         found = self.processes.get(key)
         if found is None:
             if len(self.processes) == MOST_RANKS:
                 raise TorchProfError(f"more than {MOST_RANKS:,} processes in one file: merge those that matter")
-            found = self.processes[key] = Process()
+            found = self.processes[key] = MergedProcess()
         return found
 
 
@@ -269,7 +269,7 @@ class FileOutline(Interpreted):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.calls = Calls()
+        self.calls = CollectiveCalls()
         super().__init__(self.calls)
         self.base = 0
         """Of the times of a Chrome trace, Unix ns."""
@@ -279,7 +279,7 @@ class FileOutline(Interpreted):
         self.names: dict[Hashable, str] = {}
         """Of processes of a Chrome trace."""
         self._labels: dict[Hashable, str] = {}
-        self._of_file = Process()
+        self._of_file = MergedProcess()
         self.problems: list[str] = []
         """What could not be read."""
 
@@ -313,7 +313,7 @@ class FileOutline(Interpreted):
         process.instance = key_of(attributes.get(w.INSTANCE))
         process.service = service[:_LONGEST_NAME] if isinstance(service, str) else ""
 
-    def settle(self) -> dict[Hashable, Process]:
+    def settle(self) -> dict[Hashable, MergedProcess]:
         """The file has been read: its ranks, by process; that of a Chrome trace is the process None.
 
         Raises:
@@ -376,7 +376,7 @@ def read_rank_files(
     return outlines, sorted(ranks, key=lambda each: each.pid)
 
 
-def _add(ranks: list[RankFiles], outline: FileOutline, key: Hashable, process: Process, most: int) -> None:
+def _add(ranks: list[RankFiles], outline: FileOutline, key: Hashable, process: MergedProcess, most: int) -> None:
     """A rank of its own, or the continuation of one."""
     rank = process.calls.rank if process.rank is None else process.rank
     found = _thinned(_on_unix_clock(process.calls.settled(), outline.base), most)
@@ -468,7 +468,7 @@ def merge(
     base = _base(ranks[reference])
     named: set[Hashable] = set()
     targets = [
-        Target(place, each.pid, each.name, clock, base, named)
+        MergeTarget(place, each.pid, each.name, clock, base, named)
         for place, (each, clock) in enumerate(zip(ranks, clocks, strict=True))
     ]
     problems: list[str] = []
@@ -531,7 +531,7 @@ def _line(ranks: list[RankFiles], clocks: list[Clock], place: int, reference: in
     )
 
 
-def _head(ranks: list[RankFiles], targets: list[Target], reference: int) -> bytes:
+def _head(ranks: list[RankFiles], targets: list[MergeTarget], reference: int) -> bytes:
     """The document up to its events: with the errors of the clocks, and the processes of the ranks."""
     info = [_info(each, target, ranks) for each, target in zip(ranks, targets, strict=True)]
     fields = {
@@ -546,7 +546,7 @@ def _head(ranks: list[RankFiles], targets: list[Target], reference: int) -> byte
     return (f'{compact(fields)[:-1]},\n"traceEvents":[\n' + ",\n".join(processes)).encode()
 
 
-def _info(rank: RankFiles, target: Target, ranks: list[RankFiles]) -> dict[str, Any]:
+def _info(rank: RankFiles, target: MergeTarget, ranks: list[RankFiles]) -> dict[str, Any]:
     clock = target.clock
     found: dict[str, Any] = {"pid": target.pid, "name": rank.name}
     if rank.rank is not None:
@@ -570,7 +570,7 @@ def _info(rank: RankFiles, target: Target, ranks: list[RankFiles]) -> dict[str, 
 def _pieces(
     outlines: list[FileOutline],
     ranks: list[RankFiles],
-    targets: list[Target],
+    targets: list[MergeTarget],
     watch: Callable[[str, ByteStream], None],
     problems: list[str],
 ) -> Iterator[bytes]:
@@ -604,13 +604,13 @@ class _MergedRecords:
     """
 
     def __init__(
-        self, outline: FileOutline, targets: dict[Hashable, Target], spans: MergedSpans, free: Iterator[int]
+        self, outline: FileOutline, targets: dict[Hashable, MergeTarget], spans: MergedSpans, free: Iterator[int]
     ) -> None:
         self._path, self._targets, self._spans = outline.path, targets, spans
         self._events: MergedEvents | None = None
         if outline.is_chrome:
             self._events = MergedEvents(targets[None], outline.base, outline.main, outline.names, free)
-        self._of_resource: Target | None = None
+        self._of_resource: MergeTarget | None = None
         self._lines: list[str] = []
         self._count = self.size = 0
 

@@ -31,7 +31,7 @@ _LARGE_INTEGER = re.compile(r"[:,\[]-?\d{19}")
 
 
 @dataclass
-class Target:
+class MergeTarget:
     """What a rank is in the merged trace."""
 
     place: int
@@ -63,7 +63,7 @@ class MergedEvents:
     """
 
     def __init__(
-        self, target: Target, base: int, main: Hashable, names: Mapping[Hashable, str], free: Iterator[int]
+        self, target: MergeTarget, base: int, main: Hashable, names: Mapping[Hashable, str], free: Iterator[int]
     ) -> None:
         self._target, self._base, self._main, self._names, self._free = target, base, main, names, free
         target.pids[main] = target.pid
@@ -132,7 +132,7 @@ class MergedEvents:
         return is_new
 
 
-def process_lines(target: Target, label: str) -> Iterator[str]:
+def process_lines(target: MergeTarget, label: str) -> Iterator[str]:
     """Name and place of a rank's process."""
     yield from process_events(target.pid, json_value(f"{target.name}: {label}" if label else target.name), target.place)
 

@@ -131,10 +131,10 @@ def decoded(batch: Batch, row: int) -> Inputs:
     if batch.inputs is None or INPUTS.name not in batch.columns:
         return _NOTHING
     at = batch[INPUTS.name].item(row)
-    return _NOTHING if at < 0 else _Reader(batch, at).read()
+    return _NOTHING if at < 0 else _InputReader(batch, at).read()
 
 
-class _Reader:
+class _InputReader:
     """Reads the words of one row."""
 
     def __init__(self, batch: Batch, at: int) -> None:

@@ -231,8 +231,8 @@ class Category(enum.IntEnum):
     UNKNOWN = 7
 
 
-class Action(enum.IntEnum):
-    """What happened to a block: the values of torch's ``Action``."""
+class MemoryAction(enum.IntEnum):
+    """What happened to a block: the values of torch's ``MemoryAction``."""
 
     PREEXISTING = 1
     CREATE = 2
@@ -279,12 +279,14 @@ def changes_of_unknown(memory: Mapping[str, Array]) -> Changes:
     same &= device[by_block[1:]] == device[by_block[:-1]]
     lives[by_block[1:]] = same & (size[by_block][:-1] > 0)
     before = (size <= 0) & ~lives
-    action = np.where(size > 0, np.where(lives, Action.INCREMENT_VERSION, Action.CREATE), Action.DESTROY)
+    action = np.where(
+        size > 0, np.where(lives, MemoryAction.INCREMENT_VERSION, MemoryAction.CREATE), MemoryAction.DESTROY
+    )
     count = int(before.sum())
     unknown = np.full(len(size) + count, Category.UNKNOWN, dtype=np.int64)
     return Changes(
         np.concatenate((np.full(count, -1), time)),
-        np.concatenate((np.full(count, Action.PREEXISTING), action)),
+        np.concatenate((np.full(count, MemoryAction.PREEXISTING), action)),
         np.abs(np.concatenate((size[before], size))),
         unknown,
         unknown,

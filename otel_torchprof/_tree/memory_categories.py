@@ -21,7 +21,7 @@ from otel_torchprof._columns.schema import Kind, MemoryFlag, Scope
 from otel_torchprof._native.loops import memory_categories, top_level
 
 from .inputs import InputPart, decoded, has_inputs, numbered, storages
-from .memory import Action, Category, Changes, changes_of_unknown, device_number
+from .memory import Category, Changes, MemoryAction, changes_of_unknown, device_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -237,16 +237,16 @@ def _of_tensors(blocks: Blocks, nodes: _Nodes, edges: _Edges, states: _States, o
     created, released = edges.block[edges.is_allocated], np.append(edges.block[edges.is_released], followed)
     rises = edges.is_written & ~edges.is_allocated
     parts = (
-        (np.full(len(before), -1), Action.PREEXISTING, before, states.first[before]),
-        (begin[created], Action.CREATE, created, states.first[created]),
-        (nodes.start[edges.node[rises]], Action.INCREMENT_VERSION, edges.block[rises], states.before[rises]),
-        (end[released], Action.DESTROY, released, states.first[released + 1] - 1),
+        (np.full(len(before), -1), MemoryAction.PREEXISTING, before, states.first[before]),
+        (begin[created], MemoryAction.CREATE, created, states.first[created]),
+        (nodes.start[edges.node[rises]], MemoryAction.INCREMENT_VERSION, edges.block[rises], states.before[rises]),
+        (end[released], MemoryAction.DESTROY, released, states.first[released + 1] - 1),
     )
     action = np.concatenate([np.full(len(block), action) for _, action, block, _ in parts])
     time, block, state = (np.concatenate([part[i] for part in parts]) for i in (0, 2, 3))
     category = of_state[state].astype(np.int64)
     later = category.copy()
-    rising = action == Action.INCREMENT_VERSION
+    rising = action == MemoryAction.INCREMENT_VERSION
     later[rising] = of_state[state[rising] + 1]
     return Changes(time, action, blocks.bytes[block], category, later, blocks.device[block])
 

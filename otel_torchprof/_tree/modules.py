@@ -27,7 +27,7 @@ class Hierarchy(NamedTuple):
     """``GPT.blocks.0.attn``, each once; the first is empty and stands for no module."""
 
 
-class _Place(NamedTuple):
+class _ModulePlace(NamedTuple):
     """A module in the modules around it."""
 
     enclosing: str
@@ -44,7 +44,7 @@ class _Place(NamedTuple):
         return ".".join(part for part in parts if part)
 
 
-_NOWHERE = _Place("", "", "")
+_NOWHERE = _ModulePlace("", "", "")
 
 
 def module_hierarchy(batch: Batch) -> Hierarchy:
@@ -100,14 +100,16 @@ def _places(
     return text[number[modules]], list(texts)
 
 
-def _numbered(batch: Batch, places: list[_Place], numbers: dict[tuple[int, int], int], outer: int, packed: int) -> int:
+def _numbered(
+    batch: Batch, places: list[_ModulePlace], numbers: dict[tuple[int, int], int], outer: int, packed: int
+) -> int:
     """The number of the place of a module with a name, inside another place."""
     known = numbers.get((outer, packed))
     if known is not None:
         return known
     name, above = batch.names[packed >> 1], places[outer]
     is_root = bool(packed & 1) or not outer
-    places.append(_Place(above.text, name, "") if is_root else _Place(above.enclosing, above.root, name))
+    places.append(_ModulePlace(above.text, name, "") if is_root else _ModulePlace(above.enclosing, above.root, name))
     numbers[outer, packed] = len(places) - 1
     return len(places) - 1
 

@@ -18,7 +18,7 @@ from .frames import collection_generation, distinct
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from otel_torchprof._columns.batch import Thread, WaitingStack
+    from otel_torchprof._columns.batch import RecordedThread, WaitingStack
 
 _ids = itertools.count(1)
 """Of events that no thread has recorded. They are below all others: the recorder's have the number of a thread in their upper bits."""
@@ -58,7 +58,7 @@ def _has_calls(batch: Batch, thread: int) -> bool:
 
 
 def _batch_of(
-    batch: Batch, stacks: Iterable[tuple[int, WaitingStack]], threads: list[Thread], times: tuple[int, int]
+    batch: Batch, stacks: Iterable[tuple[int, WaitingStack]], threads: list[RecordedThread], times: tuple[int, int]
 ) -> Batch:
     """The calls as a batch with the same names; each stack with the place of its thread."""
     columns: dict[str, list[Any]] = {name: [] for name in ("name", "fwd_thread", "thread", "parent")}

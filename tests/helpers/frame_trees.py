@@ -14,7 +14,7 @@ import pytest
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def no_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording(**requested: Any) -> Iterator[Segment]:
+def recording(**requested: Any) -> Iterator[ProfileSegment]:
     """A recording of calls, without operators."""
-    record = Segment(RecordingOptions(operators=False, frames=True, **requested))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True, **requested))
     with no_collections():
         record.start()
         try:
@@ -56,7 +56,7 @@ def recording(**requested: Any) -> Iterator[Segment]:
 def recorded(program: Callable[[], object], **requested: Any) -> Batch:
     """What a program called."""
     with no_collections():
-        record = Segment(RecordingOptions(operators=False, frames=True, **requested))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True, **requested))
         record.start()
         program()
         record.stop()

@@ -82,7 +82,7 @@ def _library(torch: Any) -> Path:
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 output = Path(folder) / target.name
                 failed = torch_build._make(
-                    torch_build.Target.of(torch), [[path] for path in sources], output, lighter=False
+                    torch_build.BuildTarget.of(torch), [[path] for path in sources], output, lighter=False
                 )
                 assert failed is None, failed
                 torch_build._digest_file(target).write_text(torch_build._digest(output))

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from otel_torchprof._events.events import EventList  # noqa: E402
-from otel_torchprof._record.recording import Segment  # noqa: E402
+from otel_torchprof._record.recording import ProfileSegment  # noqa: E402
 from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof._tree.flops import flops_of  # noqa: E402
 
@@ -25,7 +25,7 @@ TORCHS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mul", 
 
 def ours_of(body):
     """The body under a recording with inputs."""
-    recording = Segment(RecordingOptions(operators=True, inputs=True))
+    recording = ProfileSegment(RecordingOptions(operators=True, inputs=True))
     recording.start()
     body()
     recording.stop()

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._encode import chrome  # noqa: E402
 from otel_torchprof._events.events import EventList  # noqa: E402
-from otel_torchprof._record.recording import Segment  # noqa: E402
+from otel_torchprof._record.recording import ProfileSegment  # noqa: E402
 from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof._tree.inputs import InputKind, overload_codes, script_stack, text_ids  # noqa: E402  # noqa: E402
 from otel_torchprof._tree.tree import torch_view  # noqa: E402
@@ -200,7 +200,7 @@ def recorded(body, requested=ALL, **torchs_options):
     """The body under both: our batch and torch's profile."""
     for _ in range(3):
         body()
-    recording = Segment(requested)
+    recording = ProfileSegment(requested)
     with torchs(**torchs_options) as theirs:
         recording.start()
         run(body)
@@ -300,7 +300,7 @@ def test_call_stacks_of_torchscript():
 )
 def test_a_recording_has_what_it_asked_for_only(requested, has):
     """What another one that runs at the same time wants to know is not shown."""
-    everything, own = Segment(ALL), Segment(requested)
+    everything, own = ProfileSegment(ALL), ProfileSegment(requested)
     everything.start()
     own.start()
     torch.mul(X, X)
@@ -315,7 +315,7 @@ def test_a_recording_has_what_it_asked_for_only(requested, has):
 def test_who_asks_for_nothing_pays_for_nothing():
     """After a recording with everything, one without keeps no words at all."""
     recorded(numbers)
-    recording = Segment(RecordingOptions(operators=True))
+    recording = ProfileSegment(RecordingOptions(operators=True))
     recording.start()
     X.neg()
     recording.stop()
@@ -324,7 +324,7 @@ def test_who_asks_for_nothing_pays_for_nothing():
 
 def test_overloads_of_a_group():
     """A number per event tells overloads apart, and a list has their names."""
-    recording = Segment(RecordingOptions(operators=True, overloads=True))
+    recording = ProfileSegment(RecordingOptions(operators=True, overloads=True))
     recording.start()
     torch.mul(X, X)
     X.neg()

@@ -13,7 +13,7 @@ from observed import torchs  # noqa: E402
 from test_fork import in_child  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._record.recording import Segment  # noqa: E402
+from otel_torchprof._record.recording import ProfileSegment  # noqa: E402
 from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
 from otel_torchprof.errors import TorchProfError  # noqa: E402
 
@@ -138,7 +138,7 @@ def test_stopped_on_another_thread():
 
 def test_collected_instead_of_stopped():
     """A recording that nobody stops gives the slot back when it is collected."""
-    ours = Segment(RecordingOptions(memory=True))
+    ours = ProfileSegment(RecordingOptions(memory=True))
     ours.start()
     block()
     del ours

@@ -20,7 +20,7 @@ from observed import torchs  # noqa: E402
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._profile.memory_timeline import written_inputs  # noqa: E402
 from otel_torchprof._tree.inputs import InputKind, storages  # noqa: E402
-from otel_torchprof._tree.memory import Action, Category  # noqa: E402
+from otel_torchprof._tree.memory import Category, MemoryAction  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`export_memory_timeline` is deprecated:FutureWarning")
 
@@ -63,7 +63,7 @@ def by_category(points):
     """Bytes that came to each category with a block."""
     found = dict.fromkeys(Category.__members__, 0)
     for _, action, size, category in points:
-        if action in {Action.PREEXISTING, Action.CREATE}:
+        if action in {MemoryAction.PREEXISTING, MemoryAction.CREATE}:
             found[Category(category).name] += size
     return found
 
@@ -114,9 +114,9 @@ def test_reused_addresses(tmp_path):
     points = written(prof, tmp_path, "t.raw.json.gz")
     gradients = [(action, size) for _, action, size, category in points if category == Category.GRADIENT]
     # Not by size: the CPU's allocator remembers those of blocks that are gone, from profiles before this one.
-    assert [action for action, _ in gradients].count(Action.PREEXISTING) == len(list(model.parameters()))
+    assert [action for action, _ in gradients].count(MemoryAction.PREEXISTING) == len(list(model.parameters()))
     whole = sum(parameter.numel() * 4 for parameter in model.parameters())
-    assert sum(size for action, size in gradients if action == Action.CREATE) == 3 * whole
+    assert sum(size for action, size in gradients if action == MemoryAction.CREATE) == 3 * whole
 
 
 def test_tensors_that_get_another_storage(tmp_path):

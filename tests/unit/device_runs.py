@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WEEK_NS = 7 * 24 * 3600 * 10**9
-MAIN, AUTOGRAD = Thread(111, 1, 1, "main"), Thread(112, 2, 2, "autograd")
+MAIN, AUTOGRAD = RecordedThread(111, 1, 1, "main"), RecordedThread(112, 2, 2, "autograd")
 
 
 class Pair(NamedTuple):

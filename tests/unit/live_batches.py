@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
-from otel_torchprof._columns.batch import Batch, OpenEvents, Thread
+from otel_torchprof._columns.batch import Batch, OpenEvents, RecordedThread
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._spans.live import LiveTrees
@@ -17,7 +17,7 @@ from otel_torchprof._spans.live_table import Flows, live_table
 from otel_torchprof._spans.step_spans import Trace
 from otel_torchprof._spans.steps import Steps
 
-MAIN = Thread(1, 1, 1, "main")
+MAIN = RecordedThread(1, 1, 1, "main")
 _NEUTRAL = {"sequence_nr": -1, "kind": Kind.OPERATOR}
 
 
@@ -53,7 +53,7 @@ class Recorder:
             self.names.append(name)
         return self.names.index(name)
 
-    def drain(self, *events: Event, threads: tuple[Thread, ...] = (MAIN,)) -> Batch:
+    def drain(self, *events: Event, threads: tuple[RecordedThread, ...] = (MAIN,)) -> Batch:
         """Rows for the events that have an end; the others are open."""
         closed = [event for event in events if event.end is not None]
         opened = [event for event in events if event.end is None]

@@ -17,7 +17,7 @@ from otel_torchprof._columns.frame_info import (
     TensorInfo,
 )
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Kind, Scope
-from otel_torchprof._tree.memory import Action, Category
+from otel_torchprof._tree.memory import Category, MemoryAction
 from otel_torchprof._tree.memory_categories import memory_changes
 
 STRIDED_TENSOR = 1 | 7 << 8 | 8 << 16 | 1 << 32
@@ -122,7 +122,7 @@ class Run:
         """What happened, by time: action, category (before and after) and size."""
         changes = memory_changes(self.batch(**rest), written_inputs, {"cpu": 0, "cuda": 1}.__getitem__)
         return [
-            (Action(action).name, " ".join(dict.fromkeys((Category(old).name, Category(new).name))), size)
+            (MemoryAction(action).name, " ".join(dict.fromkeys((Category(old).name, Category(new).name))), size)
             for _, action, size, old, new, _ in zip(*(column.tolist() for column in changes), strict=True)
         ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Flag, Kind, MemoryFlag, Scope
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ LABELS = ["aten::mm", "mine", "ProfilerStep#1", "ProfilerStep#2", "[memory]", ""
 MODULES = ["Net", "Net.a", "a.b"]
 OVERLOADS = ["Tensor", "out"]
 NAMES = ["", *dict.fromkeys(FRAMES + OPERATORS + LABELS[:-1] + MODULES + OVERLOADS)]
-THREADS = (Thread(11, 71, 1, "main"), Thread(12, 72, 2, "\ud800"), Thread(13, 73, 0, ""))
+THREADS = (RecordedThread(11, 71, 1, "main"), RecordedThread(12, 72, 2, "\ud800"), RecordedThread(13, 73, 0, ""))
 TENSOR, OVERLOAD = 1 | 7 << 8, 10
 BY_KIND = {Kind.FRAME: FRAMES, Kind.OPERATOR: OPERATORS, Kind.LABEL: LABELS, Kind.MODULE: MODULES}
 

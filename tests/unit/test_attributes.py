@@ -10,7 +10,7 @@ import pytest
 from recorded_tables import recorded_table
 from span_tables import span_rows
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS, add_attributes, attributes_markdown
 from otel_torchprof._encode.phase_attributes import SEGMENTS
@@ -44,7 +44,7 @@ def shown_by(table):
 
 def test_a_plain_operator():
     """What an operator has that torch gave nothing special: scope, self time and thread; the root has nothing."""
-    batch = Batch.of({"start": [1_000], "end": [3_000]}, [""], (Thread(5, 140001, 1, "trainer"),))
+    batch = Batch.of({"start": [1_000], "end": [3_000]}, [""], (RecordedThread(5, 140001, 1, "trainer"),))
     assert attributes(batch) == [
         {},
         {"torch.op.scope": "function", "torch.self_duration": 2e-6, "thread.id": 140001, "thread.name": "trainer"},
@@ -54,7 +54,7 @@ def test_a_plain_operator():
 def test_what_is_hidden_is_hidden_on_steps_too(monkeypatch):
     """An attribute that OTEL_TORCHPROF_HIDDEN_ATTRIBUTES names is on no span of a step either; the others stay."""
     monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", "thread.id")
-    batch = Batch.of({"start": [1], "end": [3]}, [""], (Thread(5, 140001, 1, "trainer"),))
+    batch = Batch.of({"start": [1], "end": [3]}, [""], (RecordedThread(5, 140001, 1, "trainer"),))
     step, operator = attributes(batch, steps=[RecordedStep(4, 0, 9, 140001)])
     assert step == {"torch.step.number": 4, "thread.name": "trainer"}
     assert "thread.id" not in operator
@@ -194,7 +194,7 @@ def test_attributes_that_are_there_stay():
 
 def test_what_tells_steps_apart_comes_first():
     """A step's number, its kind and its phases are the first attributes of its span, in this order, whatever was there before."""
-    batch = Batch.of({"start": [1], "end": [3]}, [""], (Thread(5, 140001, 1, "trainer"),))
+    batch = Batch.of({"start": [1], "end": [3]}, [""], (RecordedThread(5, 140001, 1, "trainer"),))
     ids = itertools.count(1)
     table = recorded_table(
         batch,
@@ -233,7 +233,7 @@ def test_a_batch_without_threads():
 
 def test_a_thread_without_a_name_has_none():
     """thread.name is left out for a nameless thread and stays on the others; each event has its own thread's id."""
-    threads = (Thread(5, 1001, 1, ""), Thread(6, 1002, 2, "worker"))
+    threads = (RecordedThread(5, 1001, 1, ""), RecordedThread(6, 1002, 2, "worker"))
     columns = {"start": [1, 1], "end": [2, 2], "thread": [0, 1]}
     _, nameless, named = attributes(Batch.of(columns, [""], threads))
     assert "thread.name" not in nameless

@@ -7,7 +7,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof import config, parsers
 from otel_torchprof._sources import catalog
-from otel_torchprof._sources.catalog import SOURCES, Entry, Request, requested
+from otel_torchprof._sources.catalog import SOURCES, Entry, SourceRequest, requested
 from otel_torchprof._sources.source import RecordingOptions, Source
 from otel_torchprof.health import ON
 
@@ -48,7 +48,7 @@ def tides(monkeypatch):
     """The list with one more entry, as a new source would add it; what was made of it."""
     made: list[Tides] = []
 
-    def make(request: Request) -> Source | None:
+    def make(request: SourceRequest) -> Source | None:
         if request.options.sources.get("tides") is None:
             return None
         made.append(Tides(request.options.sources["tides"]))
@@ -125,8 +125,10 @@ def test_names_are_unique():
 def test_what_starts_before_torch():
     """A recording that waits for torch starts first what does not need it, in the order of the list."""
     options = RecordingOptions(is_live=True, frames=True)
-    early = [type(s).__name__ for s in requested(Request(options, None, 1 << 20), lambda entry: not entry.needs_torch)]
-    late = [type(s).__name__ for s in requested(Request(options, None, 1 << 20), lambda entry: entry.needs_torch)]
+    early = [
+        type(s).__name__ for s in requested(SourceRequest(options, None, 1 << 20), lambda entry: not entry.needs_torch)
+    ]
+    late = [type(s).__name__ for s in requested(SourceRequest(options, None, 1 << 20), lambda entry: entry.needs_torch)]
     assert (early, late) == (["CompileEvents"], ["Calls", "Collections"])
 
 
@@ -145,7 +147,7 @@ def test_no_device_no_energy():
 
     def made(device: str | None, *, is_live: bool, **sources: bool | None) -> bool:
         options = RecordingOptions(device=device, device_events="off", is_live=is_live, sources=sources)
-        return any("Energy" in type(s).__name__ for s in requested(Request(options, None, 1 << 20)))
+        return any("Energy" in type(s).__name__ for s in requested(SourceRequest(options, None, 1 << 20)))
 
     for is_live in (False, True):
         assert not made(None, is_live=is_live)

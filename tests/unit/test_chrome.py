@@ -14,14 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_validator import parse, validate
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
 from otel_torchprof._native import encoders
 from otel_torchprof._native.encoders import PIECE_SIZE
 from otel_torchprof._spans.step_spans import RecordedStep
 
-THREADS = (Thread(100, 1, 1, "main"), Thread(200, 2, 2, ""), Thread(100, 3, 3, "the same id again"))
+THREADS = (
+    RecordedThread(100, 1, 1, "main"),
+    RecordedThread(200, 2, 2, ""),
+    RecordedThread(100, 3, 3, "the same id again"),
+)
 WEEK_NS = 7 * 24 * 3600 * 10**9
 UNIX_NS = 1_790_857_026_123_456_789
 

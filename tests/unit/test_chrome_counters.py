@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from trace_validator import validate
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
 from otel_torchprof._encode import chrome
 from otel_torchprof._tree.memory import MOST_SAMPLES
 
-THREADS = (Thread(11, 1, 1, "one"), Thread(12, 2, 2, "two"))
+THREADS = (RecordedThread(11, 1, 1, "one"), RecordedThread(12, 2, 2, "two"))
 
 
 def counters(pid=7, **columns):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from trace_validator import validate
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode.chrome import encode
 from otel_torchprof._native.encoders import PIECE_SIZE
 
-THREADS = (Thread(100, 11, 1, "main"), Thread(200, 22, 0, "loader"), Thread(300, 33, 0, "idle"))
+THREADS = (RecordedThread(100, 11, 1, "main"), RecordedThread(200, 22, 0, "loader"), RecordedThread(300, 33, 0, "idle"))
 NAMES = ["", "a.py(1): main", "b.py(2): work", "aten::mm", "ValueError", 'quo"te']
 MAIN, WORK, MM, ERROR, QUOTE = range(1, 6)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from trace_validator import validate
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._encode import chrome
 
-THREADS = (Thread(11, 1, 1, "one"), Thread(12, 2, 2, "two"))
+THREADS = (RecordedThread(11, 1, 1, "one"), RecordedThread(12, 2, 2, "two"))
 
 
 def memory(count, **given):

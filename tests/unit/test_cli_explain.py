@@ -76,7 +76,7 @@ def test_a_terminal_without_unicode(waiting):
 
 def test_progress(waiting):
     """Each file is read twice, and the bar says how much of that is done."""
-    reading = terminal.Reading([str(waiting)], 2)
+    reading = terminal.ReadingProgress([str(waiting)], 2)
     seen = []
 
     def watch(path, stream):

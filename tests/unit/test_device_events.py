@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_forests import as_batch, forests
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._events.events import EventList
@@ -298,7 +298,7 @@ def test_frames_are_those_of_the_objects(batch):
 
 def test_threads_do_not_share_times():
     """A pair belongs to the tree of its own thread."""
-    threads = (Thread(1, 1, 1, "a"), Thread(2, 2, 2, "b"))
+    threads = (RecordedThread(1, 1, 1, "a"), RecordedThread(2, 2, 2, "b"))
     batch = Batch.of(
         {"start": [0, 1, 0], "end": [9, 5, 9], "name": [1, 2, 3], "parent": [-1, 0, -1], "thread": [0, 0, 1]},
         ["", "a", "b", "c"],

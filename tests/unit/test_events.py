@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_forests import Event, as_batch, as_torch, forests
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._events.events import EventList, FunctionEvent
 from otel_torchprof._events.recorded_events import RecordedEvent
 
@@ -407,7 +407,11 @@ def test_index_outside_the_list():
 
 def test_a_thread_without_torch_is_known_by_its_ident():
     """Where torch never ran, the thread is its ident; the system's id is the resource."""
-    batch = Batch.of({"start": [0, 5], "end": [1, 6], "thread": [0, 1]}, [""], [Thread(70, 700, 3), Thread(80, 800, 0)])
+    batch = Batch.of(
+        {"start": [0, 5], "end": [1, 6], "thread": [0, 1]},
+        [""],
+        [RecordedThread(70, 700, 3), RecordedThread(80, 800, 0)],
+    )
     events = EventList.of(batch, origin_ns=-2_000)
     assert [(event.thread, event.device_resource_id) for event in events] == [(3, 70), (800, 80)]
     assert events[0].time_range.start == 2.0

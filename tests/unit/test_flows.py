@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._tree.flows import forward_backward
 
-THREADS = (Thread(11, 1, 1), Thread(12, 2, 2), Thread(13, 3, 0))
+THREADS = (RecordedThread(11, 1, 1), RecordedThread(12, 2, 2), RecordedThread(13, 3, 0))
 BACKWARD = Scope.BACKWARD_FUNCTION
 
 
@@ -164,7 +164,7 @@ def batch_of_torch(events) -> Batch:
         "scope": [e.scope() for e in events],
         "fwd_thread": [e.fwd_thread_id() for e in events],
     }
-    return Batch.of(columns, [""], [Thread(tid, tid, tid) for tid in tids])
+    return Batch.of(columns, [""], [RecordedThread(tid, tid, tid) for tid in tids])
 
 
 def torch_arrows(path) -> set[tuple[int, int]]:

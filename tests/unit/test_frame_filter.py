@@ -12,7 +12,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.frames import ShortFrames
@@ -265,8 +265,10 @@ def test_short_calls_of_a_recording():
     def called():
         return len("")
 
-    for read in (Segment.batch, Segment.drain):
-        record = Segment(RecordingOptions(operators=False, frames=True, frame_filter=FrameFilter(min_duration=1000.0)))
+    for read in (ProfileSegment.batch, ProfileSegment.drain):
+        record = ProfileSegment(
+            RecordingOptions(operators=False, frames=True, frame_filter=FrameFilter(min_duration=1000.0))
+        )
         record.start()
         called()
         record.stop()

@@ -9,7 +9,7 @@ from recorded_tables import recorded_table
 from test_attributes import shown_by
 
 import otel_torchprof as otp
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
@@ -98,7 +98,7 @@ def test_at_the_detail_of_modules():
 
 def test_modules_on_threads_of_which_hooks_do_not_tell():
     """Hooks tell of the threads that a recording follows, calls of all: where there are only calls, these are the spans."""
-    threads = Thread(1, 1, 1, "main"), Thread(2, 2, 2, "other")
+    threads = RecordedThread(1, 1, 1, "main"), RecordedThread(2, 2, 2, "other")
     rows = (LINEAR, 4, -1), (MODULE, 3, 0), (LINEAR, 4, -1)
     batch = batch_of(*rows, thread=[0, 0, 1], threads=threads)
     for detail in ("modules", "frames"):

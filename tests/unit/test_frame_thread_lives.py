@@ -260,14 +260,14 @@ void end(void) {
 """
 _AMID_NATIVE_THREADS = """
     import ctypes, sys
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     sys.setswitchinterval(1e-5)
     native = ctypes.CDLL({library!r})
     native.begin()
     for _ in range(1000):
-        record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         record.stop()
     native.end()
@@ -286,7 +286,7 @@ def test_start_while_native_threads_ask_for_the_lock(tmp_path):
 
 _STOPPED_ELSEWHERE = """
     import sys, threading
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     sys.setswitchinterval(1e-6)

@@ -9,7 +9,7 @@ import threading
 import pytest
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 
@@ -19,7 +19,7 @@ def _leaf():
 
 def test_stop_on_another_thread():
     """Stopped by another thread, the tracer is off on the one that started it."""
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     _leaf()
     stopper = threading.Thread(target=record.stop)

@@ -11,7 +11,7 @@ import pytest
 from frame_trees import by_profile_function, flags_of, masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.labels import record_function
 from otel_torchprof._sources.source import RecordingOptions
 
@@ -201,7 +201,7 @@ def _other_tool(*event):
 @by_profile_function
 def test_other_tools_profile_function_stays(caplog):
     """Where another tool profiles, it goes on doing so; the recording goes without calls and says in whose way it would be."""
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         sys.setprofile(_other_tool)
         record.start()
@@ -220,7 +220,7 @@ def test_other_tools_profile_function_stays(caplog):
 def test_tool_that_takes_over_keeps_the_thread():
     """A tool that sets its profile function meanwhile keeps it beyond our stop, and health says that calls were cut short."""
     seen = []
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     _leaf()
     sys.setprofile(lambda *event: seen.append(event))

@@ -12,7 +12,7 @@ from frame_trees import masked, recorded, recording, tree
 
 from examples import one_in
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 START = """
@@ -249,7 +249,7 @@ def test_interrupt_at_any_line_of_a_start_or_stop(moment, then):
 
 def test_recording_that_is_dropped_says_so(caplog):
     """A recording that is dropped without stop() takes the tracer away, and the log says what was lost and how to keep it."""
-    record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
     record.start()
     _leaf()
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
@@ -264,14 +264,14 @@ def test_recording_that_is_stopped_or_refused_says_nothing(caplog):
     """Neither a recording that ended nor one that never began speaks when it is dropped."""
     with caplog.at_level(logging.WARNING, "otel_torchprof"):
         recorded(_leaf)
-        Segment(RecordingOptions(operators=False, frames=True))
+        ProfileSegment(RecordingOptions(operators=False, frames=True))
         gc.collect()
     assert caplog.messages == []
 
 
 def test_two_that_overlap():
     """Of two recordings that overlap each has what was called in its own time, and the tracer goes with the last."""
-    first, second = (Segment(RecordingOptions(operators=False, frames=True)) for _ in range(2))
+    first, second = (ProfileSegment(RecordingOptions(operators=False, frames=True)) for _ in range(2))
 
     def one():
         _leaf()

@@ -7,7 +7,7 @@ import threading
 
 from frame_trees import by_profile_function, recorded, recording, tree
 
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 
@@ -80,7 +80,7 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
     threading.setprofile(hook)
     try:
-        record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         thread = threading.Thread(target=_leaf)
         thread.start()

@@ -7,7 +7,7 @@ import pytest
 from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.source import RecordingOptions
 
@@ -85,7 +85,7 @@ class _Meddling(FrameFilter):
 def test_recording_that_is_replaced_while_a_thread_joins_it():
     """A thread that is about to tell of what it runs goes on in the next recording, as the one that it was."""
     running, go_on = threading.Event(), threading.Event()
-    next_one = Segment(RecordingOptions(operators=False, frames=True))
+    next_one = ProfileSegment(RecordingOptions(operators=False, frames=True))
 
     def work():
         running.set()
@@ -100,7 +100,7 @@ def test_recording_that_is_replaced_while_a_thread_joins_it():
     thread.start()
     running.wait()
     filtering = _Meddling().meddle("work", replace)
-    first = Segment(RecordingOptions(operators=False, frames=True, frame_filter=filtering))
+    first = ProfileSegment(RecordingOptions(operators=False, frames=True, frame_filter=filtering))
     first.start()
     go_on.set()
     thread.join()
@@ -123,7 +123,7 @@ def test_recording_that_is_stopped_while_a_thread_joins_it():
     thread = threading.Thread(target=outer)
     thread.start()
     running.wait()
-    record = Segment(
+    record = ProfileSegment(
         RecordingOptions(operators=False, frames=True, frame_filter=_Meddling().meddle("outer", lambda: record.stop()))  # noqa: PLW0108 - not there yet
     )
     record.start()
@@ -233,7 +233,7 @@ def test_generator_that_begins_unseen_where_another_was():
 
 def test_recording_that_a_debugger_starts():
     """Calls are recorded from a start inside a function of sys.settrace on, where the interpreter tells of none."""
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
 
     def debugger(frame, _event, _argument):
         if frame.f_code is _leaf.__code__:
@@ -445,7 +445,7 @@ def test_return_while_another_recording_comes_and_goes():
     thread = threading.Thread(target=work)
     thread.start()
     running.wait()
-    record = Segment(
+    record = ProfileSegment(
         RecordingOptions(operators=False, frames=True, frame_filter=_Meddling().meddle("work", other), all_threads=True)
     )
     record.start()

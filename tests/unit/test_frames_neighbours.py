@@ -9,7 +9,7 @@ import pytest
 from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 USES_MONITORING = sys.version_info >= (3, 12)
@@ -180,7 +180,7 @@ def test_tool_on_another_thread():
 def test_torchs_tracer_is_refused_in_torchs_words():
     """Where torch's tracer is active on the thread, health says so in the words of torch's own refusal."""
     tracer = type("TraceContext", (), {"__call__": lambda *_: None, "__module__": "builtins"})()
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     sys.setprofile(tracer)
     try:
         record.start()

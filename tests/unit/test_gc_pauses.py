@@ -17,7 +17,7 @@ import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.frame_filter import FrameFilter
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.frames import collection_generation
@@ -145,7 +145,7 @@ def test_the_first_thing_that_a_thread_does():
 
 def test_only_where_calls_are_wanted():
     """A recording without calls has none, and nothing is asked of the interpreter; one of modules alone has none either."""
-    record = Segment(RecordingOptions(operators=False))
+    record = ProfileSegment(RecordingOptions(operators=False))
     record.start()
     assert python_sources.on_collection not in gc.callbacks
     gc.collect()
@@ -189,7 +189,7 @@ def test_several_recordings():
 
 def test_a_recording_that_ends_in_a_collection():
     """A collection that goes on after the recording ends with it, unfinished; what comes later is not inside of it."""
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     Garbage(record.stop)
     record.start()
     gc.collect()
@@ -207,7 +207,7 @@ def test_a_recording_that_ends_in_a_collection():
 def test_one_of_two_recordings_ends_in_a_collection():
     """A collection goes on for a recording that goes on, with what comes later beside it."""
     with recording() as outer:
-        inner = Segment(RecordingOptions(operators=False, frames=True))
+        inner = ProfileSegment(RecordingOptions(operators=False, frames=True))
         Garbage(inner.stop)
         inner.start()
         _collect()
@@ -223,7 +223,7 @@ def test_one_of_two_recordings_ends_in_a_collection():
 
 def test_a_recording_that_begins_in_a_collection():
     """A collection that was there before the recording is not in it, and its end ends nothing else."""
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     Garbage(record.start)
     gc.collect()
     _nothing()
@@ -237,7 +237,7 @@ def test_a_recording_that_begins_in_a_collection():
 
 def test_a_recording_that_another_thread_ends_in_a_collection():
     """A recording that is stopped by another thread, while this one collects, has the collection until then."""
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
 
     def last_words():
         thread = threading.Thread(target=record.stop)
@@ -259,7 +259,7 @@ def test_a_recording_that_another_thread_ends_in_a_collection():
 
 def test_another_recording_that_another_thread_ends_in_a_collection():
     """A session whose own sources have not started yet has the collection whole, though the last that wants collections ends in it."""
-    record, beginning = Segment(RecordingOptions(operators=False, frames=True)), Session(1 << 20)
+    record, beginning = ProfileSegment(RecordingOptions(operators=False, frames=True)), Session(1 << 20)
 
     def last_words():
         with otp.record_function("label"):
@@ -364,11 +364,11 @@ FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 def recorded():
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     gc.collect()
     record.stop()
@@ -382,7 +382,7 @@ class Forks:
         self.__class__.pid = os.fork()
 
 gc.disable()
-record = Segment(RecordingOptions(operators=False, frames=True))
+record = ProfileSegment(RecordingOptions(operators=False, frames=True))
 record.start()
 Forks()
 gc.collect()
@@ -398,7 +398,7 @@ assert recorded() == 1
 
 EXITS = """
 import gc, threading
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 class Late:
@@ -407,7 +407,7 @@ class Late:
     def __del__(self):
         sum(map(len, [[], []]))
 
-record = Segment(RecordingOptions(operators=False, frames=True))
+record = ProfileSegment(RecordingOptions(operators=False, frames=True))
 record.start()
 Late()
 gc.collect()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.joined import joined, without
 
-MAIN, OTHER = Thread(1, 11, 1, "main"), Thread(2, 22, 0, "")
+MAIN, OTHER = RecordedThread(1, 11, 1, "main"), RecordedThread(2, 22, 0, "")
 NAMES = ["", "a", "b", "c"]
 
 
@@ -55,7 +55,7 @@ def two():
             "inputs": [0, -1, 3],
         },
         NAMES,
-        (Thread(2, 22, 5, "pool"), MAIN),
+        (RecordedThread(2, 22, 5, "pool"), MAIN),
         inputs=np.arange(6, dtype=np.int64),
         dropped={"budget": 2, "depth": 1},
         memory=memory(time=[33, 34], thread=[0, 1], event=[8, 0]),
@@ -71,7 +71,7 @@ def test_two_batches():
     assert whole["parent"].tolist() == [-1, 0, -1, -1, -1, 4]
     assert whole["thread"].tolist() == whole["end_thread"].tolist() == [0, 0, 0, 1, 1, 1]
     assert whole["inputs"].tolist() == [-1, -1, 3, -1, 0, -1]
-    assert list(whole.threads) == [MAIN, Thread(2, 22, 5, "pool")]
+    assert list(whole.threads) == [MAIN, RecordedThread(2, 22, 5, "pool")]
     assert whole.dropped == {"budget": 3, "depth": 1}
     for name, column in one().columns.items():
         assert whole[name].dtype == column.dtype
@@ -109,8 +109,8 @@ def test_names_grow():
 
 def test_a_thread_that_got_the_ids_of_another():
     """Torch's own id tells apart two threads of which the second got the system's id of the first."""
-    first = Batch.of({"start": [1]}, [""], (Thread(9, 9, 3, "first"),))
-    second = Batch.of({"start": [2]}, [""], (Thread(9, 9, 4, "second"),))
+    first = Batch.of({"start": [1]}, [""], (RecordedThread(9, 9, 3, "first"),))
+    second = Batch.of({"start": [2]}, [""], (RecordedThread(9, 9, 4, "second"),))
     assert [thread.name for thread in joined([first, second]).threads] == ["first", "second"]
 
 

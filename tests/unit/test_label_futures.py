@@ -12,7 +12,7 @@ from recorded_tables import recorded_table
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
 
@@ -162,7 +162,7 @@ def test_never_done_is_unfinished(prof):
 
 def recorded(requested):
     """Labels with arguments, under a recording."""
-    recording = Segment(requested)
+    recording = ProfileSegment(requested)
     recording.start()
     for args in ('an "argument"', "", None, "\ud800"):
         with otp.record_function("label", args):

@@ -10,7 +10,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import legacy
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof.errors import ExportError, TorchProfError
@@ -22,7 +22,7 @@ def _labels_alone(monkeypatch):
     """No torch, and nothing is left running."""
 
     def recording(*_):
-        return Segment(RecordingOptions(operators=False))
+        return ProfileSegment(RecordingOptions(operators=False))
 
     monkeypatch.setattr(state, "_recording", recording)
     yield

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, MemoryFlag
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.recorded_events import build_tree
@@ -18,7 +18,7 @@ from otel_torchprof._torch_compat.legacy_state import LeftOut, legacy_events
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice, ProfilerConfig, ProfilerState, ResolvedEvents
 
-MAIN, OTHER = Thread(10, 100, 1, "main"), Thread(20, 200, 2, "other")
+MAIN, OTHER = RecordedThread(10, 100, 1, "main"), RecordedThread(20, 200, 2, "other")
 CPU, CUDA = 0, 1
 
 

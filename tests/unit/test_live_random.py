@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_batches import Event, Service, Span, readable, span_context
 
-from otel_torchprof._columns.batch import Thread
+from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._instrument.live_recording import _displayed
 from otel_torchprof._native.recorder import CONTEXT_MUTED
@@ -21,7 +21,7 @@ from otel_torchprof._spans.step_spans import Trace
 from otel_torchprof._tree.averages import RunningAverages
 
 LOOP = threading.get_ident()
-THREADS = tuple(Thread(i, LOOP + i, i, f"thread {i}") for i in range(3))
+THREADS = tuple(RecordedThread(i, LOOP + i, i, f"thread {i}") for i in range(3))
 KNOWN, FORGOTTEN = (1, 2), 3
 """Contexts whose spans are known, and one whose span is no more."""
 CURRENT = {span_context(number).span_id: number for number in KNOWN}

@@ -8,7 +8,7 @@ import pytest
 from live_batches import Event, Service, in_request, label
 from opentelemetry.trace import SpanContext
 
-from otel_torchprof._columns.batch import Thread
+from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._instrument.live_recording import _next_slice
 from otel_torchprof._native.recorder import CONTEXT_MUTED, SLICE_BYTES
 from otel_torchprof._sources.step_marks import SegmentChange
@@ -96,7 +96,7 @@ def test_contexts_of_the_loops_thread_belong_to_steps(service):
     in_request(service, 5, began=110)
     service.steps.begin(0)
     service.boundary(1, 100, 0)
-    loop = Thread(1, threading.get_ident(), 1, "main")
+    loop = RecordedThread(1, threading.get_ident(), 1, "main")
     early = service.spans(Event("b", 130, 140, context=5), threads=(loop,))
     service.boundary(2, 200, 5)
     assert early["b"].parent == service.spans()["torch.step 1"].span_id
@@ -107,7 +107,7 @@ def test_what_is_open_on_the_loops_thread_shows_its_context_too(service):
     in_request(service, 5, began=110)
     service.steps.begin(0)
     service.boundary(1, 100, 0)
-    loop = Thread(1, threading.get_ident(), 1, "main")
+    loop = RecordedThread(1, threading.get_ident(), 1, "main")
     service.spans(Event("outer", 120, context=5), threads=(loop,))
     later = service.spans(Event("inner", 130, 140, "outer", 5), Event("outer", 120, 150, context=5), threads=(loop,))
     service.boundary(2, 200, 5)
@@ -121,7 +121,7 @@ def test_a_request_that_is_served_beside_a_loop_is_none_of_its_steps(service):
     in_request(service, 9)
     service.steps.begin(0)
     service.boundary(1, 100, 0)
-    other = Thread(2, threading.get_ident() + 1, 2, "server")
+    other = RecordedThread(2, threading.get_ident() + 1, 2, "server")
     spans = service.spans(Event("op", 110, 120, context=9), threads=(other,))
     assert (spans["op"].trace, spans["op"].parent) == (9, 9000)
 
@@ -141,7 +141,7 @@ def test_the_first_step_begins_with_what_came_first(service):
     assert not service.steps.begun
     service.steps.begin(12)
     assert service.steps.begun
-    loop = Thread(1, threading.get_ident(), 1, "main")
+    loop = RecordedThread(1, threading.get_ident(), 1, "main")
     spans = service.spans(Event("a", 12, 20, context=5), threads=(loop,))
     whole, share = spans["torch.step 0"], spans["torch.step 0'"]
     assert (whole.start, whole.end, whole.parent) == (12, 100, 0)
@@ -215,7 +215,7 @@ def test_a_label_around_the_end_of_a_step_stays_whole(service):
     service.steps.begin(0)
     service.boundary(1, 100, 0)
     service.boundary(2, 200, 0)
-    loop = Thread(1, threading.get_ident(), 1, "main")
+    loop = RecordedThread(1, threading.get_ident(), 1, "main")
     events = Event("optimizer", 90, 120), Event("zero_grad", 110, 115, "optimizer"), Event("a", 130, 140)
     spans = service.spans(*events, threads=(loop,))
     assert spans["zero_grad"].parent == spans["optimizer"].span_id
@@ -232,7 +232,7 @@ def test_a_step_begins_at_the_boundary_whatever_else_goes_on(service, thread, en
     service.steps.begin(0)
     service.boundary(1, 100, 0)
     service.boundary(2, 200, 0)
-    threads = (Thread(1, threading.get_ident(), 1, "main"), Thread(2, 2, 2, "loader"))
+    threads = (RecordedThread(1, threading.get_ident(), 1, "main"), RecordedThread(2, 2, 2, "loader"))
     events = Event("load", 90, end, more={"thread": thread}), Event("a", 130, 140)
     spans = service.spans(*events, threads=threads)
     assert (spans["torch.step 1"].start, spans["torch.step 1"].end) == (100, 200)

@@ -11,7 +11,7 @@ from memory_runs import Run, parameter, written_inputs
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._native.ffi import ffi, lib
 from otel_torchprof._profile.memory_timeline import in_use
-from otel_torchprof._tree.memory import Action, Category
+from otel_torchprof._tree.memory import Category, MemoryAction
 from otel_torchprof._tree.memory_categories import memory_changes
 
 X, W, Y, G, M, Z = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000
@@ -218,8 +218,8 @@ def test_no_recording_is_an_error(steps):
     assert (used >= 0).all()
     assert (np.diff(changes.time) >= 0).all()
     assert len(time) == len(used)
-    came = changes.bytes[changes.action <= Action.CREATE].sum()
-    assert came - changes.bytes[changes.action == Action.DESTROY].sum() == used[-1].sum()
+    came = changes.bytes[changes.action <= MemoryAction.CREATE].sum()
+    assert came - changes.bytes[changes.action == MemoryAction.DESTROY].sum() == used[-1].sum()
 
 
 # ---- against the rules as sets ----

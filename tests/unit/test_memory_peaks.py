@@ -10,7 +10,7 @@ import pytest
 from recorded_tables import recorded_table
 
 from otel_torchprof import EventList
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, MemoryFlag
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._spans.step_spans import RecordedStep
@@ -27,7 +27,7 @@ from otel_torchprof._tree.memory import (
 from otel_torchprof._tree.tree import torch_view
 
 CPU, CUDA = 0, 1
-THREADS = (Thread(1, 1, 1, "one"), Thread(2, 2, 2, "two"))
+THREADS = (RecordedThread(1, 1, 1, "one"), RecordedThread(2, 2, 2, "two"))
 NESTED = {"start": [0, 1, 5], "end": [100, 50, 20], "name": [1, 2, 3], "parent": [-1, 0, 1]}
 
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from torch_metrics import data_points, points, value
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.ledger import Entries
@@ -115,7 +115,7 @@ def test_exemplars_point_to_spans_of_steps(reader, metrics):
 def test_phases_of_steps(reader, metrics):
     """Each step adds what each of its phases took on the loop's thread, and the rest; segments that are no steps add nothing."""
     columns = {"start": [0, 0], "end": [300_000, 10**9], "kind": [Kind.PHASE] * 2, "fwd_thread": [Part.NEXT] * 2}
-    batch = Batch.of({**columns, "thread": [0, 1]}, [""], (Thread(1, 1, 1), Thread(2, 2, 2)))
+    batch = Batch.of({**columns, "thread": [0, 1]}, [""], (RecordedThread(1, 1, 1), RecordedThread(2, 2, 2)))
     times = PhaseTimes()
     times.add(exclusive_times(batch, np.full(2, -1), np.zeros(2, np.int64), 1), 0)
     about = {"thread": 1, "phases": times}

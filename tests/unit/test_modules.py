@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._tree.modules import module_hierarchy
 from otel_torchprof._tree.tree import torch_view
@@ -29,7 +29,7 @@ def batch(rows, **columns):
             **columns,
         },
         NAMES,
-        (Thread(1, 1, 1, "main"), Thread(2, 2, 2, "autograd")),
+        (RecordedThread(1, 1, 1, "main"), RecordedThread(2, 2, 2, "autograd")),
     )
 
 
@@ -140,6 +140,6 @@ def test_backward_functions():
             "flags": [Flag.ROOT, 0, 0, 0, 0, 0, 0, 0],
         },
         names,
-        (Thread(1, 1, 1, "main"), Thread(2, 2, 2, "autograd")),
+        (RecordedThread(1, 1, 1, "main"), RecordedThread(2, 2, 2, "autograd")),
     )
     assert texts(module_hierarchy(tree)) == ["Net", *["Net.part"] * 5, "", ""]

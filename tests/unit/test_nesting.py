@@ -7,11 +7,11 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._tree.tree import nested_rows, not_nested
 
-THREADS = (Thread(1, 11, 11, "main"), Thread(2, 12, 12, "autograd"))
+THREADS = (RecordedThread(1, 11, 11, "main"), RecordedThread(2, 12, 12, "autograd"))
 
 
 def batch_of(rows):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from live_batches import Event, Service, in_request, label, readable
 
-from otel_torchprof._columns.batch import Thread
+from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._sampling.span_policy import Rules
+from otel_torchprof._sampling.span_policy import SelectionRules
 from otel_torchprof._spans.limits import Budget
 from otel_torchprof._spans.live_table import live_table
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from otel_torchprof._tree.span_table import SpanTable
 
 SECOND = SLICE_NS
-THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "worker"))
+THREADS = (RecordedThread(11, 101, 1, "main"), RecordedThread(12, 102, 2, "worker"))
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_roots_come_again_until_they_were_sent(service):
 class Buffered:
     """What a live recording does with drains: it places their events and hands the spans to the span buffer."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: SelectionRules) -> None:
         self.service = Service()
         self.buffer = SpanBuffer(rules, lambda: 1, lambda: 2)
 
@@ -204,7 +204,7 @@ def names(tables: list[SpanTable]) -> list[str]:
 
 def test_operators_wait_for_their_root():
     """Operators are held until their root has ended; then all are sent together, and nothing is held."""
-    buffered = Buffered(Rules(Budget()))
+    buffered = Buffered(SelectionRules(Budget()))
     assert names(buffered.sent(Event("a", 0, 1), watermark=10)) == []
     assert buffered.buffer.nbytes > 0
     assert names(buffered.sent(Event("b", 11, 12), watermark=20)) == []
@@ -215,7 +215,7 @@ def test_operators_wait_for_their_root():
 def test_what_ends_late_is_sent_at_once_however_late(monkeypatch):
     """An operator that outlives its root, by more roots than are remembered, is sent when it ends, and is not held."""
     monkeypatch.setattr("otel_torchprof._sampling.span_buffer._MOST_PAST", 3)
-    buffered = Buffered(Rules(Budget()))
+    buffered = Buffered(SelectionRules(Budget()))
     buffered.sent(Event("async", 0), watermark=1)
     for number in range(1, 10):
         begin = number * SECOND
@@ -227,7 +227,7 @@ def test_what_ends_late_is_sent_at_once_however_late(monkeypatch):
 
 def test_tail_sampling_goes_by_the_longest_operator():
     """Under a limit for what is slow, a root whose operators are all fast keeps none of them; a slow one among them keeps all."""
-    buffered = Buffered(Rules(Budget(), keep_all=False, limit_ns=1_000))
+    buffered = Buffered(SelectionRules(Budget(), keep_all=False, limit_ns=1_000))
     (fast,) = buffered.sent(Event("a", 0, 10), Event("b", 20, 30), watermark=SECOND)
     assert names([fast]) == [ROOT]
     texts = {column.key: fast.names[column.values[0]] for column in fast.attributes if column.key == "torch.averages"}

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanContext, TraceState
 from recorded_tables import recorded_table
 from span_tables import span_rows, tables
 
-from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo
 from otel_torchprof._columns.generation import Generation
 from otel_torchprof._columns.phases import Part
@@ -74,7 +74,7 @@ def recorded():
             "gloo",
             "float",
         ],
-        (Thread(5, 140_001, 1, "träger"),),
+        (RecordedThread(5, 140_001, 1, "träger"),),
         inputs=np.array(
             [3 | 1 << 32, 1 | 2 << 32, 2, 3, 1 | 2 << 32, 3, 4, 3, 7, 10 | 4 << 32, 1, 8 | 2 << 32], dtype=np.int64
         ),

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from recorded_tables import recorded_table
 
 import otel_torchprof as otp
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED, Part, Segment
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
@@ -25,8 +25,8 @@ from otel_torchprof._tree.averages import RunningAverages
 from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof._tree.tree import torch_view
 
-LOOP = Thread(1, threading.get_ident(), 1, "loop")
-OTHER = Thread(2, LOOP.ident + 1, 2, "loader")
+LOOP = RecordedThread(1, threading.get_ident(), 1, "loop")
+OTHER = RecordedThread(2, LOOP.ident + 1, 2, "loader")
 ADDRESS = 0x7F00_1234_5670
 
 

@@ -20,7 +20,7 @@ from trace_group_tables import (
     trace_group_of,
 )
 
-from otel_torchprof._sampling.policy import Part, Reduction, fits
+from otel_torchprof._sampling.policy import Reduction, TracePart, fits
 from otel_torchprof._spans.limits import LINK_SIZE, Budget
 from otel_torchprof._tree.span_table import LINK, AttributeType
 
@@ -295,7 +295,7 @@ def test_what_cannot_be_cut_down_is_split():
         ("torch.step", 0, 100, ("a", 0, 40, ("b", 0, 20), ("c", 20, 40)), ("d", 40, 70), ("e", 70, 100))
     )
     found, done = cut(table, Budget(max_spans=3, short=0.0))
-    parts = [Part(1 << 100, 1 << 50), Part((1 << 100) + 1, (1 << 50) + 1)]
+    parts = [TracePart(1 << 100, 1 << 50), TracePart((1 << 100) + 1, (1 << 50) + 1)]
     reported = {"torch.recorded_spans": 6, "torch.aggregated_spans": 0, "torch.collapsed_spans": 0, "torch.parts": 2}
     assert [row[:4] for row in displayed(found)] == [
         ("torch.step", 0, 100, ""),
@@ -342,7 +342,7 @@ def test_a_unit_that_goes_in_several_tables():
         ("b", 3, 9, "torch.step"),
     ]
     assert links_of(found, 1) == []
-    assert first == Reduction(recorded=3, aggregated=1, parts=1, linked=(Part(1 << 100, 1 << 50),))
+    assert first == Reduction(recorded=3, aggregated=1, parts=1, linked=(TracePart(1 << 100, 1 << 50),))
 
     late = trace_group_of([("torch.step", 0, 20, 0), ("c", 10, 11, 1), ("d", 5, 6, 13)])
     found, second = cut(late, Budget(max_spans=3, short=SHORT), before=first)

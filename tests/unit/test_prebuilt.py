@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     prebuilt.FOLDER.mkdir()
     library = prebuilt.FOLDER / "torch_ops-own.so"
     shutil.copyfile(torch_build.ensure(torch), library)
-    target = torch_build.Target.of(torch)
+    target = torch_build.BuildTarget.of(torch)
     own = prebuilt.Library(
         library.name,
         prebuilt.digest(library),
@@ -86,8 +86,8 @@ def test_where_something_is_missing_it_is_compiled(folder, tmp_path, monkeypatch
         (folder / "torch_ops-own.so").unlink()
     else:
         (tmp_path / "include").mkdir()
-        some = torch_build.Target.of(torch)._replace(include=tmp_path / "include")
-        monkeypatch.setattr(torch_build.Target, "of", lambda _: some)
+        some = torch_build.BuildTarget.of(torch)._replace(include=tmp_path / "include")
+        monkeypatch.setattr(torch_build.BuildTarget, "of", lambda _: some)
     assert prebuilt.find(torch) is None
 
 

@@ -7,7 +7,7 @@ import json
 
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli import show
-from otel_torchprof._cli.terminal import Progress, Reading, duration, size
+from otel_torchprof._cli.terminal import Progress, ReadingProgress, duration, size
 
 
 class Terminal(io.StringIO):
@@ -51,7 +51,7 @@ def test_progress_that_had_nothing_to_say():
 
 def test_progress_of_a_pipe(tmp_path):
     """Where a size is not known, because of a pipe or a file that is not there, there is no share."""
-    reading = Reading([str(tmp_path / "none"), "\0"], 1)
+    reading = ReadingProgress([str(tmp_path / "none"), "\0"], 1)
     assert reading.line() == "otel-torchprof: reading: 0 B"
 
 
@@ -68,7 +68,7 @@ def test_show_reads_once(tmp_path, monkeypatch, capsys):
     lines, read = [], show.read
 
     def observed(path, watch):
-        progress = Reading([path], 1)
+        progress = ReadingProgress([path], 1)
 
         def both(stream):
             watch(stream)

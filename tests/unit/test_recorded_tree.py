@@ -7,11 +7,11 @@ import random
 import pytest
 from memory_runs import Run, parameter
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._tree.recorded_tree import recorded_tree, tensor_ids
 
-FORWARD, BACKWARD = Thread(11, 101, 1, "forward"), Thread(12, 102, 2, "backward")
+FORWARD, BACKWARD = RecordedThread(11, 101, 1, "forward"), RecordedThread(12, 102, 2, "backward")
 
 
 def parents(batch):

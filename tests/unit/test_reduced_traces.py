@@ -31,7 +31,7 @@ from otel_torchprof._sampling.aggregating import aggregated
 from otel_torchprof._sampling.policy import Reduction, collapsed, split, with_links
 from otel_torchprof._sampling.root_only import root_only
 from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._sampling.span_policy import Rules
+from otel_torchprof._sampling.span_policy import SelectionRules
 from otel_torchprof._spans.limits import Budget, limited
 from otel_torchprof._spans.span_tables import joined_tables, taken
 from otel_torchprof._spans.step_spans import StepSpan, Trace
@@ -195,7 +195,7 @@ class Program:
             max_bytes=self.chance.choice([4_000, 40_000]),
             short=self.chance.choice([None, 0.0, 2e-6, 1.0]),
         )
-        rules = Rules(budget, keep_all=self.chance.random() < 0.7, quantile=0.5)
+        rules = SelectionRules(budget, keep_all=self.chance.random() < 0.7, quantile=0.5)
         made = ids()
         self.buffer = SpanBuffer(rules, made["new_trace_id"], made["new_span_id"])
         self.enclosing = self.chance.choice([0, 0, APPLICATION])

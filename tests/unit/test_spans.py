@@ -16,7 +16,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 from recorded_tables import recorded_table
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.spans import SpanList
@@ -43,7 +43,7 @@ def views(parent=None):
             "flags": [Flag.ASYNC, Flag.ERROR, 0],
         },
         ["", "aten::mm", "label", b"Mm\xffBackward", "ValueError"],
-        (Thread(5, 140_001, 1, "main"),),
+        (RecordedThread(5, 140_001, 1, "main"),),
     )
     ids = itertools.count(1)
     table = recorded_table(

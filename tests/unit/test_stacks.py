@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._events.events import EventList
 from otel_torchprof._tree.frames import python_ids, stack_codes, without_frames
@@ -90,7 +90,7 @@ def test_backward_has_the_stack_of_its_forward():
             "fwd_thread": [0, 0, 0, 1, 0, 1],
         },
         names,
-        (Thread(11, 12, 1, "main"),),
+        (RecordedThread(11, 12, 1, "main"),),
     )
     codes, stacks = stack_codes(torch_view(batch))
     assert [stacks[code] for code in codes.tolist()] == [[], ["f"], [], ["f"], ["f"], []]
@@ -117,7 +117,7 @@ def test_numbers_of_calls_and_modules():
             "kind": [Kind.FRAME, Kind.FRAME, Kind.OPERATOR, Kind.FRAME, Kind.FRAME],
         },
         _NAMES,
-        (Thread(1, 1, 1, "one"), Thread(2, 2, 2, "two")),
+        (RecordedThread(1, 1, 1, "one"), RecordedThread(2, 2, 2, "two")),
     )
     ids = python_ids(batch)
     assert ids is not None

@@ -8,7 +8,7 @@ import pytest
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._sampling.span_buffer import TailSampler
-from otel_torchprof._sampling.span_policy import Rules
+from otel_torchprof._sampling.span_policy import SelectionRules
 from otel_torchprof._spans.limits import Budget
 from otel_torchprof._spans.step_spans import StepSpan, Trace
 
@@ -19,7 +19,7 @@ class Job:
     """Segments as they end, each decided on by itself."""
 
     def __init__(self, quantile=0.95, limit_ns=None):
-        self.sampler = TailSampler(Rules(Budget(), keep_all=False, quantile=quantile, limit_ns=limit_ns))
+        self.sampler = TailSampler(SelectionRules(Budget(), keep_all=False, quantile=quantile, limit_ns=limit_ns))
         self.noise = random.Random(20)
         self.now = self.ids = self.steps = 0
 

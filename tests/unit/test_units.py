@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from opentelemetry.trace import SpanContext, TraceState
 from recorded_tables import recorded_table
 
-from otel_torchprof._columns.batch import Batch, Names, Thread
+from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._spans.step_spans import RecordedStep
 from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, event_span_ids, extend_names
 
 KEY, ROOT = 0xABCDEF0123456789, 1000
-THREADS = (Thread(11, 101, 1, "main"), Thread(12, 102, 2, "autograd"))
+THREADS = (RecordedThread(11, 101, 1, "main"), RecordedThread(12, 102, 2, "autograd"))
 STEPS = (RecordedStep(7, 100, 200), RecordedStep(8, 300, 400))
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torchprof._columns.batch import Batch, Thread, WaitingStack
+from otel_torchprof._columns.batch import Batch, RecordedThread, WaitingStack
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._tree.waiting import with_waiting
 
-FIRST, SECOND, THIRD = Thread(11, 1, 5, "first"), Thread(12, 2, 6, "second"), Thread(13, 3, 0, "third")
+FIRST, SECOND, THIRD = (
+    RecordedThread(11, 1, 5, "first"),
+    RecordedThread(12, 2, 6, "second"),
+    RecordedThread(13, 3, 0, "third"),
+)
 NAMES = ["", "outer", "inner", "op", "part", "gc.collect: generation 2", "other"]
 TIMES = 100, 200
 
@@ -93,7 +97,12 @@ def test_thread_with_calls():
 
 def test_several():
     """Each thread gets its own stack, whatever is known of it before."""
-    stacks = [stack_of(THIRD, 2), stack_of(FIRST, 1), stack_of(SECOND, 1), stack_of(Thread(14, 4, 0, "fourth"), 6)]
+    stacks = [
+        stack_of(THIRD, 2),
+        stack_of(FIRST, 1),
+        stack_of(SECOND, 1),
+        stack_of(RecordedThread(14, 4, 0, "fourth"), 6),
+    ]
     whole = with_waiting(batch_of(), stacks, TIMES)
     lines = lines_of(whole)
     assert (lines[2], lines[3], lines[-2:]) == ("second: outer", "second: .op", ["third: inner", "fourth: other"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from otel_torchprof._columns.batch import Batch, Thread
+from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._tree.tree import HIDDEN_NAMES, display_name
 
@@ -89,7 +89,9 @@ def as_batch(events: list[Event], with_shapes: bool = True) -> Batch:
         "scope": [event.scope for event in events],
         "flags": [Flag.ASYNC if event.is_async else 0 for event in events],
     }
-    threads = [Thread(1000 + i, 7000 + i, i) for i in range(max((event.thread for event in events), default=0) + 1)]
+    threads = [
+        RecordedThread(1000 + i, 7000 + i, i) for i in range(max((event.thread for event in events), default=0) + 1)
+    ]
     if not with_shapes:
         return Batch.of(columns, names, threads)
     words: list[int] = []
