@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,17 @@ def test_functions_fit_on_a_screen():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     assert [function for function in functions if function[1] > MOST_LINES_OF_A_FUNCTION] == []
+
+
+def test_a_class_name_has_one_meaning():
+    """No two classes of the package have one name, but for the two of torch's own whose names ours are."""
+    found = [
+        node.name
+        for path in (ROOT / "otel_torchprof").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name, count in Counter(found).items() if count > 1} == {"profile"}
 
 
 def test_nothing_is_left_for_later():

@@ -15,7 +15,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._spans.step_spans import JOB_NAME
 from otel_torchprof._trace_files import self_times
-from otel_torchprof._trace_files.chrome_events import EventKind
+from otel_torchprof._trace_files.chrome_events import SliceKind
 from otel_torchprof._trace_files.reading import read_events
 from otel_torchprof._trace_files.wanted import (
     AGGREGATED_COUNT,
@@ -122,7 +122,7 @@ class TraceSums:
 
     def note_left_out(self, reading: Reading) -> None:
         """The file has been read: what the averages do not have of it."""
-        counts = reading.left_out + Counter({EventKind.DEVICE.value: self._of_devices})
+        counts = reading.left_out + Counter({SliceKind.DEVICE.value: self._of_devices})
         found = [f"{what} ({count:,})" for what, count in counts.most_common() if count]
         self.left_out = ", ".join(found)
 

@@ -82,7 +82,7 @@ class _OpenSlice(NamedTuple):
     start: int
     duration: int
     track: Track
-    kind: EventKind | None
+    kind: SliceKind | None
 
 
 class ChromeEvents:
@@ -118,7 +118,7 @@ class ChromeEvents:
         kind = None
         if not is_span:
             kind = (KINDS.get(category) if isinstance(category, str) else None) or kind_by_stream(event)
-            if kind is EventKind.BESIDE or kind is EventKind.PROFILER:
+            if kind is SliceKind.BESIDE or kind is SliceKind.PROFILER:
                 self.left_out[kind.value] += 1
                 return
         if "dur" not in event:
@@ -132,7 +132,7 @@ class ChromeEvents:
         elif kind is None:
             self._add_slice(name, start, duration, track, kind)
         else:
-            self._events.add_slice(name, start, duration, track, kind is EventKind.DEVICE)
+            self._events.add_slice(name, start, duration, track, kind is SliceKind.DEVICE)
 
     def settle(self) -> None:
         """The file has been read."""
@@ -189,12 +189,12 @@ class ChromeEvents:
         self._open_count -= 1
         if not self._open[track]:
             del self._open[track]
-        if kind is EventKind.BESIDE or kind is EventKind.PROFILER:
+        if kind is SliceKind.BESIDE or kind is SliceKind.PROFILER:
             self.left_out[kind.value] += 1
         else:
             self._add_slice(name, start, max(0, end - start), track, kind)
 
-    def _add_slice(self, name: str, start: int, duration: int, track: Track, kind: EventKind | None) -> None:
+    def _add_slice(self, name: str, start: int, duration: int, track: Track, kind: SliceKind | None) -> None:
         if kind is None:
             is_known = track[0] in self._devices
             if not is_known and self._waiting is not None:
@@ -202,8 +202,8 @@ class ChromeEvents:
                 if len(self._waiting) == _MOST_WAITING:
                     self._end_waiting()
                 return
-            kind = EventKind.DEVICE if is_known and self._devices[track[0]] else EventKind.HOST
-        self._events.add_slice(name, start, duration, track, kind is EventKind.DEVICE)
+            kind = SliceKind.DEVICE if is_known and self._devices[track[0]] else SliceKind.HOST
+        self._events.add_slice(name, start, duration, track, kind is SliceKind.DEVICE)
 
     def _end_waiting(self) -> None:
         waiting, self._waiting = self._waiting or [], None
@@ -223,7 +223,7 @@ class ChromeEvents:
 # ---- which slices of a Chrome trace are a device's: by their category, or by their process ----
 
 
-class EventKind(Enum):
+class SliceKind(Enum):
     """What a slice is, in the words in which those that are left out are reported."""
 
     HOST = "slices of the program"
@@ -233,30 +233,30 @@ class EventKind(Enum):
     PROFILER = "slices of the profiler"
 
 
-KINDS: dict[str, EventKind] = {
+KINDS: dict[str, SliceKind] = {
     **dict.fromkeys(
         (
             *("cpu_op", "user_annotation", "external_correlation", "cpu_instant_event", "python_function"),
             *("cuda_runtime", "cuda_driver", "glow_runtime", "mtia_runtime", "xpu_runtime", "xpu_driver"),
             *("privateuse1_runtime", "privateuse1_driver", "Operator", "Runtime", "module"),
         ),
-        EventKind.HOST,
+        SliceKind.HOST,
     ),
     **dict.fromkeys(
         (
             *("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "mtia_insight", "hpu_op", "concurrent_kernel"),
             *("Kernel", "Memcpy", "Memset"),
         ),
-        EventKind.DEVICE,
+        SliceKind.DEVICE,
     ),
     **dict.fromkeys(
         (
             *("gpu_user_annotation", "cuda_sync", "cuda_event", "cuda_profiler_range"),
             *("xpu_sync", "xpu_scope_profiler", "mtia_counters"),
         ),
-        EventKind.BESIDE,
+        SliceKind.BESIDE,
     ),
-    **dict.fromkeys(("Trace", "overhead"), EventKind.PROFILER),
+    **dict.fromkeys(("Trace", "overhead"), SliceKind.PROFILER),
 }
 """By category: those of Kineto's activity types, the names with capitals that it wrote until 2022, and this package's own."""
 
@@ -276,9 +276,9 @@ def is_device(kind: str, text: Any) -> bool | None:
     return True if _NAME.fullmatch(text) else None
 
 
-def kind_by_stream(event: Mapping[str, Any]) -> EventKind | None:
+def kind_by_stream(event: Mapping[str, Any]) -> SliceKind | None:
     """That of a slice which says that it is on a device's stream; None where it does not."""
     args, process = event.get("args"), event.get("pid")
     if isinstance(args, dict) and "stream" in args and "device" in args:
-        return EventKind.DEVICE
-    return EventKind.DEVICE if isinstance(process, str) and _NAME.fullmatch(process) else None
+        return SliceKind.DEVICE
+    return SliceKind.DEVICE if isinstance(process, str) and _NAME.fullmatch(process) else None

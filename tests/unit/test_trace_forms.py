@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read
-from otel_torchprof._trace_files.chrome_events import KINDS, EventKind
+from otel_torchprof._trace_files.chrome_events import KINDS, SliceKind
 
 SPACES = {
     "line feed": b"\n",
@@ -139,7 +139,7 @@ def test_numbers_without_bounds(tmp_path, number):
 # ---- devices ----
 
 
-@pytest.mark.parametrize("category", [name for name, kind in KINDS.items() if kind is not EventKind.HOST])
+@pytest.mark.parametrize("category", [name for name, kind in KINDS.items() if kind is not SliceKind.HOST])
 def test_categories_of_devices(tmp_path, category):
     """No slice of a device, or of the profiler, is time of the processor."""
     events = [slice_("aten::mm", 0, 100, cat="cpu_op"), slice_("other", 50, 900, pid=0, tid=7, cat=category)]
@@ -148,7 +148,7 @@ def test_categories_of_devices(tmp_path, category):
     assert left_out == f"{KINDS[category].value} (1)"
 
 
-@pytest.mark.parametrize("category", [name for name, kind in KINDS.items() if kind is EventKind.DEVICE])
+@pytest.mark.parametrize("category", [name for name, kind in KINDS.items() if kind is SliceKind.DEVICE])
 def test_explain_knows_the_work_of_devices(tmp_path, category):
     """Whatever the category of its work, a device that always works is found."""
 
