@@ -15,9 +15,7 @@ from otel_torchprof._encode.table import SORT_KEYS, format_time
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._spans.step_spans import JOB_NAME
 from otel_torchprof._trace_files import self_times
-from otel_torchprof._trace_files.chrome_events import SliceKind
-from otel_torchprof._trace_files.reading import read_events
-from otel_torchprof._trace_files.wanted import (
+from otel_torchprof._trace_files.attribute_keys import (
     AGGREGATED_COUNT,
     AGGREGATED_DURATION,
     COLLAPSED_COUNT,
@@ -26,6 +24,8 @@ from otel_torchprof._trace_files.wanted import (
     STEP,
     UNFINISHED,
 )
+from otel_torchprof._trace_files.chrome_events import SliceKind
+from otel_torchprof._trace_files.reading import read_events
 from otel_torchprof._tree.averages import MAX_NAMES, OTHER_NAMES, Average, NamedSums
 from otel_torchprof._tree.phases import repeated_phases
 from otel_torchprof._tree.span_table import STEP_NAME

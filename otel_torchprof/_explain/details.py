@@ -9,7 +9,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._spans.step_spans import JOB_NAME
-from otel_torchprof._trace_files import wanted as w
+from otel_torchprof._trace_files import attribute_keys
 from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
@@ -115,8 +115,13 @@ class Details:
 
     wanted = frozenset(
         (
-            *(w.AGGREGATED_COUNT, w.AGGREGATED_DURATION, w.COLLAPSED_COUNT, w.COLLAPSED_DURATION),
-            *(w.AVERAGES, w.SELF_DURATION, w.THREAD, w.STEP),
+            *(
+                attribute_keys.AGGREGATED_COUNT,
+                attribute_keys.AGGREGATED_DURATION,
+                attribute_keys.COLLAPSED_COUNT,
+                attribute_keys.COLLAPSED_DURATION,
+            ),
+            *(attribute_keys.AVERAGES, attribute_keys.SELF_DURATION, attribute_keys.THREAD, attribute_keys.STEP),
         )
     )
 
@@ -163,16 +168,16 @@ class Details:
         if number is None or name in _NOT_IN_STEPS:
             return
         duration, own = span_times(duration, attributes)
-        is_step = name == STEP_NAME and w.STEP in attributes
-        thread = attributes.get(w.THREAD)
+        is_step = name == STEP_NAME and attribute_keys.STEP in attributes
+        thread = attributes.get(attribute_keys.THREAD)
         span_id, parent_id = ids[:2]
-        if name.startswith(PHASE_PREFIX) and w.SELF_DURATION in attributes:
+        if name.startswith(PHASE_PREFIX) and attribute_keys.SELF_DURATION in attributes:
             # Of a step without details, nothing below it is in the file. Its id is that of no parent: nothing is taken off again.
-            own, span_id = round(attributes[w.SELF_DURATION] * 1e9), 0
+            own, span_id = round(attributes[attribute_keys.SELF_DURATION] * 1e9), 0
         self._self_times.append(
             self._key(number, name, is_step, thread), (start, duration, own, -1, span_id, parent_id)
         )
-        for each in attributes.get(w.AVERAGES, ()):
+        for each in attributes.get(attribute_keys.AVERAGES, ()):
             self._add_average(number, start, each)
         self._add_phase(number, name, start, duration, thread)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._trace_files import wanted as w
+from otel_torchprof._trace_files import attribute_keys
 from otel_torchprof._trace_files.reading import hand_over, read_events
 from otel_torchprof._trace_files.records import check_can_be_read_twice, check_given_once
 from otel_torchprof.errors import TorchProfError
@@ -197,7 +197,15 @@ def _within(phases: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 _MOST = 1_000
 _SEGMENTS = tuple(Segment)
-_OF_SPAN = (w.REVISION, w.RUNNABLE, *w.COUNTERS, w.BLOCKED, w.OTHER_THREADS, w.DRAINED, *w.PHASE_OF)
+_OF_SPAN = (
+    attribute_keys.REVISION,
+    attribute_keys.RUNNABLE,
+    *attribute_keys.COUNTERS,
+    attribute_keys.BLOCKED,
+    attribute_keys.OTHER_THREADS,
+    attribute_keys.DRAINED,
+    *attribute_keys.PHASE_OF,
+)
 """The attributes that are kept."""
 _ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
 """Segment, number, begin (Unix ns), duration (ns), and attributes, NaN for what is not known."""
@@ -235,7 +243,7 @@ class LiveSteps:
             segment = _SEGMENTS[kind]
             attributes = {key: value for key, value in zip(_OF_SPAN, values, strict=True) if not math.isnan(value)}
             if segment is Segment.STEP and duration > 0:
-                process.steps.append(step_row(start, duration, {w.STEP: number, **attributes}))
+                process.steps.append(step_row(start, duration, {attribute_keys.STEP: number, **attributes}))
             elif segment.span_name in PAUSES:
                 process.pauses.append(Pause(segment.value, start, duration))
         if not process.steps:

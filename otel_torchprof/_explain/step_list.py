@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
-from otel_torchprof._trace_files import wanted as w
+from otel_torchprof._trace_files import attribute_keys
 from otel_torchprof._trace_files.collectives import OF_COLLECTIVES, CollectiveList
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
@@ -40,7 +40,7 @@ class StepRow(NamedTuple):
     blocked: float = NAN
     other_threads: float = NAN
     drained: float = NAN
-    counters: tuple[float, ...] = (NAN,) * len(w.COUNTERS)
+    counters: tuple[float, ...] = (NAN,) * len(attribute_keys.COUNTERS)
     phases: tuple[float, ...] | None = None
 
 
@@ -84,22 +84,25 @@ class StepList:
     wanted = frozenset(
         (
             *(
-                w.STEP,
-                w.UNFINISHED,
-                w.KIND,
-                w.REVISION,
-                w.PART,
-                w.RUNNABLE,
-                w.BLOCKED,
-                w.OTHER_THREADS,
-                w.DRAINED,
-                w.DROPPED,
-                w.THREAD,
+                attribute_keys.STEP,
+                attribute_keys.UNFINISHED,
+                attribute_keys.KIND,
+                attribute_keys.REVISION,
+                attribute_keys.PART,
+                attribute_keys.RUNNABLE,
+                attribute_keys.BLOCKED,
+                attribute_keys.OTHER_THREADS,
+                attribute_keys.DRAINED,
+                attribute_keys.DROPPED,
+                attribute_keys.THREAD,
             ),
             *OF_COLLECTIVES,
-            *w.COUNTERS,
-            *w.PHASE_OF,
-            *(w.AVERAGES, w.SELF_DURATION),  # so that what cannot be read is found out by the first reading
+            *attribute_keys.COUNTERS,
+            *attribute_keys.PHASE_OF,
+            *(
+                attribute_keys.AVERAGES,
+                attribute_keys.SELF_DURATION,
+            ),  # so that what cannot be read is found out by the first reading
         )
     )
 
@@ -141,16 +144,16 @@ class StepList:
         if found is None:
             return
         found.events += 1
-        found.dropped += attributes.get(w.DROPPED, 0)
-        if name == STEP_NAME and w.STEP in attributes:
+        found.dropped += attributes.get(attribute_keys.DROPPED, 0)
+        if name == STEP_NAME and attribute_keys.STEP in attributes:
             found.collectives.add_step(start, attributes)
-            if w.PART not in attributes:
+            if attribute_keys.PART not in attributes:
                 self._append(found, step_row(start, duration, attributes))
-                found.thread = attributes.get(w.THREAD, found.thread)
+                found.thread = attributes.get(attribute_keys.THREAD, found.thread)
         elif name in PAUSES:
             if len(found.pauses) < _MOST_INTERVALS:
                 found.pauses.append(Pause(PAUSES[name], start, duration))
-        elif w.COLLECTIVE in attributes:
+        elif attribute_keys.COLLECTIVE in attributes:
             found.collectives.add_call(start, duration, attributes)
         elif phase_of(name) == "data":
             _note_wait(found, start, duration)
@@ -218,21 +221,21 @@ class StepList:
 def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
     """A step by the attributes of its span; times in ns."""
     phases = None
-    if any(key in attributes for key in w.PHASE_OF):
-        found = {phase: attributes[key] for key, phase in w.PHASE_OF.items() if key in attributes}
+    if any(key in attributes for key in attribute_keys.PHASE_OF):
+        found = {phase: attributes[key] for key, phase in attribute_keys.PHASE_OF.items() if key in attributes}
         found.pop(UNATTRIBUTED, None)
         phases = tuple(min(float(found.get(phase, 0.0)), duration / 1e9) for phase in PHASES)
     return StepRow(
         start,
-        attributes[w.STEP],
+        attributes[attribute_keys.STEP],
         duration,
-        attributes.get(w.KIND, TRAINING) == TRAINING and not attributes.get(w.UNFINISHED),
-        attributes.get(w.REVISION, 0),
-        attributes.get(w.RUNNABLE, NAN),
-        attributes.get(w.BLOCKED, NAN),
-        attributes.get(w.OTHER_THREADS, NAN),
-        attributes.get(w.DRAINED, NAN),
-        tuple(attributes.get(key, NAN) for key in w.COUNTERS),
+        attributes.get(attribute_keys.KIND, TRAINING) == TRAINING and not attributes.get(attribute_keys.UNFINISHED),
+        attributes.get(attribute_keys.REVISION, 0),
+        attributes.get(attribute_keys.RUNNABLE, NAN),
+        attributes.get(attribute_keys.BLOCKED, NAN),
+        attributes.get(attribute_keys.OTHER_THREADS, NAN),
+        attributes.get(attribute_keys.DRAINED, NAN),
+        tuple(attributes.get(key, NAN) for key in attribute_keys.COUNTERS),
         phases,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from otel_torchprof._spans.operator_roots import OPERATORS_NAME
 from otel_torchprof._spans.step_spans import JOB_NAME
-from otel_torchprof._trace_files import wanted as w
+from otel_torchprof._trace_files import attribute_keys
 from otel_torchprof._trace_files.self_times import SelfTimes, span_times
 from otel_torchprof._tree.span_table import STEP_NAME
 from otel_torchprof._tree.tree import STEP_PREFIX
@@ -126,8 +126,13 @@ class TreeTimes:
 
     wanted = frozenset(
         (
-            *(w.AGGREGATED_COUNT, w.AGGREGATED_DURATION, w.COLLAPSED_COUNT, w.COLLAPSED_DURATION),
-            *(w.AVERAGES, w.STEP),
+            *(
+                attribute_keys.AGGREGATED_COUNT,
+                attribute_keys.AGGREGATED_DURATION,
+                attribute_keys.COLLAPSED_COUNT,
+                attribute_keys.COLLAPSED_DURATION,
+            ),
+            *(attribute_keys.AVERAGES, attribute_keys.STEP),
         )
     )
 
@@ -205,11 +210,15 @@ class TreeTimes:
         number = self._numbers.get(process)
         if number is None or name in _NOT_IN_STEPS:
             return
-        if w.AVERAGES in attributes:
-            self._add_averages(number, start, attributes[w.AVERAGES])
-        is_sum = _IS_SUM if w.AGGREGATED_COUNT in attributes or w.COLLAPSED_COUNT in attributes else 0
+        if attribute_keys.AVERAGES in attributes:
+            self._add_averages(number, start, attributes[attribute_keys.AVERAGES])
+        is_sum = (
+            _IS_SUM
+            if attribute_keys.AGGREGATED_COUNT in attributes or attribute_keys.COLLAPSED_COUNT in attributes
+            else 0
+        )
         duration, own = span_times(duration, attributes)
-        key = self._key(number, "" if name == STEP_NAME and w.STEP in attributes else name) | is_sum
+        key = self._key(number, "" if name == STEP_NAME and attribute_keys.STEP in attributes else name) | is_sum
         self._rows.append(key, (start, duration, own, -1, *ids[:2]))
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import wanted as w
+from . import attribute_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
 MOST_COLLECTIVES = 50_000
 """Of a process: the first of them."""
-OF_COLLECTIVES = frozenset((w.COLLECTIVE, w.GROUP, w.SEQUENCE, w.RANK_IN_GROUP, w.ASYNC, w.BACKEND, w.COLLECTIVES))
+OF_COLLECTIVES = frozenset(
+    (
+        attribute_keys.COLLECTIVE,
+        attribute_keys.GROUP,
+        attribute_keys.SEQUENCE,
+        attribute_keys.RANK_IN_GROUP,
+        attribute_keys.ASYNC,
+        attribute_keys.BACKEND,
+        attribute_keys.COLLECTIVES,
+    )
+)
 """The attributes that are looked at."""
 _BARRIER_LIKE = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
 """None of these ends on any rank before it has begun on all."""
@@ -63,16 +73,24 @@ class CollectiveList:
     def add_call(self, start: int, duration: int, attributes: Mapping[str, Any]) -> None:
         """The span of a collective."""
         self.count += 1
-        name, group = attributes[w.COLLECTIVE], attributes.get(w.GROUP, "")
+        name, group = attributes[attribute_keys.COLLECTIVE], attributes.get(attribute_keys.GROUP, "")
         if group == _DEFAULT_GROUP and self.rank is None:
-            self.rank = attributes.get(w.RANK_IN_GROUP)
-        if name in _PLACE and w.SEQUENCE in attributes:
-            at_once = bool(attributes.get(w.ASYNC)) or attributes.get(w.BACKEND) in _RETURN_AT_ONCE
-            self._add(group, attributes[w.SEQUENCE], (start, start + duration), _PLACE[name], returns_at_once=at_once)
+            self.rank = attributes.get(attribute_keys.RANK_IN_GROUP)
+        if name in _PLACE and attribute_keys.SEQUENCE in attributes:
+            at_once = (
+                bool(attributes.get(attribute_keys.ASYNC)) or attributes.get(attribute_keys.BACKEND) in _RETURN_AT_ONCE
+            )
+            self._add(
+                group,
+                attributes[attribute_keys.SEQUENCE],
+                (start, start + duration),
+                _PLACE[name],
+                returns_at_once=at_once,
+            )
 
     def add_step(self, start: int, attributes: Mapping[str, Any]) -> None:
         """The span of a step, which has those that have no spans."""
-        for group, number, begin, end in attributes.get(w.COLLECTIVES, ()):
+        for group, number, begin, end in attributes.get(attribute_keys.COLLECTIVES, ()):
             self.count += 1
             self._add(group, number, (start + begin, start + end), _NO_PLACE, returns_at_once=False)
 

@@ -23,14 +23,14 @@ from otel_torchprof._encode.table import format_time
 from otel_torchprof._export.file import check_writable, write
 from otel_torchprof.errors import TorchProfError
 
-from . import wanted as w
+from . import attribute_keys
 from .alignment import FEWEST_COMMON, align
+from .attribute_keys import THREAD
 from .collectives import OF_COLLECTIVES, WORKS, CollectiveList, Collectives
 from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
 from .reading import MERGED_RANKS, Interpreted, process_of
 from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
 from .values import LARGEST_NUMBER, key_of, whole
-from .wanted import THREAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -236,10 +236,10 @@ class CollectiveCalls:
     ) -> None:
         """A span, maybe of a collective, or of the work of one."""
         self._events += 1
-        if w.COLLECTIVES in attributes and self._kept < _MOST_COLLECTIVES:
-            self._kept += len(attributes[w.COLLECTIVES])
+        if attribute_keys.COLLECTIVES in attributes and self._kept < _MOST_COLLECTIVES:
+            self._kept += len(attributes[attribute_keys.COLLECTIVES])
             self.process(process).calls.add_step(start, attributes)
-        is_call, is_work = w.COLLECTIVE in attributes, name.startswith(WORKS)
+        is_call, is_work = attribute_keys.COLLECTIVE in attributes, name.startswith(WORKS)
         if (is_call or is_work) and self._kept < _MOST_COLLECTIVES:
             self._kept += 1
             if is_call:
@@ -290,7 +290,7 @@ class FileOutline(Interpreted):
             self.base = whole(value, name)
         resource = value.get("resource") if isinstance(value, dict) else None
         if isinstance(resource, dict):
-            self._of_file.instance = key_of(resource.get(w.INSTANCE))
+            self._of_file.instance = key_of(resource.get(attribute_keys.INSTANCE))
         if isinstance(value, dict) and MERGED_RANKS in value:
             raise TorchProfError(f"{self.path!r} was merged already: give the files of its ranks")
 
@@ -309,8 +309,8 @@ class FileOutline(Interpreted):
     def begin_resource(self, attributes: dict[str, Any]) -> None:
         """The process of the spans that follow."""
         super().begin_resource(attributes)
-        process, service = self.calls.process(process_of(attributes)), attributes.get(w.SERVICE)
-        process.instance = key_of(attributes.get(w.INSTANCE))
+        process, service = self.calls.process(process_of(attributes)), attributes.get(attribute_keys.SERVICE)
+        process.instance = key_of(attributes.get(attribute_keys.INSTANCE))
         process.service = service[:_LONGEST_NAME] if isinstance(service, str) else ""
 
     def settle(self) -> dict[Hashable, MergedProcess]:

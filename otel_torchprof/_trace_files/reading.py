@@ -8,10 +8,10 @@ import numpy as np
 
 from otel_torchprof._tree.span_table import AttributeType
 
+from .attribute_keys import INSTANCE, RANK
 from .chrome_events import ChromeEvents
 from .records import RecordReading, json_attributes, object_of, objects, protobuf_attributes
 from .values import id_in, key_of, text_in, values_of, whole
-from .wanted import INSTANCE, RANK
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -17,7 +17,7 @@ from otel_torchprof._export.json_stream import JsonStream, UnusableError
 from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, LARGEST_PARSED, SNIFFED, contents, is_json
 from otel_torchprof.errors import TorchProfError
 
-from .wanted import INSTANCE, RANK, SERVICE
+from .attribute_keys import INSTANCE, RANK, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .wanted import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION
+from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

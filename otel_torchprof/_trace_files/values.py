@@ -7,8 +7,8 @@ import re
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, TEXTS, UNFINISHED
 from .records import malformed, object_of
-from .wanted import AVERAGES, COLLECTIVES, DURATIONS, TEXTS, UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

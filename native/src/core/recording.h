@@ -1,5 +1,6 @@
-// What the recording threads' side is made of: recorder.cc (begin and end), room.cc (a chunk to write to), elsewhere.cc
-// (ends from other threads, coroutines that wait) and context.cc (the span that work belongs to).
+// What the recording threads' side is made of: recorder.cc (begin and end), writable_chunk.cc (a chunk to write to),
+// ended_on_another_thread.cc (ends from other threads, coroutines that wait) and context.cc (the span that work belongs
+// to).
 #pragma once
 
 #include "core/registry.h"
@@ -11,7 +12,7 @@
 
 namespace otp {
 
-// ---- room.cc ----
+// ---- writable_chunk.cc ----
 
 // Which of the requesting sessions can have a record of this size now; the others' loss is counted when `counted`.
 uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t requested, uint32_t bytes, bool counted);
@@ -19,7 +20,7 @@ uint32_t make_room_slowpath(ThreadBuffer& thread, uint32_t requested, uint32_t b
 // Counts an event that has too many around it; once, however many of torch's callbacks report it.
 void count_too_deep(ThreadBuffer& thread, uint32_t consumers, const otp_begin_args& args);
 
-// ---- elsewhere.cc ----
+// ---- ended_on_another_thread.cc ----
 
 // Takes off the stack of parents what other threads have ended.
 void remove_ended_elsewhere(ThreadBuffer& thread);
