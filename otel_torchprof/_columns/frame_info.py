@@ -150,7 +150,7 @@ class OptimizerInfo:
     """Address of the object, ``id()``, during its lifetime."""
 
 
-class MadeOnRead(Mapping[int, InfoField], Generic[InfoField]):
+class LazyInfo(Mapping[int, InfoField], Generic[InfoField]):
     """Info objects by number, each made from its recorded notes when it is first read.
 
     Most are never read, and making all would be half the cost of stopping a recording. Immutable, so threads may share
@@ -181,9 +181,9 @@ class MadeOnRead(Mapping[int, InfoField], Generic[InfoField]):
     def __repr__(self) -> str:
         return f"<{len(self)} facts>"
 
-    def chosen(self, numbers: Container[int]) -> MadeOnRead[InfoField]:
+    def chosen(self, numbers: Container[int]) -> LazyInfo[InfoField]:
         """Returns the entries of these numbers."""
-        return MadeOnRead({number: noted for number, noted in self._noted.items() if number in numbers}, self._make)
+        return LazyInfo({number: noted for number, noted in self._noted.items() if number in numbers}, self._make)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +232,7 @@ class FrameInfo:
         """Returns the info of one recording for these names and these numbers of optimizers."""
 
         def some(info: Mapping[int, InfoField], numbers: Container[int]) -> Mapping[int, InfoField]:
-            if isinstance(info, MadeOnRead):
+            if isinstance(info, LazyInfo):
                 return info.chosen(numbers)
             return {number: info_field for number, info_field in info.items() if number in numbers}
 

@@ -51,7 +51,7 @@ class Values(Protocol):
     def __getitem__(self, code: Any, /) -> Any: ...
 
 
-class Coded(NamedTuple):
+class CodedValues(NamedTuple):
     """Something that few events differ in: a small number per event, and what each number stands for."""
 
     codes: Array
@@ -65,7 +65,7 @@ class Coded(NamedTuple):
 
 
 class CodedStacks(NamedTuple):
-    """As :class:`Coded`, of stacks, which are too many and too deep to make all of them."""
+    """As :class:`CodedValues`, of stacks, which are too many and too deep to make all of them."""
 
     codes: Array
     values: Stacks
@@ -90,10 +90,10 @@ class EventInfo:
         return CodedStacks(codes, stacks) if len(stacks) > 1 else None
 
     @cached_property
-    def overload_codes(self) -> Coded | None:
+    def overload_codes(self) -> CodedValues | None:
         """Overload name of each operator, "" for none."""
         codes, names = overload_codes(self.view)
-        return Coded(codes, names) if any(names) else None
+        return CodedValues(codes, names) if any(names) else None
 
     @cached_property
     def cpu_memory(self) -> Array | None:

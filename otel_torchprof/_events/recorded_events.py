@@ -24,14 +24,14 @@ from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
 from otel_torchprof._tree.recorded_tree import RecordedTree, recorded_tree, tensor_ids
 from otel_torchprof._tree.tree import display_name, torch_view
 
-from .event_info import Coded, EventInfo
+from .event_info import CodedValues, EventInfo
 from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from otel_torchprof._columns.batch import Batch, RecordedThread
-    from otel_torchprof._tree.devices import Timed
+    from otel_torchprof._tree.devices import TimedRows
     from otel_torchprof._tree.frames import PythonIds
     from otel_torchprof._tree.recorded_tree import TensorIds
 
@@ -112,7 +112,7 @@ class Nodes:
         return bool(torch.backends.cuda.matmul.allow_tf32)
 
     @cached_property
-    def timed(self) -> Timed | None:
+    def timed(self) -> TimedRows | None:
         """What devices were timed for."""
         return timed_rows(self.batch)
 
@@ -426,7 +426,7 @@ class EventSource:
 
     def coded(self, info_field: str, index: int) -> Any:
         """The value of a fact that is kept as codes; None where it was not recorded."""
-        coded: Coded | None = getattr(self.info, info_field)
+        coded: CodedValues | None = getattr(self.info, info_field)
         return None if coded is None else coded.values[coded.codes.item(index)]
 
     def stack(self, index: int) -> list[str]:
@@ -455,7 +455,7 @@ class EventSource:
         return 0 if column is None else column.item(index) / _NS_PER_US
 
     @cached_property
-    def _timed(self) -> Timed | None:
+    def _timed(self) -> TimedRows | None:
         return timed_rows(self.batch)
 
     def device_work(self, index: int) -> DeviceWork | None:

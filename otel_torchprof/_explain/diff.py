@@ -49,7 +49,7 @@ class DiffRow(NamedTuple):
     calls_after: float
 
 
-class Compared(NamedTuple):
+class ChangedRow(NamedTuple):
     """A row that changed; logarithms are natural."""
 
     row: DiffRow
@@ -88,7 +88,7 @@ def rare_share(tree: TreeTimes) -> float:
     return float(times[is_rare].sum() / tree.seconds.sum())
 
 
-def judged(rows: list[DiffRow], step: float) -> tuple[float, list[Compared]]:
+def judged(rows: list[DiffRow], step: float) -> tuple[float, list[ChangedRow]]:
     """By what all names changed alike, as a ratio, and the rows that changed beyond that and beyond chance, the largest first.
 
     Args:
@@ -111,7 +111,7 @@ def judged(rows: list[DiffRow], step: float) -> tuple[float, list[Compared]]:
     )
     order = np.argsort(-np.abs(difference), kind="stable")
     chosen = _once(rows, order[is_changed[order]].tolist(), errors, difference)
-    return float(np.exp(common.ratio)), [Compared(rows[at], float(errors[at]), float(alike[at])) for at in chosen]
+    return float(np.exp(common.ratio)), [ChangedRow(rows[at], float(errors[at]), float(alike[at])) for at in chosen]
 
 
 def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Flags, Floats, Floats]:
@@ -320,7 +320,7 @@ def _median(values: Floats) -> Floats:
     return found
 
 
-def _change(found: Compared, step: float) -> Change:
+def _change(found: ChangedRow, step: float) -> Change:
     row = found.row
     before, after = (float(undisturbed(side)) for side in (row.before, row.after))
     spread = math.exp(QUANTILE * found.error) if math.isfinite(found.error) else math.nan

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class FormatInput:
     """What was recorded, as formats get it."""
 
     batch: Batch
@@ -62,7 +62,7 @@ class FileExporter(NamedTuple):
 class Format(NamedTuple):
     """A format of files."""
 
-    encode: Callable[[Recorded], Iterable[bytes]]
+    encode: Callable[[FormatInput], Iterable[bytes]]
     """Returns the pieces of a file."""
     suffixes: tuple[str, ...]
     """Of names of files, without ``.gz``, which compresses them."""
@@ -76,7 +76,7 @@ class Format(NamedTuple):
         return tuple(f"{suffix}{gz}" for suffix in self.suffixes for gz in ("", ".gz"))
 
 
-def _chrome(recorded: Recorded) -> Iterable[bytes]:
+def _chrome(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import chrome
 
     return chrome.encode(
@@ -95,13 +95,13 @@ def _chrome_exporter() -> type[SpanExporter]:
     return ChromeTraceExporter
 
 
-def _otlp(recorded: Recorded) -> Iterable[bytes]:
+def _otlp(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import otlp
 
     return otlp.encode(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
 
 
-def _otlp_json(recorded: Recorded) -> Iterable[bytes]:
+def _otlp_json(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import otlp_json
 
     lines = otlp_json.encode_counted(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.quiet import LimitedLog, Unsaid
+from otel_torchprof._process.quiet import DeferredWarnings, LimitedLog
 from otel_torchprof.health import QueueStats
 
 from .backlog import Backlog, Flush, QueuedBatch, Undelivered
@@ -53,7 +53,7 @@ _WORTH_TELLING = 5.0
 class Outage:
     """The time from the first attempt that failed to the next one that did not. Not thread-safe: its queue locks."""
 
-    def __init__(self, name: str, log: Unsaid, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, log: DeferredWarnings, clock: Callable[[], float]) -> None:
         self.reason = ""
         """Why the last attempt that failed did."""
         self._name = name
@@ -177,7 +177,7 @@ class ExportQueue:
         self._ledger = ledger or Ledger()
         self._clock = clock
         self._pause_for = wait
-        self._log = Unsaid(LimitedLog(clock))
+        self._log = DeferredWarnings(LimitedLog(clock))
         self._stops_midway = can_stop_midway(exporter)
         timeout = {"timeout_millis": self._settings.export_timeout_millis}
         self._export_keywords = timeout if takes_timeout(exporter) else {}

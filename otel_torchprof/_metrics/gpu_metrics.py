@@ -15,7 +15,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, g
 from otel_torchprof import config
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError, Visible, visible
+from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError, VisibleDevices, visible
 from otel_torchprof.health import GpuHealth
 from otel_torchprof.version import __version__
 
@@ -118,7 +118,7 @@ BUDGET = 1.0
 
 
 @dataclass
-class Look:
+class GpuReadings:
     """What one pass found."""
 
     at: float
@@ -128,7 +128,7 @@ class Look:
     """By metric: which part of which GPU is not there, and why."""
 
 
-_NOTHING = Look(float("-inf"))
+_NOTHING = GpuReadings(float("-inf"))
 
 
 @dataclass
@@ -166,7 +166,7 @@ class GpuPass:
         self._order = os.environ.get("CUDA_DEVICE_ORDER")
         self._nvml = Nvml()
         self._known: dict[str, Gpu] = {}
-        self._chosen: Visible | None = None
+        self._chosen: VisibleDevices | None = None
         self._rediscovery = float("-inf")
         self._closed = False
         self._lock = threads.Lock()
@@ -186,7 +186,7 @@ class GpuPass:
         """The values of a metric now; none where there are none or no time to wait for them."""
         return self.look().points.get(metric, ())
 
-    def look(self) -> Look:
+    def look(self) -> GpuReadings:
         """What there is now: the last pass if that was just now, else a new one."""
         look = self.last
         if self._closed or self._clock() - look.at < FRESH:
@@ -219,13 +219,13 @@ class GpuPass:
             finally:
                 self._lock.release()
 
-    def _pass(self) -> Look:
+    def _pass(self) -> GpuReadings:
         """Under the lock."""
         begin = self._clock()
         if begin >= self._rediscovery:
             self._discover()
             self._rediscovery = begin + REDISCOVERY
-        look = Look(begin)
+        look = GpuReadings(begin)
         for card in self.found.gpus.values():
             self._read_card(card, look, begin + BUDGET)
         look.at = self._clock()
@@ -262,13 +262,13 @@ class GpuPass:
             tuple(notes),
         )
 
-    def _choose(self, cards: list[Gpu]) -> Visible:
+    def _choose(self, cards: list[Gpu]) -> VisibleDevices:
         """The GPUs to watch.
 
         What CUDA shows is settled when there is something to show: numbers mean other GPUs once one is lost.
         """
         if self._text is None:
-            return Visible(tuple(self._known.values()))
+            return VisibleDevices(tuple(self._known.values()))
         if self._chosen is None or not self._chosen.gpus:
             self._chosen = visible(cards, self._text, self._order)
         return self._chosen
@@ -279,7 +279,7 @@ class GpuPass:
             level = logging.INFO if refusal.expected else logging.WARNING
             _logger.log(level, "GPU metrics are off: %s", refusal)
 
-    def _read_card(self, card: Gpu, look: Look, deadline: float) -> None:
+    def _read_card(self, card: Gpu, look: GpuReadings, deadline: float) -> None:
         if card.uuid in self.found.lost:
             _lose(look, card)
             return
@@ -297,7 +297,7 @@ class GpuPass:
             _logger.warning("%s (%s) is lost: %s", card.name, card.uuid, refusal)
             _lose(look, card)
 
-    def _read(self, quantity: Quantity, gpu: Gpu, look: Look, deadline: float) -> None:
+    def _read(self, quantity: Quantity, gpu: Gpu, look: GpuReadings, deadline: float) -> None:
         """Reads one quantity of one GPU.
 
         Raises:
@@ -316,13 +316,13 @@ class GpuPass:
                 self._rediscovery = float("-inf")
 
 
-def _add(look: Look, gpu: Gpu, values: Values) -> None:
+def _add(look: GpuReadings, gpu: Gpu, values: Values) -> None:
     base = attributes_of(gpu)
     for metric, series in values.items():
         look.points[metric] += [Point(value, base | further) for value, further in series]
 
 
-def _lose(look: Look, card: Gpu) -> None:
+def _lose(look: GpuReadings, card: Gpu) -> None:
     """All that is left to say of a lost card; what the pass read before it was lost is taken back."""
     for metric, points in look.points.items():
         of_others = [p for p in points if card.uuid not in {p.attributes["hw.id"], p.attributes.get("hw.parent")}]
@@ -333,12 +333,14 @@ def _lose(look: Look, card: Gpu) -> None:
     _add(look, card, status("failed"))
 
 
-def _miss(look: Look, quantity: Quantity, gpu: Gpu, reason: str) -> None:
+def _miss(look: GpuReadings, quantity: Quantity, gpu: Gpu, reason: str) -> None:
     for metric in quantity.metrics:
         look.missing[metric][f"{gpu.name}{quantity.detail}"] = reason
 
 
-def sources(found: FoundGpus, look: Look, metrics: Mapping[str, object]) -> tuple[dict[str, str], tuple[str, ...]]:
+def sources(
+    found: FoundGpus, look: GpuReadings, metrics: Mapping[str, object]
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """What is on, what is off and why; and a sentence for each part that is missing of what is on."""
     states = {"nvml": found.off or "on"}
     notes = list(found.notes)
@@ -446,7 +448,9 @@ class GpuMetrics:
     def health(self) -> GpuHealth:
         """State of every metric, as of the last reading: a :class:`GpuHealth`. Does not call the driver."""
         watched = self._pass
-        found, look = (FoundGpus(off=self._state), Look(0.0)) if watched is None else (watched.found, watched.last)
+        found, look = (
+            (FoundGpus(off=self._state), GpuReadings(0.0)) if watched is None else (watched.found, watched.last)
+        )
         states, notes = sources(found, look, METRICS)
         return GpuHealth(states, tuple(found.gpus), notes)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._columns.frame_info import (
     FrameInfo,
     FunctionInfo,
-    MadeOnRead,
+    LazyInfo,
     ModuleInfo,
     OptimizerInfo,
     ParameterGroupInfo,
@@ -204,7 +204,7 @@ def _complete(entry: _NotedObject, again: Callable[[Any, Any], Any]) -> None:
             entry.note = again(what, entry.note)
 
 
-class Book:
+class ObjectNotes:
     """Notes of what the tracer meets for the first time. Keeps no module, optimizer or tensor alive; codes until they are read.
 
     Everything may be called by any thread, in the middle of a program's step: no operator is run, nor code of the program's,
@@ -256,9 +256,9 @@ class Book:
         modules = {number: entry.note for number, entry in self._modules.copy().items()}
         optimizers = {number: entry.note for number, entry in self._optimizers.copy().items()}
         return FrameInfo(
-            MadeOnRead(dict(self._functions), _function_info),
-            MadeOnRead(modules, _ModuleNote.info),
-            MadeOnRead(optimizers, _OptimizerNote.info),
+            LazyInfo(dict(self._functions), _function_info),
+            LazyInfo(modules, _ModuleNote.info),
+            LazyInfo(optimizers, _OptimizerNote.info),
         )
 
     def _note_function(self, name_id: int, code: CodeType, module_name: str | None) -> None:

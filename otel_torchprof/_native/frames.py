@@ -18,7 +18,7 @@ from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._process import process_changes, threads
 
 from .ffi import python_sources
-from .frame_book import Book
+from .frame_book import ObjectNotes
 from .recorder import thread_known_by
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _EVERY_SESSION = (1 << 32) - 1
 _all_threads: set[int] = set()
 """Sessions that want the threads to come."""
 _lock = threads.RLock()  # what is collected while it is held may stop a recording, which takes it again
-_book_of_run: weakref.ref[Book] | None = None
+_book_of_run: weakref.ref[ObjectNotes] | None = None
 """The book that all sessions of the tracer's run share; as long as one of them, or the tracer, has it."""
 
 
@@ -114,7 +114,7 @@ class Tracing:
     def __init__(self, session: Session) -> None:
         self._consumer = session.consumer
         self._begun = False
-        self._book: Book | None = _shared_book()
+        self._book: ObjectNotes | None = _shared_book()
         self._info = FrameInfo()
         self.new_threads_tool = ""
         """What profiles the threads that start from now on, where that is another tool; it keeps them."""
@@ -197,17 +197,17 @@ def resume() -> None:
         python_sources.resume_frames()
 
 
-def _shared_book() -> Book:
+def _shared_book() -> ObjectNotes:
     global _book_of_run  # noqa: PLW0603 - one tracer per process
     with _lock:
         book = None if _book_of_run is None else _book_of_run()
         if book is None:
-            book = Book()
+            book = ObjectNotes()
             _book_of_run = weakref.ref(book)
         return book
 
 
-def _start(session: Session, filtering: Filtering | None, book: Book) -> int:
+def _start(session: Session, filtering: Filtering | None, book: ObjectNotes) -> int:
     consumer = session.consumer
     try:
         passed_over: int = python_sources.start_frames(

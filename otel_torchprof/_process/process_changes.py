@@ -42,7 +42,7 @@ class Order(enum.IntEnum):
     LAST = 4
 
 
-class BegunAnew(Protocol):
+class HasForkHandler(Protocol):
     """What :func:`watch` takes."""
 
     def after_fork_in_child(self) -> None:
@@ -58,7 +58,7 @@ _before: _Calls = {order: [] for order in Order}
 _in_parent: _Calls = {order: [] for order in Order}
 _in_child: _Calls = {order: [] for order in Order}
 _at_exit: _Calls = {order: [] for order in Order}
-_watched: weakref.WeakSet[BegunAnew] = weakref.WeakSet()
+_watched: weakref.WeakSet[HasForkHandler] = weakref.WeakSet()
 _importing = threads.RLock()
 _forking = threads.local()
 """On a thread that forks. ``has_lock``: whether it took the lock above."""
@@ -88,7 +88,7 @@ def before_exit(function: Callable[[], object]) -> Callable[[], None]:
     return lambda: atexit.unregister(function)
 
 
-def watch(thing: BegunAnew) -> None:
+def watch(thing: HasForkHandler) -> None:
     """Calls ``thing.after_fork_in_child()`` in every child that is forked while ``thing`` lives: a part of its :attr:`Order.STATE`."""
     _watched.add(thing)
 

@@ -55,7 +55,7 @@ class LimitedLog:
         self._lock = threads.Lock()
 
 
-class Unsaid:
+class DeferredWarnings:
     """Warnings that wait until nobody holds a lock: a handler of the program's may take its time, or ask us something. Thread-safe."""
 
     def __init__(self, log: LimitedLog) -> None:

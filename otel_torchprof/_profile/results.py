@@ -21,7 +21,7 @@ from otel_torchprof._events.kineto_event import ProfilerResult, displayed_device
 from otel_torchprof._explain.rank_reading import rank_of_spans
 from otel_torchprof._explain.verdicts import explain, explained
 from otel_torchprof._export import file, sdk
-from otel_torchprof._export.formats import FORMATS, Recorded
+from otel_torchprof._export.formats import FORMATS, FormatInput
 from otel_torchprof._sampling.span_buffer import bounded
 from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof._spans.frame_spans import check_detail, displayed
@@ -369,7 +369,7 @@ class ProfileResults(RecordedColumns):
         if format_name not in FORMATS:
             raise ValueError(f"the format is {format_name!r}; it must be one of {', '.join(map(repr, FORMATS))}")
         batch = self._batch()
-        recorded = Recorded(
+        recorded = FormatInput(
             displayed_events(batch, self.activity_filters),
             # With a schedule the steps are labels among the events.
             [] if self._labels_steps else self._steps(),

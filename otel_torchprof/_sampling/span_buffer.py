@@ -24,7 +24,7 @@ from otel_torchprof._tree.frames import distinct
 from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced
 from .root_only import root_and_phases, root_only, without_detail
-from .span_policy import SelectionRules, SlowOnes
+from .span_policy import SelectionRules, SlowDetector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ class TailSampler:
 
     def __init__(self, rules: SelectionRules) -> None:
         self._keeps_all = rules.keep_all
-        self._slow = SlowOnes(rules.quantile, rules.limit_ns)
+        self._slow = SlowDetector(rules.quantile, rules.limit_ns)
         self._asked: deque[int] = deque(maxlen=_MOST_ASKED)  # Unix ns
         self.figures: Counter[str] = Counter()
         """Trace groups by decision: ``sampled``, ``root_only``."""

@@ -210,7 +210,7 @@ class SelectionRules(NamedTuple):
     limit_ns: int | None = None
 
 
-class SlowOnes:
+class SlowDetector:
     """Tells what is slow, among others of its name. For one thread at a time; memory is bounded.
 
     Args:

@@ -284,7 +284,7 @@ _UNKNOWN_ORDER = (
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleDevices:
     """What CUDA shows."""
 
     gpus: tuple[Gpu, ...]
@@ -295,7 +295,7 @@ class Visible:
     """Whether they stand in CUDA's order, so that a device's number in torch is its place here."""
 
 
-def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> Visible:
+def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> VisibleDevices:
     """The GPUs that a process with such variables can use.
 
     Args:
@@ -305,19 +305,19 @@ def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> Visibl
     """
     by_speed = order != "PCI_BUS_ID" and len({card.model for card in cards}) > 1
     if text is None:
-        return Visible(tuple(cards), ordered=not by_speed)
+        return VisibleDevices(tuple(cards), ordered=not by_speed)
     if text.startswith("GPU-"):
         return _devices_named(text, lambda entry: _by_prefix(entry, "GPU-", cards))
     if text.startswith("MIG-"):
         instances = [instance for card in cards for instance in card.instances]
         found = _devices_named(text, lambda entry: _by_prefix(entry, "MIG-", instances))
-        return Visible(found.gpus[:1], found.reason)  # CUDA shows a process one MIG device, the first
+        return VisibleDevices(found.gpus[:1], found.reason)  # CUDA shows a process one MIG device, the first
     if by_speed and text.strip():
-        return Visible((), _UNKNOWN_ORDER)
+        return VisibleDevices((), _UNKNOWN_ORDER)
     return _devices_named(text, lambda entry: _by_number(entry, cards))
 
 
-def _devices_named(text: str, find: Callable[[str], Gpu | None]) -> Visible:
+def _devices_named(text: str, find: Callable[[str], Gpu | None]) -> VisibleDevices:
     """What a list names, up to the first entry that names nothing."""
     found: list[Gpu] = []
     for entry in text.split(","):
@@ -325,9 +325,9 @@ def _devices_named(text: str, find: Callable[[str], Gpu | None]) -> Visible:
         if gpu is None:
             break
         if gpu in found:
-            return Visible((), f"CUDA_VISIBLE_DEVICES={text!r} names a GPU twice: CUDA then shows none")
+            return VisibleDevices((), f"CUDA_VISIBLE_DEVICES={text!r} names a GPU twice: CUDA then shows none")
         found.append(gpu)
-    return Visible(tuple(found), f"CUDA_VISIBLE_DEVICES={text!r} shows no {'other ' if found else ''}GPU")
+    return VisibleDevices(tuple(found), f"CUDA_VISIBLE_DEVICES={text!r} shows no {'other ' if found else ''}GPU")
 
 
 def _by_prefix(entry: str, kind: str, gpus: Sequence[Gpu]) -> Gpu | None:

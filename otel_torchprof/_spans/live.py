@@ -23,7 +23,7 @@ from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._tree.compiled import shares
 from otel_torchprof._tree.devices import DeviceTimes, timed_rows, times_of
-from otel_torchprof._tree.forest import Decided, Forest, forest, top_level
+from otel_torchprof._tree.forest import Forest, OpenEventInfo, forest, top_level
 from otel_torchprof._tree.frames import distinct
 from otel_torchprof._tree.phases import exclusive_times
 from otel_torchprof._tree.span_table import event_span_ids
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._tree.devices import Timed
+    from otel_torchprof._tree.devices import TimedRows
 
     from .collectives import LiveCollectives
     from .step_spans import RecordedStep, Step, StepSpan
@@ -120,7 +120,7 @@ class LiveDevices:
         }
         return Batch(columns, batch.names, batch.threads, devices=_joined(batch.devices, added))
 
-    def _remember(self, whole: Batch, timed: Timed, trees: Forest) -> None:
+    def _remember(self, whole: Batch, timed: TimedRows, trees: Forest) -> None:
         """Adds what the rows know to what is known of the events that are open around them."""
         rows, devices = trees.rows, whole.devices
         top = top_level(whole["parent"].astype(np.int64))[timed.rows]
@@ -194,7 +194,7 @@ class LiveTrees:
         self._current_span = current_span
         self._ended = ended
         self._calls = calls
-        self._decided = Decided()
+        self._decided = OpenEventInfo()
         self._places: dict[int, TraceGroup] = {}
         self._root_of: dict[int, int] = {}
         self._child_times = ChildTimes()

@@ -14,7 +14,7 @@ from otel_torchprof._columns.schema import NEVER, Flag, Kind
 from otel_torchprof._native.recorder import living_threads
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.heap import Arena
-from otel_torchprof._tree.flows import Numbered, has_backward, latest_forward, numbered_events, pair
+from otel_torchprof._tree.flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
 from otel_torchprof._tree.forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
 from otel_torchprof._tree.span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
 
@@ -175,7 +175,7 @@ class Flows:
 
     def __init__(self) -> None:
         nothing = np.empty(0, dtype=np.int64)
-        self._numbered = Numbered(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
+        self._numbered = NumberedEvents(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
         self._ends = _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
 
     def links(
@@ -199,7 +199,7 @@ class Flows:
             self._remember(placed, latest_forward(new), trace_ids)
         return found
 
-    def _remember(self, placed: Placed, new: Numbered, trace_ids: Array) -> None:
+    def _remember(self, placed: Placed, new: NumberedEvents, trace_ids: Array) -> None:
         if not len(new.row):
             return
         numbered, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
@@ -210,7 +210,7 @@ class Flows:
         self._numbered, self._ends = numbered._replace(row=np.full(len(numbered.row), -1)), ends
 
 
-def _ends_of(events: Numbered, placed: Placed, trace_ids: Array) -> _Ends:
+def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
     return _Ends(trace_ids[placed.trace_group[events.row]], placed.span_id[events.row])
 
 

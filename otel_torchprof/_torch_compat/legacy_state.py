@@ -110,7 +110,7 @@ class _Begin(LegacyEvent):
         return int(event.flops or 0) if event is not None else 0
 
 
-class LeftOut:
+class OtherRecordings:
     """What another recording has, told apart by identity: an event is recorded once, however many record it."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class LeftOut:
         self._ids.append(batch["id"])
         self.memory.update(_memory_keys(batch))
 
-    def update(self, other: LeftOut) -> None:
+    def update(self, other: OtherRecordings) -> None:
         """Everything in another one."""
         self._ids += other._ids
         self.memory |= other.memory
@@ -137,7 +137,7 @@ class LeftOut:
 def legacy_events(
     batch: Batch,
     *,
-    left_out: LeftOut,
+    left_out: OtherRecordings,
     until: Mapping[int, int],
     device_events: DeviceEvents | None,
 ) -> dict[int, list[LegacyEvent]]:
@@ -265,7 +265,7 @@ class _State:
         self._recording = _recording(config, DEVICE if self._with_devices and device_events is None else None)
         self._lock = threads.RLock()
         self._pulled: list[Batch] = []
-        self._has = LeftOut()
+        self._has = OtherRecordings()
         self._overridden_by: list[_State] = []
         self._until: dict[int, int] = {}
         self._remote: ThreadEventLists = []
@@ -304,7 +304,7 @@ class _State:
         with self._lock:
             self._mark(STOP_MARK)
             self._pull()
-            left_out = LeftOut()
+            left_out = OtherRecordings()
             for inner in self._overridden_by:
                 left_out.update(inner.all_it_has())
             device_events = self._device_events
@@ -323,7 +323,7 @@ class _State:
             remote, self._remote, self._pulled = self._remote, [], []
         return [*lists.values(), *remote]
 
-    def all_it_has(self) -> LeftOut:
+    def all_it_has(self) -> OtherRecordings:
         """Returns all recorded events, returned before or not."""
         with self._lock:
             self._pull()

@@ -430,7 +430,7 @@ _WAY_OUT = (
 )
 
 
-class Merged(NamedTuple):
+class MergeResult(NamedTuple):
     """What was merged."""
 
     ranks: tuple[str, ...]
@@ -443,7 +443,7 @@ def merge(
     paths: Sequence[str],
     out: str,
     watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None,
-) -> Merged:
+) -> MergeResult:
     """Writes the merged trace to ``out``, compressed where the name ends in ``.gz``; whole or not at all.
 
     Args:
@@ -475,7 +475,7 @@ def merge(
     head = _head(ranks, targets, reference)
     write(out, itertools.chain([head], _pieces(outlines, ranks, targets, watch, problems), [_CLOSING]))
     lines = (_line(ranks, clocks, place, reference) for place in range(len(ranks)) if place != reference)
-    return Merged(tuple(lines), tuple(problems))
+    return MergeResult(tuple(lines), tuple(problems))
 
 
 def _check(paths: Sequence[str], out: str) -> None:

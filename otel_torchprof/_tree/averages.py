@@ -71,7 +71,7 @@ class Averages:
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
+class EventGroups:
     """One entry per group that occurs, in the order in which the groups first appear."""
 
     first: npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ def grouped(
     rows: int,
     amounts: Mapping[str, Array],
     peaks: Mapping[str, Array] | None = None,
-) -> Grouped:
+) -> EventGroups:
     """Sums of ``amounts`` and largest values of ``peaks`` over the rows of each group, which is a number below ``bound``."""
     first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
     sums, largest = (
@@ -108,7 +108,7 @@ def grouped(
     used = np.flatnonzero(first >= 0)
     used = used[np.argsort(first[used])]
     of_used = ({name: column[used] for name, column in found.items()} for found in (sums, largest))
-    return Grouped(first[used], count[used], *of_used)
+    return EventGroups(first[used], count[used], *of_used)
 
 
 class _Groups:

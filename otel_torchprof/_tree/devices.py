@@ -43,7 +43,7 @@ class DeviceTimes(NamedTuple):
     """ns of the row and everything inside of it."""
 
 
-class Timed(NamedTuple):
+class TimedRows(NamedTuple):
     """The rows of a batch that have a pair of their own; one entry per such row, but for ``pair``."""
 
     pair: npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class Timed(NamedTuple):
     """The nearest row around it that has a pair on the same stream; -1 for none."""
 
 
-def timed_rows(batch: Batch) -> Timed | None:
+def timed_rows(batch: Batch) -> TimedRows | None:
     """Which rows have pairs; None where none has."""
     devices = batch.devices
     if devices is None or not len(devices["event"]):
@@ -67,7 +67,7 @@ def timed_rows(batch: Batch) -> Timed | None:
     place = _streams(devices)[pair[rows]]
     stream = np.full(len(batch), -1, dtype=np.int64)
     stream[rows] = place
-    return Timed(pair, rows, place, _nearest(batch["parent"], stream, rows))
+    return TimedRows(pair, rows, place, _nearest(batch["parent"], stream, rows))
 
 
 def device_times(batch: Batch) -> DeviceTimes | None:
@@ -76,7 +76,7 @@ def device_times(batch: Batch) -> DeviceTimes | None:
     return None if timed is None or batch.devices is None else times_of(batch, timed, batch.devices["duration"])
 
 
-def times_of(batch: Batch, timed: Timed, duration: Array) -> DeviceTimes:
+def times_of(batch: Batch, timed: TimedRows, duration: Array) -> DeviceTimes:
     """The times of all rows, from what :func:`timed_rows` found and the durations (ns) in ``batch.devices``."""
     pair, rows, _, enclosing = timed
     own = np.zeros(len(batch), dtype=np.int64)

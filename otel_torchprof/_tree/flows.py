@@ -47,7 +47,7 @@ def has_backward(batch: Batch) -> bool:
     return bool((batch["scope"] == Scope.BACKWARD_FUNCTION).any())
 
 
-class Numbered(NamedTuple):
+class NumberedEvents(NamedTuple):
     """The events that have an autograd sequence number and a thread to go with it; one entry each."""
 
     row: npt.NDArray[np.int64]
@@ -57,15 +57,15 @@ class Numbered(NamedTuple):
     start: npt.NDArray[np.int64]
     backward: npt.NDArray[np.bool_]
 
-    def at(self, which: npt.NDArray[Any]) -> Numbered:
+    def at(self, which: npt.NDArray[Any]) -> NumberedEvents:
         """Those at some positions, or where a mask is true."""
-        return Numbered(
+        return NumberedEvents(
             self.row[which], self.number[which], self.made_on[which], self.start[which], self.backward[which]
         )
 
-    def followed_by(self, other: Numbered) -> Numbered:
+    def followed_by(self, other: NumberedEvents) -> NumberedEvents:
         """These, then the others."""
-        return Numbered(
+        return NumberedEvents(
             np.concatenate((self.row, other.row)),
             np.concatenate((self.number, other.number)),
             np.concatenate((self.made_on, other.made_on)),
@@ -74,7 +74,7 @@ class Numbered(NamedTuple):
         )
 
 
-def numbered_events(batch: Batch) -> Numbered:
+def numbered_events(batch: Batch) -> NumberedEvents:
     """The events of a batch that can be one end of a pair, in the order of their rows."""
     rows = np.flatnonzero((batch["sequence_nr"] >= 0) & (batch["kind"] != Kind.PHASE))
     backward = batch["scope"][rows] == Scope.BACKWARD_FUNCTION
@@ -82,10 +82,10 @@ def numbered_events(batch: Batch) -> Numbered:
     made_on = np.where(backward, batch["fwd_thread"][rows], torch_tids[batch["thread"][rows]])
     known = made_on != 0
     rows = rows[known]
-    return Numbered(rows, batch["sequence_nr"][rows], made_on[known], batch["start"][rows], backward[known])
+    return NumberedEvents(rows, batch["sequence_nr"][rows], made_on[known], batch["start"][rows], backward[known])
 
 
-def latest_forward(events: Numbered) -> Numbered:
+def latest_forward(events: NumberedEvents) -> NumberedEvents:
     """Of events in the order of their rows: the forward operators that a backward function which begins later can be paired with.
 
     Operators of a thread that have one number, with no other between them, are candidates for the same backward function, which
@@ -98,7 +98,7 @@ def latest_forward(events: Numbered) -> Numbered:
     return events.at(at[is_last])
 
 
-def pair(events: Numbered) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def pair(events: NumberedEvents) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Positions of forward operators and of their backward functions, sorted by the latter."""
     if not events.backward.any():
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)

@@ -22,7 +22,7 @@ Ids = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
-class Decided:
+class OpenEventInfo:
     """What a drain has found out about the events that were open then; one entry per event, ids of events or 0."""
 
     id: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -51,7 +51,7 @@ class Forest:
     """Nodes whose parent ended in an earlier drain ..."""
     beyond_parents: Ids
     """... and the ids of these parents."""
-    decided: Decided
+    decided: OpenEventInfo
     """For the next drain."""
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ def contexts_of_nodes(batch: Batch) -> npt.NDArray[np.uint32] | None:
     return of_nodes(batch, "context") if "context" in batch.columns else None
 
 
-def forest(batch: Batch, decided: Decided, step_of: Callable[[Array, Array | None], Array] | None) -> Forest:
+def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array | None], Array] | None) -> Forest:
     """Joins a batch with the events that are open, of which ``decided`` is known from the drain before.
 
     The recorder's parent is what was open around an event on its thread. That can be another task's label, where tasks take
@@ -172,12 +172,12 @@ def _nearest(enclosing: Array, holds: Callable[[Array, Array | slice], Array]) -
     return parent
 
 
-def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> Decided:
+def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> OpenEventInfo:
     """For the open events. ``far``: of each the id of a parent that ended in an earlier drain, or 0."""
     outer = enclosing[rows:]
     while (ended := (outer >= 0) & (outer < rows)).any():
         outer = np.where(ended, enclosing[outer], outer)
-    return Decided(
+    return OpenEventInfo(
         ids[rows:],
         np.where(parent[rows:] >= 0, ids[parent[rows:]], far),
         np.where(outer >= 0, ids[outer], np.uint64(0)),

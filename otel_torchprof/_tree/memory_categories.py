@@ -259,7 +259,7 @@ PARAMETER, GRADIENT, STATE = 1, 2, 3
 _DEVICE_SHIFT = np.uint64(56)
 
 
-class Known(NamedTuple):
+class KnownTensor(NamedTuple):
     """A tensor that a module or an optimizer has."""
 
     role: int
@@ -385,7 +385,7 @@ class _Lives:
         return -1 if is_over else block
 
 
-def _with_places(known: list[Known], places: _Places, reported: Array) -> list[tuple[Known, int, bool]]:
+def _with_places(known: list[KnownTensor], places: _Places, reported: Array) -> list[tuple[KnownTensor, int, bool]]:
     """Each with its place, and whether it is one more occurrence of it.
 
     What was there at the first call is; of what an optimizer keeps it is not known whether it was, so only where nothing
@@ -404,7 +404,7 @@ def _with_places(known: list[Known], places: _Places, reported: Array) -> list[t
     ]
 
 
-def _found(lives: _Lives, placed: list[tuple[Known, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
+def _found(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
     """By role, which blocks the known tensors are in."""
     found = {role: np.zeros(lives.count, dtype=bool) for role in (PARAMETER, GRADIENT, STATE)}
     for one, place, _ in placed:
@@ -419,7 +419,7 @@ def _found(lives: _Lives, placed: list[tuple[Known, int, bool]]) -> dict[int, np
 # ---- what is known of a model ----
 
 
-def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[Known]:
+def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[KnownTensor]:
     info = batch.frame_info
     if info is None:
         return
@@ -455,13 +455,13 @@ def _first_calls(batch: Batch, rows: Array, column: str, numbers: Array) -> dict
 
 def _of_parameter(
     parameter: ParameterInfo, times: tuple[int, int], device_type: Callable[[str], int]
-) -> Iterator[Known]:
+) -> Iterator[KnownTensor]:
     tensors = [(PARAMETER, False, parameter.tensor), (GRADIENT, parameter.has_late_gradient, parameter.gradient)]
     for role, is_late, tensor in (*tensors, *((STATE, True, kept) for kept in parameter.state.values())):
         if tensor is not None and tensor.storage_data_ptr:
             name, _, index = tensor.device.partition(":")
             device = int(device_number(device_type(name), int(index or 0)))
-            yield Known(role, *times, is_late, tensor.storage_data_ptr, _bytes(tensor), device)
+            yield KnownTensor(role, *times, is_late, tensor.storage_data_ptr, _bytes(tensor), device)
 
 
 def _bytes(tensor: TensorInfo) -> int:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from otel_torchprof._columns.frame_info import TensorInfo  # noqa: E402
-from otel_torchprof._native.frame_book import Book  # noqa: E402
+from otel_torchprof._native.frame_book import ObjectNotes  # noqa: E402
 
 PARAMETER = "torch.nn.parameter.Parameter"
 
@@ -35,7 +35,7 @@ def info_of(tensor):
 
 def noted(*modules):
     """What is known of modules that were called in that order, by the end."""
-    book = Book()
+    book = ObjectNotes()
     for number, module in enumerate(modules, 1):
         book.add_module(number, module)
     return list(book.finish().modules.values())
@@ -71,7 +71,7 @@ def test_names_in_the_root():
 def test_two_roots_and_a_module_put_in_later():
     """A module outside of the first root is a root of its own; one that was put into a root since has its path there."""
     net, other = Net(), nn.Sequential(nn.ReLU())
-    book = Book()
+    book = ObjectNotes()
     book.add_module(1, net)
     net.late = nn.Linear(1, 1)
     book.add_module(2, net.late)
@@ -108,7 +108,7 @@ def test_gradients_of_the_first_call_and_of_the_end():
     early, late = nn.Linear(2, 2), nn.Linear(2, 2)
     early(torch.ones(1, 2)).sum().backward()
     first = {name: info_of(p.grad) for name, p in early.named_parameters()}
-    book = Book()
+    book = ObjectNotes()
     book.add_module(1, early)
     book.add_module(2, late)
     early.zero_grad()
@@ -122,7 +122,7 @@ def test_gradients_of_the_first_call_and_of_the_end():
 
 def test_gradients_of_what_another_thread_calls_are_left_alone():
     """A stop does not read the gradients of a thread that may be in its backward pass, which torch would not survive."""
-    book, net = Book(), nn.Linear(2, 2)
+    book, net = ObjectNotes(), nn.Linear(2, 2)
 
     def train():
         book.add_module(1, net)
@@ -138,7 +138,7 @@ def test_gradients_are_of_the_parameter_that_was_noted():
     """Where a program puts another parameter in the place of one, its gradient is not taken for the first one's."""
     layer = nn.Linear(2, 2, bias=False)
     before = info_of(layer.weight)
-    book = Book()
+    book = ObjectNotes()
     book.add_module(1, layer)
     first = layer.weight
     layer.weight = nn.Parameter(torch.ones(5, 2))
@@ -151,7 +151,7 @@ def test_gradients_are_of_the_parameter_that_was_noted():
 def test_a_lazy_module_is_known_once_it_has_seen_an_input():
     """Parameters without a shape have no facts at the first call, and those that they came to have at the end."""
     layer = nn.LazyLinear(2)
-    book = Book()
+    book = ObjectNotes()
     book.add_module(1, layer)
     weight, _ = book.info().modules[1].parameters
     assert (weight.type, weight.tensor) == ("torch.nn.parameter.UninitializedParameter", None)
@@ -185,7 +185,7 @@ def test_tensors_of_other_classes_are_not_asked():
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     Loud.ran.clear()
     found = only(layer)
-    book = Book()
+    book = ObjectNotes()
     book.add_optimizer(1, optimizer)
     assert len(book.finish().optimizers[1].groups[0].parameters) == 2
     assert Loud.ran == []
@@ -213,7 +213,7 @@ def test_modes_see_nothing():
     layer(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.Adam(layer.parameters())
     optimizer.step()
-    book = Book()
+    book = ObjectNotes()
     with Functions(), Dispatches():
         book.add_module(1, layer)
         book.add_optimizer(1, optimizer)
@@ -272,7 +272,7 @@ def test_odd_tensors():
 
 def test_parameters_inside_vmap():
     """The batched tensors that functional_call puts into a module have no storage; the step goes on."""
-    layer, book = nn.Linear(2, 2, bias=False), Book()
+    layer, book = nn.Linear(2, 2, bias=False), ObjectNotes()
     layer.register_forward_hook(lambda module, *_: book.add_module(1, module))
     weights = torch.ones(3, 2, 2)
     torch.vmap(lambda w: torch.func.functional_call(layer, {"weight": w}, torch.ones(2)))(weights)
@@ -283,7 +283,7 @@ def test_parameters_inside_vmap():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_what_is_traced_stays_as_it_is():
     """Inside torch.jit.trace, which records every look at a shape, nothing is looked at; at the end what lives is known."""
-    book, layer, during = Book(), nn.Linear(2, 2), []
+    book, layer, during = ObjectNotes(), nn.Linear(2, 2), []
 
     def noted_inside(x):
         book.add_module(1, layer)
@@ -329,7 +329,7 @@ def test_optimizer():
             [{"params": net[0].parameters(), "lr": 0.5}, {"params": net[2].parameters(), "lr": torch.tensor(0.25)}]
         )
     )
-    book = Book()
+    book = ObjectNotes()
     for number, module in enumerate(net.modules(), 1):
         book.add_module(number, module)
     book.add_optimizer(9, optimizer)
@@ -352,7 +352,7 @@ def test_optimizer():
 def test_names_that_an_optimizer_was_given():
     """Parameters that were given with names have those; those of no known module have none."""
     net = nn.Linear(2, 2)
-    book = Book()
+    book = ObjectNotes()
     book.add_optimizer(1, torch.optim.SGD([(f"my.{name}", p) for name, p in net.named_parameters()]))
     book.add_optimizer(2, torch.optim.SGD(net.parameters()))
     names = [[p.name for p in info.groups[0].parameters] for info in book.finish().optimizers.values()]
@@ -363,7 +363,7 @@ def test_optimizer_is_completed_at_the_end():
     """What an optimizer did not have at first sight, state, gradients and groups, is there at the end."""
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9)
-    book = Book()
+    book = ObjectNotes()
     book.add_optimizer(1, optimizer)
     optimizer.param_groups[0]["lr"] = 0.2
     optimizer.add_param_group({"params": net[1].parameters()})
@@ -383,7 +383,7 @@ def test_optimizer_is_completed_at_the_end():
 def test_a_session_that_ends_first_keeps_its_info():
     """What one recording was told at its end does not change when the book goes on for another."""
     layer = nn.Linear(2, 2)
-    book = Book()
+    book = ObjectNotes()
     book.add_module(1, layer)
     before = book.finish()
     layer(torch.ones(1, 2)).sum().backward()
@@ -393,7 +393,7 @@ def test_a_session_that_ends_first_keeps_its_info():
 
 def test_nothing_is_kept_alive():
     """While a book is written and after it, modules, parameters, gradients and optimizers go when the program drops them."""
-    book, gone = Book(), []
+    book, gone = ObjectNotes(), []
     for number in range(1, 21):
         net, optimizer = _trained(lambda net: torch.optim.Adam(net.parameters()))
         for place, module in enumerate(net.modules()):
@@ -413,7 +413,7 @@ def test_nothing_is_kept_alive():
 
 def test_several_threads():
     """Threads that call models of their own at the same time lose nothing, and each part has its own root's name."""
-    book, begin = Book(), threading.Barrier(4)
+    book, begin = ObjectNotes(), threading.Barrier(4)
     nets = [nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))) for _ in range(4)]
 
     def note(place):

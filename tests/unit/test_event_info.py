@@ -13,7 +13,7 @@ from torch_forests import Event, as_batch, forests
 from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._events.event_info import Coded, CodedStacks, EventInfo
+from otel_torchprof._events.event_info import CodedStacks, CodedValues, EventInfo
 from otel_torchprof._events.events import EventList
 from otel_torchprof._events.recorded_events import RecordedEvent
 from otel_torchprof._tree.frames import Stacks
@@ -40,7 +40,7 @@ class Known(EventInfo):
     @cached_property
     def overload_codes(self):
         """One of the overloads for each event."""
-        return Coded(self._numbers // 7 % len(OVERLOADS), OVERLOADS)
+        return CodedValues(self._numbers // 7 % len(OVERLOADS), OVERLOADS)
 
     @cached_property
     def cpu_memory(self):

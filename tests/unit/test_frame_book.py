@@ -20,7 +20,7 @@ from otel_torchprof._columns.frame_info import (
 )
 from otel_torchprof._columns.joined import joined, without
 from otel_torchprof._events.events import EventList
-from otel_torchprof._native.frame_book import Book
+from otel_torchprof._native.frame_book import ObjectNotes
 
 FRAME = 4
 
@@ -48,7 +48,7 @@ class Outer:
 )
 def test_functions(function, module, name, before_3_11):
     """A function is known by its qualified name behind its module, its file and its first line."""
-    book, code = Book(), function.__code__
+    book, code = ObjectNotes(), function.__code__
     book.add_code((7, code, module))
     expected = name if sys.version_info >= (3, 11) else before_3_11
     assert dict(book.finish().functions) == {7: FunctionInfo(expected, __file__, code.co_firstlineno)}
@@ -73,7 +73,7 @@ class Module:
 
 def test_modules_that_are_called_while_info_are_taken():
     """A collection of garbage may begin while facts are taken, and its finalizers may call modules."""
-    book, module, many = Book(), Module(), 10_000  # more than there are tuples to be had without an allocation
+    book, module, many = ObjectNotes(), Module(), 10_000  # more than there are tuples to be had without an allocation
     for number in range(many):
         book.add_module(number, module)
     before = gc.get_threshold()
@@ -91,7 +91,7 @@ def test_modules_that_are_called_while_info_are_taken():
 
 def test_first_function_of_a_name_has_it():
     """Of two functions that have one name the first that was called is told of."""
-    book = Book()
+    book = ObjectNotes()
     book.add_code((7, Outer.method.__code__, "first"))
     book.add_code((7, Outer.method.__code__, "second"))
     assert book.finish().functions[7].qualified_name.startswith("first.")
@@ -99,7 +99,7 @@ def test_first_function_of_a_name_has_it():
 
 def test_info_go_on_after_they_were_read():
     """What was read stays as it is, and a later reading has what has come since too."""
-    book = Book()
+    book = ObjectNotes()
     book.add_code((1, Outer.method.__code__, "first"))
     before = book.info()
     book.add_code((2, Outer.method.__code__, "second"))
@@ -111,7 +111,7 @@ def test_info_go_on_after_they_were_read():
 
 def test_no_function_is_kept():
     """After the end no code is alive that was noted, and what is known of it is there still."""
-    book = Book()
+    book = ObjectNotes()
     function = FunctionType(compile("def f(): return 1", "some file", "exec").co_consts[0], {})
     code = weakref.ref(function.__code__)
     book.add_code((1, function.__code__, "m"))
@@ -123,7 +123,7 @@ def test_no_function_is_kept():
 
 def test_several_threads_note_and_read():
     """Nothing that threads note at the same time is lost, whoever reads meanwhile."""
-    book, code = Book(), Outer.method.__code__
+    book, code = ObjectNotes(), Outer.method.__code__
     begin = threading.Barrier(4)
 
     def note(first):
@@ -145,7 +145,7 @@ def test_several_threads_note_and_read():
 @pytest.mark.parametrize("what", [None, 3, object()])
 def test_what_is_no_module_and_no_optimizer_is_left_out(what):
     """Nothing is raised for objects of another kind, and nothing is told of them."""
-    book = Book()
+    book = ObjectNotes()
     book.add_module(1, what)
     book.add_optimizer(1, what)
     info = book.finish()

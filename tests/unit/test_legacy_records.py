@@ -14,7 +14,7 @@ from otel_torchprof._events.recorded_events import build_tree
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._torch_compat import legacy_state as state
 from otel_torchprof._torch_compat.legacy import function_events
-from otel_torchprof._torch_compat.legacy_state import LeftOut, legacy_events
+from otel_torchprof._torch_compat.legacy_state import OtherRecordings, legacy_events
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice, ProfilerConfig, ProfilerState, ResolvedEvents
 
@@ -50,7 +50,7 @@ def changes(*found):
 
 def listed(found, *, left_out=None, until=None, device_events=None):
     """The lists by the system's id of the thread."""
-    return legacy_events(found, left_out=left_out or LeftOut(), until=until or {}, device_events=device_events)
+    return legacy_events(found, left_out=left_out or OtherRecordings(), until=until or {}, device_events=device_events)
 
 
 def text(events):
@@ -115,7 +115,7 @@ def test_what_another_recording_has():
     """Events and changes of memory that are in another recording too are not in these lists."""
     memory = changes((12, 8, 1, {}), (22, 16, 2, {}))
     whole = batch(row("a", 10, 15), row("b", 20, 25), memory=memory)
-    inner = LeftOut()
+    inner = OtherRecordings()
     inner.add(batch(row("a", 10, 15), memory=changes((12, 8, 1, {}))))
     assert text(listed(whole, left_out=inner)[MAIN.os_tid]) == ["+b", "16", "-2"]
 
