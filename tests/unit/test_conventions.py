@@ -5,18 +5,24 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import pkgutil
+from pathlib import Path
 
 import pytest
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.semconv import attributes as stable_modules
+from opentelemetry.semconv import metrics as stable_metrics
 from opentelemetry.semconv._incubating import attributes as attribute_modules
 from opentelemetry.semconv._incubating import metrics as metric_modules
 
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
 from otel_torchprof._encode.phase_attributes import SEGMENTS
+from otel_torchprof._export.sdk import SCHEMA_URL
+from otel_torchprof._metrics.gpu_metrics import METRICS
 from otel_torchprof._metrics.operator_metrics import _made
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
 OURS = ("torch.", "otel_torchprof.")
 KEYS = [*(attribute.key for attribute in ATTRIBUTES), *(key for key, *_ in (*SEGMENTS, *REDUCTIONS))]
 
@@ -94,3 +100,59 @@ def text_below(module, constant):
     body = ast.parse(inspect.getsource(module)).body
     place = next(at for at, node in enumerate(body) if getattr(getattr(node, "target", None), "id", "") == constant)
     return body[place + 1].value.value
+
+
+def convention_of(name, stable):
+    """Whose name it is, and how stable."""
+    if name.startswith(OURS):
+        return "this package | may change before 1.0"
+    if name.startswith("gen_ai."):
+        return "OpenTelemetry, generative AI | development"
+    return f"OpenTelemetry | {'stable' if name in published(stable) else 'development'}"
+
+
+def page():
+    """The page that lists every name."""
+    kinds = {"INT64": "int", "DOUBLE": "double", "BOOL": "boolean", "NAME": "string"}
+    types = {attribute.key: attribute.type for attribute in ATTRIBUTES}
+    types |= {key: kind for key, kind, *_ in (*SEGMENTS, *REDUCTIONS)}
+    metrics = our_metrics() | {metric.name: (metric.kind, metric.unit) for metric in METRICS.values()}
+    rows = [f"| `{key}` | {kinds[types[key].name]} | {convention_of(key, stable_modules)} |" for key in sorted(types)]
+    made = [
+        f"| `{name}` | {kind.replace('_', '')} | `{unit}` | {convention_of(name, stable_metrics)} |"
+        for name, (kind, unit) in sorted(metrics.items())
+    ]
+    return "\n".join(
+        [
+            "# Names and their conventions",
+            "",
+            "Every attribute and metric, with the convention that defines it. What has a name in OpenTelemetry's semantic",
+            f"conventions (schema {SCHEMA_URL.rsplit('/', 1)[1]}) has that name. *development* is OpenTelemetry's word: such a",
+            "name may change with a later schema. This page is generated from the tables in the code by",
+            "`GOLDEN_ACCEPT=1 make test`; a test compares them with OpenTelemetry's own modules.",
+            "",
+            "## Attributes of spans",
+            "",
+            "What they mean: [spans](spans.md#attributes).",
+            "",
+            "| Attribute | Type | Convention | Stability |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+            "## Metrics",
+            "",
+            "What they mean: [metrics](metrics.md).",
+            "",
+            "| Metric | Instrument | Unit | Convention | Stability |",
+            "| --- | --- | --- | --- | --- |",
+            *made,
+            "",
+        ]
+    )
+
+
+def test_the_page_of_names_is_up_to_date():
+    """docs/names.md lists what the tables in the code have."""
+    if os.environ.get("GOLDEN_ACCEPT"):
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page()
