@@ -193,10 +193,49 @@ class _OpenFiles:
     """What the exporters of one path share in this process."""
 
     def __init__(self, writer: SpanWriter, log: LimitedLog) -> None:
-        self.lock = threads.Lock()
+        self._lock = threads.RLock()  # a signal handler may export, or shut an exporter down, in the middle of a write
+        self._is_written = self._ends = False
         self.users = 0
         self.writer = writer
         self.log = log
+
+    def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
+        """As the writer does, for one at a time.
+
+        Raises:
+            ExportError: a signal handler exports in the middle of a write of its own thread, which cannot end before it.
+        """
+        with self._lock:
+            if self._is_written:
+                raise ExportError(
+                    f"a signal handler exports to {self.writer.series.path!r} while its thread writes there"
+                )
+            self._is_written = True
+            try:
+                yield from self.writer.write(spans)
+            finally:
+                self._is_written = False
+                if self._ends:
+                    self.writer.series.close()
+
+    def close(self) -> None:
+        """Closes the file, or where a signal handler does, in the middle of a write of its own thread, has that close it."""
+        with self._lock:
+            self._ends = True
+            if not self._is_written:
+                self.writer.series.close()
+
+    def is_idle_within(self, seconds: float) -> bool:
+        """Whether no other thread writes any more before the time is over."""
+        is_idle = self._lock.acquire(timeout=seconds)
+        if is_idle:
+            self._lock.release()
+        return is_idle
+
+    def after_fork_in_child(self) -> None:
+        """What another thread held, or did, is the parent's."""
+        self._lock = threads.RLock()
+        self._is_written = False
 
 
 class FileSpanExporter(SpanExporter):
@@ -296,8 +335,8 @@ class FileSpanExporter(SpanExporter):
         written, why = 0, f"the exporter of {self.path!r} is shut down"
         if not self._down:
             try:
-                with naming(self.path), self._files.lock:
-                    for count in self._files.writer.write(spans) if len(spans) else ():
+                with naming(self.path):
+                    for count in self._files.write(spans) if len(spans) else ():
                         written += count
             except Exception as error:  # noqa: BLE001 - an exporter must not harm the application
                 why = str(error)
@@ -315,10 +354,7 @@ class FileSpanExporter(SpanExporter):
         Returns:
             False after the timeout, else True.
         """
-        if not self._files.lock.acquire(timeout=max(timeout_millis, 0) / 1000):
-            return False
-        self._files.lock.release()
-        return True
+        return self._files.is_idle_within(max(timeout_millis, 0) / 1000)
 
     def shutdown(self) -> None:
         """Closes the file unless another exporter uses it.
@@ -375,8 +411,7 @@ class FileSpanExporter(SpanExporter):
                 return
             for key in [key for key, files in self._open_files.items() if files is self._files]:
                 del self._open_files[key]
-        with self._files.lock:
-            self._files.writer.series.close()
+        self._files.close()
 
     @classmethod
     def after_fork_in_child(cls) -> None:
@@ -390,7 +425,7 @@ class FileSpanExporter(SpanExporter):
 
     def _begin_in_child(self) -> None:
         self._log.after_fork_in_child()
-        self._files.lock = threads.Lock()
+        self._files.after_fork_in_child()
         if self._shares:
             path = own_path(self._template)
             self._join(path, path if PID in self._template else _beside(path))

@@ -288,7 +288,7 @@ exporter = ChromeTraceExporter(sys.argv[1])
 FORK = """
 other = ChromeTraceExporter(sys.argv[1])
 exporter.export([span("parent", 1, 2)])
-with exporter._files.lock, FileSpanExporter._lock:  # as if another thread were in an export
+with exporter._files._lock, FileSpanExporter._lock:  # as if another thread were in an export
     child = os.fork()
     if child == 0:
         exporter.export([span("child", 1, 2)])

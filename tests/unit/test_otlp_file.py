@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows
 
-from otel_torchprof import ExportError, OTLPFileExporter
+from otel_torchprof import ChromeTraceExporter, ExportError, OTLPFileExporter
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.from_environment import exporters_from_environment
@@ -302,3 +302,43 @@ def test_a_large_resource(tmp_path, name):
     assert exporter.export(list(spans)) is SpanExportResult.SUCCESS
     exporter.shutdown()
     assert (tmp_path / name).stat().st_size < 3_100_000
+
+
+class Interrupting(list):
+    """Spans in the middle of whose export a signal handler of the same thread does something."""
+
+    def __init__(self, spans, handler):
+        super().__init__(spans)
+        self._handler = handler
+
+    def __iter__(self):
+        handler, self._handler = self._handler, lambda: None
+        handler()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("exporter_class", [OTLPFileExporter, ChromeTraceExporter])
+def test_a_signal_handler_in_the_middle_of_an_export(tmp_path, exporter_class):
+    """It waits for nothing: a shutdown has the export close the file when it is written, another export fails and is counted."""
+    path = tmp_path / "trace.json"
+    exporter = exporter_class(path)
+    done = []
+
+    def handler():
+        done.append(exporter.export(span_list("too late")))
+        done.append(exporter.force_flush())
+        exporter.shutdown()
+
+    assert exporter.export(Interrupting(span_list("a", "b"), handler)) is SUCCESS
+    assert done == [FAILURE, True]
+    assert exporter.export(span_list("after")) is FAILURE
+    text = path.read_text()
+    assert '"a"' in text
+    assert '"b"' in text
+    assert "too late" not in text
+    for document in text.splitlines() if exporter_class is OTLPFileExporter else [text]:
+        json.loads(document)
+    another = exporter_class(path)
+    assert another.export(span_list("of another")) is SUCCESS
+    another.shutdown()
+    assert "of another" in path.read_text()
