@@ -57,9 +57,9 @@ def test_the_sampler_is_asked_once_per_step(service):
 def test_a_refused_step_says_so_at_once_and_leaves_nothing(service):
     """A step that the sampler refuses is not recorded from its beginning, has no spans, and nobody links to it."""
     service.steps.begin(0)
-    service.answers["torch.step.number"] = Trace(1, False, False)
+    service.answers["torch.step"] = Trace(1, False, False)
     assert service.boundary(1, 100, 0) is False
-    del service.answers["torch.step.number"]
+    del service.answers["torch.step"]
     assert service.boundary(2, 200, 0) is True
     assert set(service.spans()) == set()
     service.boundary(3, 300, 0)
@@ -273,10 +273,10 @@ def test_a_step_whose_ids_are_decided_already(service):
     elsewhere = SpanContext(77, 8, is_remote=True)
     service.steps.begin(0)
     service.boundary(1, 100, 0)
-    service.answers["torch.step.number"] = Trace(77, True, True, span_id=5, parent=elsewhere, links=((9, 9),))
+    service.answers["torch.step"] = Trace(77, True, True, span_id=5, parent=elsewhere, links=((9, 9),))
     service.boundary(2, 200, 0)
     service.spans()
-    del service.answers["torch.step.number"]
+    del service.answers["torch.step"]
     service.boundary(3, 300, 0)
     found = service.spans(Event("a", 210, 220))
     step = found["torch.step 2"]

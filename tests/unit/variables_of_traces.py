@@ -31,7 +31,7 @@ def of_traces(suffix: str) -> tuple[str, str]:
 @proves("OTEL_TRACES_EXPORTER")
 def exporters(name: str, given: Given) -> None:
     assert given.programs["none"]["recording"] == "on"
-    assert "torch.step.number" in {span for arrived in given.programs["spans"] for span in arrived.names}
+    assert "torch.step" in {span for arrived in given.programs["spans"] for span in arrived.names}
     given.set(**{name: "otlp,chrome,otlp_proto_http,otlp", "OTEL_TORCHPROF_CHROME_TRACE": "/dev/null"})
     given.set(**{f"{OTLP}ENDPOINT": given.receiver(HTTP).url})
     given.instrument()
