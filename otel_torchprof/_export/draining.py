@@ -165,7 +165,11 @@ class Drainer:
             raise
 
     def _finish(self, ending: Ending, final: _DrainRequest, thread: _DrainThread | None) -> None:
-        ending.stop()
+        try:
+            ending.stop()
+        except Exception:
+            final.settle(False)  # nobody takes the rest: who calls again doesn't wait for it
+            raise
         if self._is_handled(final, thread, final.deadline):
             return
         self._log.warning("not all events were taken from the recorder: there was no time, or it failed")

@@ -116,7 +116,7 @@ def test_a_shutdown_keeps_its_deadline_when_a_drain_hangs(recording, exporter, i
 
 
 def test_exporters_are_shut_down_when_stopping_fails(recording, exporter, caplog):
-    """Whatever the recording raises when it is stopped, the exporters are shut down, and the caller sees nothing."""
+    """Whatever the recording raises when it is stopped, the exporters are shut down, and the caller sees nothing; nor waits who calls again."""
 
     def fail() -> None:
         raise OSError("cannot stop")
@@ -128,7 +128,10 @@ def test_exporters_are_shut_down_when_stopping_fails(recording, exporter, caplog
         processor.shutdown()
     assert "cannot stop" in caplog.text
     assert exporter.export(()) is SpanExportResult.FAILURE
-    processor.detach()
+    again = threading.Thread(target=processor.detach, daemon=True)
+    again.start()
+    again.join(10)  # a third of what a shutdown may take
+    assert not again.is_alive()
 
 
 def test_an_exporter_that_hangs_leaves_time_for_the_next(recording, exporter, caplog):
