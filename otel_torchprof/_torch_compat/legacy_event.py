@@ -103,7 +103,7 @@ class LegacyEvent:
         self._cpu_memory_usage = cpu_memory_usage
         self._cuda_memory_usage = cuda_memory_usage
         self._device = device
-        self._device_event: EventOnDevice | None = None
+        self._device_event: OnDevice | None = None
         self._cuda_us = cuda_us
 
     # ---- accessors ----
@@ -197,7 +197,7 @@ class LegacyEvent:
         """Returns the index of the device of its device event; -1 for none."""
         return self._device
 
-    def set_device_event(self, found: EventOnDevice) -> None:
+    def set_device_event(self, found: OnDevice) -> None:
         """Sets the device event of a local event."""
         self._device, self._device_event = found.device, found
 
@@ -373,7 +373,7 @@ class DeviceEvent(Protocol):
         """Returns milliseconds to a later event of the same device; the device must have reached both."""
 
 
-class EventOnDevice(NamedTuple):
+class OnDevice(NamedTuple):
     """A device event and its device."""
 
     device: int
@@ -384,10 +384,10 @@ class EventOnDevice(NamedTuple):
 class DeviceEvents(Protocol):
     """Source of the device events of recorded events."""
 
-    def begun(self, handle: int) -> EventOnDevice | None:
+    def begun(self, handle: int) -> OnDevice | None:
         """Returns the device event at the begin of a recorded event, or None."""
 
-    def ended(self, handle: int) -> EventOnDevice | None:
+    def ended(self, handle: int) -> OnDevice | None:
         """Returns the device event at its end, or None."""
 
 
@@ -421,12 +421,12 @@ class ResolvedEvents:
     def __len__(self) -> int:
         return len(self._found)
 
-    def begun(self, handle: int) -> EventOnDevice | None:
+    def begun(self, handle: int) -> OnDevice | None:
         """Returns the timing event at the begin of an event, or None."""
         found = self._found.get(handle)
-        return None if found is None else EventOnDevice(found[0], ResolvedEvent(found[1]))
+        return None if found is None else OnDevice(found[0], ResolvedEvent(found[1]))
 
-    def ended(self, handle: int) -> EventOnDevice | None:
+    def ended(self, handle: int) -> OnDevice | None:
         """Returns the timing event at its end, or None."""
         found = self._found.get(handle)
-        return None if found is None else EventOnDevice(found[0], ResolvedEvent(found[1] + found[2]))
+        return None if found is None else OnDevice(found[0], ResolvedEvent(found[1] + found[2]))

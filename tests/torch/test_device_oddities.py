@@ -296,12 +296,12 @@ def test_interrupts_in_stop_lose_nothing():
         run(
             INTERRUPTED
             + """
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 at, lost = 0, []
 while True:
     at += 1
-    recording = Segment(RecordingOptions(device=DEVICE))
+    recording = ProfileSegment(RecordingOptions(device=DEVICE))
     recording.start()
     torch.add(a, a)
     more = interrupted(recording.stop, at)

@@ -53,7 +53,7 @@ def test_each_step_is_a_trace(trained):
     assert len(known) == len(spans) == len(trained.events()) + 3
     assert all((span.trace_id, span.parent_span_id) in known for span in spans if span.parent_span_id)
     roots = [span for span in spans if not span.parent_span_id]
-    assert [root.name for root in roots] == ["torch.step.number"] * 3
+    assert [root.name for root in roots] == ["torch.step"] * 3
     assert len({root.trace_id for root in roots}) == 3
     for earlier, later in itertools.pairwise(roots):
         assert earlier.span_id in [link.span_id for link in later.links]

@@ -218,7 +218,7 @@ def test_a_filter_on_every_thread():
 _TOO_DEEP = """
     import contextlib, threading
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     made = []
@@ -237,7 +237,7 @@ _TOO_DEEP = """
 
     nothing = FrameFilter(include=["nowhere"])
     options = RecordingOptions(operators=False, frames=True, all_threads=True, frame_filter=nothing)
-    recording = Segment(options)
+    recording = ProfileSegment(options)
     recording.start()
     thread = threading.Thread(target=work)
     thread.start()

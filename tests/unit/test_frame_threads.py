@@ -106,7 +106,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     """A program that ends in the middle of a recording, with a daemon thread at work, ends as it would without it."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Segment
+        from otel_torchprof._record.recording import ProfileSegment
         from otel_torchprof._sources.source import RecordingOptions
 
         def work():
@@ -114,7 +114,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
                 len("busy")
 
         threading.Thread(target=work, daemon=True).start()
-        record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         threading.Thread(target=work, daemon=True).start()
     """

@@ -17,7 +17,7 @@ from otel_torchprof._sources.source import RecordingOptions
 
 START = """
 import atexit, os, sys, threading, _thread
-from otel_torchprof._record.recording import Segment
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._sources.source import RecordingOptions
 
 def leaf():
@@ -27,7 +27,7 @@ def endless():
     while True:
         leaf()
 
-record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
 """
 
 ENDS = {
@@ -65,7 +65,7 @@ ENDS = {
     "starts in an exit handler": ("atexit.register(lambda: (record.start(), leaf()))", 0, ""),
     "starts in the last exit handler": (
         (
-            "first = Segment(RecordingOptions(operators=False, frames=True)); first.start(); first.stop()\n"
+            "first = ProfileSegment(RecordingOptions(operators=False, frames=True)); first.start(); first.stop()\n"
             "atexit._clear(); atexit.register(record.start)"
         ),
         0,

@@ -96,10 +96,10 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
 
 _STOPS_INSIDE = """
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
 
     class Stops(type):
         def __getattribute__(cls, name):
@@ -124,7 +124,7 @@ def test_recording_that_is_stopped_while_a_name_is_made():
 _REFUSES = """
     import logging
     import sys
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)
@@ -138,7 +138,7 @@ _REFUSES = """
         return len("x")
 
     sys.addaudithook(hook)
-    record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
     record.start()
     refuses = True
     record.stop()
@@ -147,7 +147,7 @@ _REFUSES = """
     called()
     print(sys.getprofile())
     refuses = True
-    another = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+    another = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
     another.start()
     print(called())
     another.stop()

@@ -20,7 +20,7 @@ def test_process_that_ends_inside_of_the_tracer():
     """A thread that never comes back from naming a function takes nothing down when the process ends."""
     program = """
         import threading
-        from otel_torchprof._record.recording import Segment
+        from otel_torchprof._record.recording import ProfileSegment
         from otel_torchprof._sources.source import RecordingOptions
         inside = threading.Event()
 
@@ -34,7 +34,7 @@ def test_process_that_ends_inside_of_the_tracer():
         class Numbers(list, metaclass=Waiting):
             pass
 
-        record = Segment(RecordingOptions(operators=False, frames=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True))
         record.start()
         threading.Thread(target=lambda: Numbers().append(1), daemon=True).start()
         print(inside.wait(30))
@@ -46,7 +46,7 @@ def test_process_that_ends_with_the_tracer_on():
     """A recording that begins when the tracer has been told of the end already takes nothing down."""
     program = """
         import atexit
-        from otel_torchprof._record.recording import Segment
+        from otel_torchprof._record.recording import ProfileSegment
         from otel_torchprof._sources.source import RecordingOptions
 
         def late():
@@ -54,10 +54,10 @@ def test_process_that_ends_with_the_tracer_on():
             print(len("late"))
 
         atexit.register(late)
-        first = Segment(RecordingOptions(operators=False, frames=True))
+        first = ProfileSegment(RecordingOptions(operators=False, frames=True))
         first.start()
         first.stop()
-        record = Segment(RecordingOptions(operators=False, frames=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     """
     assert printed_by(program) == ["4"]
 
@@ -163,7 +163,7 @@ def test_c_thread_that_python_knows_again_and_again():
     program = """
         import ctypes, threading
         from otel_torchprof._native.ffi import python_sources
-        from otel_torchprof._record.recording import Segment
+        from otel_torchprof._record.recording import ProfileSegment
         from otel_torchprof._sources.source import RecordingOptions
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -187,7 +187,7 @@ def test_c_thread_that_python_knows_again_and_again():
 
         called = function(again)
         library.pthread_key_create(ctypes.byref(key), called)
-        record = Segment(RecordingOptions(operators=False, frames=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True))
         record.start()
         for _ in range(10):
             library.pthread_create(ctypes.byref(thread), None, called, None)
@@ -260,7 +260,7 @@ def test_recording_that_a_debugger_starts():
 _TIMED_OUT = """
     import signal, types
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     class TimedOut(Exception):
@@ -281,7 +281,7 @@ _TIMED_OUT = """
         return 1
 
     signal.signal(signal.SIGUSR1, handler)
-    record = Segment(RecordingOptions(operators=False, frames=True, frame_filter=Slow(include=["nothing"])))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True, frame_filter=Slow(include=["nothing"])))
     record.start()
     try:
         watched()
@@ -302,7 +302,7 @@ def test_what_a_handler_of_a_signal_raises_reaches_the_program():
 
 _IN_A_FINALIZER = """
     import gc, sys, threading
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     class Trash:
@@ -350,7 +350,7 @@ _IN_A_FINALIZER = """
     gc.disable()
     gc.collect()
     gc.set_threshold(1)
-    first, second = (Segment(RecordingOptions(operators=False, frames=True)) for _ in range(2))
+    first, second = (ProfileSegment(RecordingOptions(operators=False, frames=True)) for _ in range(2))
     first.start()
     program()
     print(sys.getprofile() is other)
@@ -388,7 +388,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
     """Recording threads that come and go, started and stopped again and again, holds as much memory after 2,000 as after 500."""
     program = """
         import gc, sys, threading
-        from otel_torchprof._record.recording import Segment
+        from otel_torchprof._record.recording import ProfileSegment
         from otel_torchprof._sources.source import RecordingOptions
 
         def leaf():
@@ -399,7 +399,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
 
         def cycles(count):
             for _ in range(count):
-                record = Segment(RecordingOptions(operators=False, frames=True))
+                record = ProfileSegment(RecordingOptions(operators=False, frames=True))
                 record.start()
                 threads = [threading.Thread(target=work) for _ in range(10)]
                 for thread in threads:

@@ -218,7 +218,7 @@ def test_forked_child_has_no_tool():
 
 _REFUSES = """
     import logging, sys
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)
@@ -229,12 +229,12 @@ _REFUSES = """
             raise RuntimeError("no")
 
     sys.addaudithook(hook)
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     refuses = True
     record.stop()
     print(len("x"), sys.monitoring.get_tool(3))
-    another = Segment(RecordingOptions(operators=False, frames=True))
+    another = ProfileSegment(RecordingOptions(operators=False, frames=True))
     another.start()
     print(len("x"), sys.monitoring.get_tool(3))
     another.stop()
@@ -249,7 +249,7 @@ def test_audit_hook_that_forbids_callbacks():
 
 _ENDS = """
     import sys, threading
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     class AtTheEnd:
@@ -268,7 +268,7 @@ _ENDS = """
 
     sys.kept = [AtTheEnd(), generator()]
     next(sys.kept[1])
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     threading.Thread(target=work, daemon=True).start()
     print("end")
@@ -286,11 +286,11 @@ _IN_ANOTHER = """
         import _interpreters as interpreters
     except ImportError:
         import _xxsubinterpreters as interpreters
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     other = interpreters.create()
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     interpreters.run_string(other, "def there(): return len('x')\\nthere()")
     def here(): return len("x")

@@ -370,7 +370,7 @@ _GREENLETS = """
     import re
     from collections import Counter
     import greenlet
-    from otel_torchprof._record.recording import Segment
+    from otel_torchprof._record.recording import ProfileSegment
     from otel_torchprof._sources.source import RecordingOptions
 
     def outer(number):
@@ -381,7 +381,7 @@ _GREENLETS = """
         greenlet.getcurrent().parent.switch(number)
         len("x")
 
-    record = Segment(RecordingOptions(operators=False, frames=True))
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
     record.start()
     several = [greenlet.greenlet(outer) for _ in range(10)]
     for _ in range(4):
