@@ -299,7 +299,7 @@ _STOPPED_ELSEWHERE = """
         record.stop()
 
     for number in range(200):
-        record = Segment(RecordingOptions(operators=False, frames=True, all_threads=True))
+        record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
         record.start()
         thread = threading.Thread(target=stops, args=[record])
         thread.start()
