@@ -1,9 +1,9 @@
-"""The ranks of a run, as this process knows them: where it stands, what it exports, which ids its steps and those of others have.
+"""The ranks of a distributed run: the rank of this process, which ranks export, and the ids of the spans of all ranks' steps.
 
-What launchers say is known from the start. The ids need more: that all ranks mean the same run, also where a run id is used
-a second time, a launcher began some processes anew, or nobody gave an id. That is agreed on when torch's process group is
-made, by one entry in the store by which the ranks have found each other: the first to offer one has given it. Nothing waits for
-another rank, and nothing is asked of the store later.
+Rank and world size are known from the launcher's environment variables. Ids that every rank can compute also need one id of the run that
+all ranks share, even if a run id is used twice, the launcher restarts processes, or no id was given. The ranks agree on it when torch's
+process group is created, by one key of its store: the first rank that writes the key sets the value. No rank waits for another, and the
+store is not used later.
 """
 
 from __future__ import annotations
@@ -130,15 +130,15 @@ def made_id(store: Any) -> str:
 
 
 def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | None) -> Run:
-    """What the first rank has offered, with the attempt that it has made up.
+    """Returns the run that the first rank wrote to the store, with a random attempt id.
 
-    A store may outlive the processes, and still hold what those before have agreed on. That is noticed by a slot of each
-    rank, which is taken then: the rank continues to the next. ``restart`` keeps ranks together of which one had not got as far
-    as to take its slot the last time; None where the store is new each time.
+    A store may outlive the processes, and still hold the run of earlier ones. So each rank claims its slot of a generation; if an
+    earlier process has claimed that, the rank tries the next generation. ``restart`` is part of the key: it keeps the ranks in one
+    generation even if one of them ended before it had claimed a slot. None if every start has a new store.
 
     Raises:
-        Exception: whatever the store does.
-        ValueError: it holds something else.
+        Exception: whatever the store raises.
+        ValueError: the store holds another kind of value, or no generation is left.
     """
     key = f"{_KEY}/{session}" if restart is None else f"{_KEY}/{session}/{restart}"
     own = _own_word()
@@ -228,7 +228,7 @@ class Ranks:
             self._unwatch = None
 
     def look(self) -> None:
-        """Asks torch whether there is a process group, until there was one: then with a round trip to its store."""
+        """Looks for torch's process group, until there is one; then agrees with the other ranks, by a round trip to its store."""
         if not self._has_asked and not self._in_child and (c10d := sys.modules.get(_C10D)) is not None:
             self._join(c10d)
 
@@ -274,7 +274,7 @@ class Ranks:
 
     @property
     def budget_share(self) -> int:
-        """Among how many ranks the budget of a trace is divided: those that export, where they share a trace, else 1."""
+        """Number of ranks that share one trace's size limit: the exporting ranks if they share a trace, else 1."""
         found = self.exporting
         return found.total if found is not None and self._link is not None and self._layout == TOGETHER else 1
 
@@ -374,7 +374,7 @@ class Ranks:
     # ---- the process group ----
 
     def _watch(self, c10d: Any) -> None:
-        """Hears of new process groups where torch sets the default one, whoever has imported ``init_process_group`` by name."""
+        """Wraps torch's setter of the default process group: that also works if the program imported ``init_process_group`` by name."""
         original = getattr(c10d, "_update_default_pg", None)
         if original is None:  # some later torch: then they are found when steps are drained
             return
@@ -596,14 +596,14 @@ class Place(NamedTuple):
 
 
 class Exporting(NamedTuple):
-    """Who exports."""
+    """Which ranks export."""
 
     own: bool
-    """Whether this rank does."""
+    """Whether this rank exports."""
     total: int
-    """How many do."""
+    """Number of exporting ranks."""
     first: int
-    """The lowest of them."""
+    """Lowest exporting rank."""
 
 
 def exporting(choice: Choice, place: Place, seed: str = "") -> Exporting:

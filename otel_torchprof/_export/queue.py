@@ -43,11 +43,11 @@ __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 # ---- Whether a receiver takes anything, since when it does not, and when to try again ----
 
 _PATIENT = Backoff(longest=30.0)
-"""While nobody waits. The longest one is how late it may be noticed that a receiver is back."""
+"""While no flush or shutdown waits. A receiver that is back is noticed after the longest pause at the latest."""
 _HURRIED = Backoff(longest=2.0)
-"""While somebody waits for a flush or the shutdown."""
+"""While a flush or the shutdown waits."""
 _WORTH_TELLING = 5.0
-"""Seconds; shorter outages are nobody's trouble."""
+"""Seconds of an outage after which it is logged."""
 
 
 class Outage:
@@ -100,11 +100,11 @@ class Outage:
 # ---- Messages that their receiver never accepts: whether one is itself at fault, and not the receiver ----
 
 _ATTEMPTS = 4
-"""In a row; then another message shows whether it is the receiver that takes nothing."""
+"""Failed attempts in a row after which one other message is sent first, to find out whether the receiver accepts any."""
 _ALONE = 5
-"""Attempts, each after others were accepted: a receiver that refuses some at random does not refuse the same ones so often."""
+"""Failed attempts, each after other messages were accepted, before a message is given up: random failures rarely repeat so often."""
 _SECONDS = 300.0
-"""From the first of its attempts, all of which failed. Meanwhile it keeps nobody waiting: all others go before it."""
+"""Seconds from the first failed attempt before a message is given up. Meanwhile all other messages are sent before it."""
 
 
 class RejectedMessages:
@@ -230,7 +230,7 @@ class ExportQueue:
                 self._log.warning("%s: %d spans were dropped: %s", self._name, undelivered.spans, IN_WORDS[why])
 
     def say(self) -> None:
-        """Logs what there is to say; without a lock, since a handler of the program's may ask for health."""
+        """Logs the deferred warnings. Must be called without the lock, since a logging handler of the program may read the health."""
         self._log.say()
 
     def force_flush(self, deadline: Deadline) -> bool:
@@ -255,9 +255,9 @@ class ExportQueue:
     def shutdown(self, deadline: Deadline, unanswered: float = math.inf) -> bool:
         """Exports what waits and shuts the exporter down; True when both were done before the deadline.
 
-        Ends before it where the receiver does not want to be asked again until then, and after ``unanswered`` seconds, those of the
-        outage before included, where it has not answered at all so far: it is probably not there. What still waits is dropped and
-        counted, and an exporter that hangs is left behind on its daemon thread. A second call waits for the first.
+        Gives up earlier if the next attempt would be after the deadline, or if the receiver has not responded at all for ``unanswered``
+        seconds, including an outage that began before: it is probably down. Spans that are still queued are then dropped and counted,
+        and an exporter that hangs is left on its daemon thread. A second call waits for the first.
         """
         with self._changed:
             first, self._closing = not self._closing, True
@@ -485,9 +485,9 @@ class ExportQueue:
             yield Delivery(failed=count)
 
     def _pause(self, limit: Deadline | None) -> None:
-        """After a RETRY waits until the receiver is to be asked again, there is reason to ask it earlier, or none to ask it at all.
+        """After a RETRY, waits for the next attempt; returns early when a flush or the shutdown begins, or the queue was given up.
 
-        Nobody holds a batch meanwhile: one that is dropped is freed. ``limit``: when to be back, where the time is a caller's.
+        No reference to a batch is held meanwhile, so that a dropped one is freed. ``limit``: deadline of the caller whose thread this is.
         """
         with self._changed:
             stopped, self._stopped_by = self._stopped_by, None

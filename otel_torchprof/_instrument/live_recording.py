@@ -87,7 +87,7 @@ def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
 
 
 def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
-    """The events as torch would list them, with the times of children of earlier drains, without what no sampler chose."""
+    """Returns the events as torch displays them, without those of traces that are not recorded; self times exclude earlier children."""
     view = torch_view(placed.batch, modules=True)
     devices = None if placed.devices is None else displayed_times(view, placed.devices)
     if placed.child_time is not None:
@@ -272,15 +272,15 @@ class LiveRecording:
         return self.bytes_buffered >= min(self._slice_bytes, self._budget_bytes // 4)
 
     def flush(self) -> None:
-        """What has been recorded until now is wanted: the drains that have it hold nothing back."""
+        """Requests the events recorded until now: drains no longer hold them back until their step is known."""
         self._flush_until = self.now()
 
     def drain(self, *, final: bool = False) -> Drained | None:
-        """Takes the oldest records, of some :data:`SLICE_BYTES`, of what has come since the last drain, or of what waited to be told its step.
+        """Makes spans of the oldest batch of records, of some :data:`SLICE_BYTES`, once the steps of its events are known.
 
-        None where all that has come waits; nothing of what was recorded before :meth:`flush` or the stop does.
+        Returns None if all batches still wait for that. Events from before :meth:`flush`, or before the stop, do not wait.
 
-        ``final``: after the stop; the last one has the step that is not finished.
+        ``final``: the recording has stopped; the last drain includes the unfinished step.
         """
         with self._lock:
             if self._before_drain is not None:
@@ -372,10 +372,10 @@ class LiveRecording:
         return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
 
     def _settled(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
-        """Events that were recorded and dropped, and what became of them, since the last time that this was asked.
+        """Returns the numbers of recorded events, of dropped events by reason, and of outcomes, since the last call.
 
-        By the recorder's own count: what it gave away, and nothing here knows of, was lost on the way to spans, and ``failed``. A
-        drain that comes to its end after it was given up takes that back.
+        Events that the recorder has handed over, and that neither were recorded nor wait for their step, count as dropped: ``failed``.
+        A drain that completes after it was given up reverts that.
         """
         stats = self._recording.batches.stats()
         recorded, self._recorded = self._recorded, 0
@@ -394,9 +394,9 @@ class LiveRecording:
         return self._settled()
 
     def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
-        """Those of the steps of which everything has been drained, and the others, which come again.
+        """Splits ended steps into those whose events were all drained, and those that wait for a later drain.
 
-        The last one waits where something that began in it is open: torch's label of the optimizer ends a little later.
+        The last step waits while an event that began in it is open: torch's own label of the optimizer ends a little after the step.
         """
         count = next((at for at, step in enumerate(ended) if (step.end or 0) > batch.watermark), len(ended))
         if count and not batch.is_last:

@@ -1,8 +1,8 @@
-"""Work in the background that gives way to the program's threads.
+"""Background work that yields the GIL to the program's threads.
 
-A thread of Python's that computes keeps the interpreter's lock for 5 ms at a time, and torch lets go of that lock with every operator:
-each would wait 5 ms to continue. So a step stood still for as long as a drain took, 30 to 200 ms. Who rests after every millisecond is done
-later, and of steps of 4 ms the 99.9th percentile is 12 ms instead of 23 (``benchmarks/run.py --only tails``).
+A Python thread that computes keeps the GIL for 5 ms at a time, and torch releases the GIL in every operator: each operator would wait
+5 ms to get it back. So a step used to stall for as long as a drain took, 30 to 200 ms. With a pause after every millisecond of work a
+drain takes longer, but the 99.9th percentile of steps of 4 ms is 12 ms instead of 23 (``benchmarks/run.py --only tails``).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _WORK_NS = 1_000_000
-"""Between two rests, of the thread's own time."""
+"""CPU time of the thread between two pauses, ns."""
 _REST = 9
-"""Times as long as the work before it: a tenth of a core. With four times, the 99th percentile of these steps was 10 ms instead of 8."""
+"""Length of a pause, as a multiple of the work before it: the work gets a tenth of a core. With 4, the 99th percentile of these
+steps was 10 ms instead of 8."""
 _LONGEST_REST_SECONDS = 0.02
-"""Somebody may be waiting for the work meanwhile."""
+"""Limit of a pause, since a flush may begin to wait for the work meanwhile."""
 
 
 class _YieldingThread(threads.local):
     is_hurried: Callable[[], bool] | None = None
     rested = 0
-    """When it last did, in its own time, ns."""
+    """CPU time of the thread at its last pause, ns."""
 
 
 _thread = _YieldingThread()
@@ -45,7 +46,7 @@ def giving_way(is_hurried: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def without_rest() -> Iterator[None]:
-    """For who holds a lock that the program's threads may wait for: nothing inside rests."""
+    """Disables the pauses of a block that holds a lock for which the program's threads may wait."""
     is_hurried, _thread.is_hurried = _thread.is_hurried, None
     try:
         yield

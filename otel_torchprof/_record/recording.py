@@ -69,7 +69,7 @@ class Batches(Protocol):
         """Figures so far."""
 
     def reserve(self, reserved: bool) -> None:
-        """Keeps what sources know it by from others, until they have stopped, however far it has been read."""
+        """Keeps the session's bit from other sessions until its sources have stopped, even if it was drained."""
 
     def after_fork_in_child(self) -> None:
         """In a forked child: whoever held its locks is not in this process."""
@@ -166,7 +166,7 @@ class Recording:
         self._call_off = when_imported("torch", there)
 
     def leave(self) -> None:
-        """In a forked child in which it is not started anew: undoes what came along with the memory, as far as that was pushed there."""
+        """Stops it in a forked child in which it is not restarted: calls the cleanup functions that were pushed in the child."""
         self.cleanup.close()
         if self._call_off is not None:
             self._call_off()
@@ -363,7 +363,7 @@ class ProfileSegment:
             return self._batch
 
     def _with_own_info(self, batch: Batch) -> Batch:
-        """Without short calls, and with the facts of those that are in it."""
+        """Returns the batch without short Python calls, with the info of the remaining ones."""
         left = self._short_frames.without(batch)
         info = left.frame_info
         return left if info is None else with_info(left, replace(info, since=self.times()[0]))

@@ -1,8 +1,9 @@
-"""Buffers spans until their step, or what is a step where there are none, has ended: only then is it known how much of it is sent.
+"""Buffers spans until their trace group has ended, then applies tail sampling and the trace size limit.
 
-A step, operators that share a root, or else the tree of a top-level event, is a *trace group*, named by the span id of its root. A drain brings
-pieces of trace groups. Those of a trace group that continues are buffered, compact, until it ends; then its detail is kept or not, and brought within
-the size limit of a trace. What a drain brings whole, and fits, passes through as it is: that is the way of most programs' spans.
+A *trace group* is a step, the operators below a shared root, or else the tree of a top-level event. Its key is the span id of its root.
+A drain brings pieces of trace groups. The pieces of a running trace group are buffered. When the trace group has ended, tail sampling may
+reduce it to its root and phases, and the trace size limit applies. A trace group that is complete in one drain and within the limit passes
+through unchanged, as most do.
 """
 
 from __future__ import annotations
@@ -117,16 +118,18 @@ class TailSampler:
         """Trace groups by decision: ``sampled``, ``root_only``."""
 
     def ask(self, now: int) -> None:
-        """The segment that runs now (Unix ns) keeps its detail, whatever it turns out to be. Any thread."""
+        """Requests that the segment that runs at ``now`` (Unix ns) be sampled. Thread-safe."""
         if not self._keeps_all:  # else nobody would ever look at what was asked for
             self._asked.append(now)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
-        """Whether each ended segment, and each ended root of operators, keeps its detail, by trace group. ``failed``: where something did.
+        """Decides which ended segments and ended shared roots of operators are sampled; returns the decisions by trace group.
 
-        One decision for all spans of a segment, by the duration that its own loop gave it, compared with those of its kind: steps with
-        steps, evaluations with evaluations. Set-up is kept. How long operators share a root says nothing about them: there it is
-        the longest operator that is compared with those of other roots.
+        All spans of a segment get the same decision. A segment is sampled if it is set-up, has a span in ``failed``, was requested, or
+        is slow among segments of its kind: steps among steps, evaluations among evaluations. Only the span that the loop's thread ended
+        counts for its duration. A shared root is compared by its longest operator, since its own duration means nothing.
+
+        ``failed``: trace groups that are sampled in any case, such as those with an error.
         """
         segments = [span for span in ended if span.segment is not None]
         sampled, asked = dict.fromkeys(map(_segment_of, segments), False), tuple(self._asked)
@@ -164,13 +167,13 @@ MAX_BUFFERED_NS = 60_000_000_000
 MAX_BUFFERED_STEP_NS = 600_000_000_000
 """The same of a step."""
 PART_NAME = "torch.part"
-"""Name of the roots of parts of what is no step."""
+"""Name of the roots of parts that are sent before the root of their trace group has ended."""
 _MOST_PAST = 1_000
 """Steps that are remembered for what comes late of them."""
 _LARGEST_SPAN = 16_000
 """Bytes; where even spans like this would fit, nobody need measure them."""
 _WORTH_A_TRIM = 10
-"""A trace with less than this part of its spans left gets no more; what comes then goes into a trace of its own."""
+"""If less than this part of a trace's span limit is left, spans that do not fit all go to new, linked traces."""
 
 
 class Pieces(NamedTuple):
@@ -273,11 +276,13 @@ class SpanBuffer:
         return sum(map(_nbytes, self._buffered.values()))
 
     def decide(self, pieces: Pieces) -> list[SpanTable]:
-        """Takes the spans of a drain, and gives those that are to be sent now: what passes, and what was buffered or reduced.
+        """Adds the spans of a drain; returns the spans that are due, in up to two tables.
 
-        Two tables and not one, since one would be a copy of what passes: for a table that fits, all of it.
+        One table has the spans that pass through unchanged, the other those that were buffered or reduced. Joining them would copy
+        the first.
 
-        Where it raises, none of these are buffered; what was buffered before is, unless it was its turn: that is ``dropped``.
+        If it raises, the spans of this drain are not buffered. Spans of earlier drains stay buffered, except those that this call has
+        already taken out of the buffer: :attr:`dropped` counts them.
         """
         before, figures = {key: list(tables) for key, tables in self._buffered.items()}, self._figures.copy()
         try:
@@ -334,7 +339,7 @@ class SpanBuffer:
     def _of_sampled(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[Pieces, Array]:
-        """What is left of the ready rows once the trace groups that came all at once have shrunk where they are to."""
+        """Reduces trace groups that came whole in this drain, and are not sampled, to root and phases; returns what remains."""
         table, trace_group = pieces.table, pieces.trace_group
         trace_groups, which = np.unique(trace_group[ready], return_inverse=True)
         counts = np.bincount(which, minlength=len(trace_groups))
@@ -368,7 +373,7 @@ class SpanBuffer:
         return less, np.arange(len(left))
 
     def _needing_a_look(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Which of the ready rows cannot just pass."""
+        """Returns which of the ready rows cannot pass through unchanged."""
         trace_group = pieces.trace_group[ready]
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
         found: npt.NDArray[np.bool_] = np.isin(trace_group, np.array([*whole, *late], dtype=np.uint64))
@@ -449,7 +454,7 @@ class SpanBuffer:
         return trace_group.table
 
     def _late(self, trace_group: _TraceGroup, outcome: _Outcome) -> SpanTable | None:
-        """What comes of a step that was decided on; where that is not as it was, into a trace of its own."""
+        """Handles spans that arrive after the decision on their step: dropped if only its root was sent, else sent in linked traces."""
         if outcome is _Outcome.ROOT_ONLY:
             self._figures["detail_dropped"] += len(trace_group.table)
             self._moved.note(
@@ -467,7 +472,7 @@ class SpanBuffer:
         return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
 
     def _of_step(self, trace_group: _TraceGroup, at: int) -> SpanTable:
-        """The trace group within the budget; of a trace of the application within what that has left."""
+        """Reduces a trace group to the trace size limit; in a trace of the application, to the rest of that trace's limit."""
         target, trace_id = trace_group.target, trace_group.trace_id
         budget = self._budget_of(trace_id)
         if trace_group.enclosing:
@@ -524,7 +529,7 @@ class SpanBuffer:
         return found
 
     def _too_much(self) -> Iterator[SpanTable]:
-        """What continues for too long, and the largest trace groups for as long as too much is buffered: parts of them."""
+        """Yields the buffered spans of trace groups that run for too long, then of the largest ones until the buffer is within its limit."""
         sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
         late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._max_buffered_ns(key)]
         while late or sum(sizes.values()) > self.max_bytes:
@@ -546,7 +551,7 @@ class SpanBuffer:
 
 
 class _TraceGroup(NamedTuple):
-    """All that there is of one, in one trace."""
+    """The spans of one trace group, as one table with one trace."""
 
     table: SpanTable
     target: TargetTrace

@@ -101,10 +101,10 @@ class StepMarks:
 
 
 class RawMarks:
-    """Marks that wait, as they were noted: ``(optimizer, monotonic ns, context, thread)``. Thread-safe.
+    """Buffered ends of steps: ``(optimizer, monotonic ns, context, thread)``, with None for the program's own steps. Thread-safe.
 
     Args:
-        ask: called in the loop's thread, after its mark was noted, with the time of that, once :attr:`ask_at` has come. It must
+        ask: called in the loop's thread with the time of an entry, after it was added, if that is not before :attr:`ask_at`. Must
             not raise.
     """
 
@@ -125,7 +125,7 @@ class RawMarks:
         self._ask_at[0] = time_ns
 
     def take(self) -> Iterator[tuple[Any, int, Context, int]]:
-        """Those that wait now, in order, and not what comes meanwhile: a loop may be as fast as who takes."""
+        """Returns the entries buffered so far, in order; not those added meanwhile, since a fast loop would never let it end."""
         with contextlib.suppress(IndexError):  # a signal handler may take some in between
             for _ in range(len(self._marks)):
                 yield self._marks.popleft()
@@ -272,9 +272,9 @@ class Listener(Protocol):
 
 
 class LoopMarks:
-    """The recordings that want to know. Any thread, without a lock: each method is one step for Python.
+    """Passes changes of segments that frameworks report to all recordings that have steps. Thread-safe without a lock.
 
-    A change costs what the recordings take, some microseconds each.
+    A change takes some microseconds per recording.
     """
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class LoopMarks:
 
     @property
     def is_heard(self) -> bool:
-        """Whether any recording wants to know."""
+        """Whether any recording has steps."""
         return bool(self._listeners)
 
     def add(self, listener: Listener) -> None:

@@ -1,12 +1,13 @@
-"""What a live recording drains becomes spans, batch by batch: the traces, parents and links of events as they come.
+"""Assigns traces, parents, span ids and links to the events of a live recording, drain by drain.
 
-What is decided for the top-level event of a tree holds for the whole tree, however many drains it is spread over:
+The place of a top-level event holds for its whole tree, even if later drains bring parts of it. The first of these rules applies:
 
-- in a context, it hangs under the span that the context stands for, while that is open;
-- where there are steps, and the context is theirs or none, it hangs under the step in which it began;
-- without either an operator hangs under a root that it shares with those of its thread and its second (``operator_roots``);
-- all else is the root of a trace of its own, which the sampler was asked about. Where the span of its context had ended, that trace,
-  or the shared root, links to the span.
+1. It began in a step, and its context is none or one of the training loop's: its parent is the span of that step.
+2. Its context stands for a span that was open when it began: that span is its parent.
+3. It is an operator: its parent is a root that the operators of one thread share for a second (``operator_roots``).
+4. It is the root of a new trace, for which the sampler was called.
+
+If the span of its context had ended before it began, rule 3 or 4 applies, and the root links to that span.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _STREAM = ("device_type", "device_index", "stream")
 
 
 class _ChildTimes(NamedTuple):
-    """What a stream did inside of an event, in drains before that of its end."""
+    """Key of the device time that children of an open event took on one stream, in earlier drains."""
 
     event: int
     """Its id."""
@@ -76,9 +77,9 @@ class LiveDevices:
         self._inside: dict[_ChildTimes, int] = {}
 
     def times(self, batch: Batch, trees: Forest) -> DeviceTimes | None:
-        """The times of the rows of a batch whose parents are those of ``trees``; None where no device's time is known.
+        """Returns the device times of the rows; None if no device was timed. The batch must have the parents of ``trees``.
 
-        Totals have what was drained before, own times are without it.
+        Total times include children from earlier drains; self times (``own``) exclude them.
         """
         devices = batch.devices
         if not self._inside and (devices is None or not len(devices["event"])):
@@ -96,7 +97,7 @@ class LiveDevices:
         return DeviceTimes(found.pair[:rows], found.own[:rows], found.total[:rows])
 
     def _with_children(self, batch: Batch) -> Batch:
-        """The batch, with a row and a pair more for each stream that worked before inside of an event that has ended now."""
+        """Adds to each event that ended in this batch one child row with its timing per stream, for the device time of earlier drains."""
         ids = np.fromiter((child_time.event for child_time in self._inside), np.uint64, len(self._inside))
         ended = np.flatnonzero(np.isin(batch["id"], ids))
         row_of = dict(zip(batch["id"][ended].tolist(), ended.tolist(), strict=True))
@@ -121,7 +122,7 @@ class LiveDevices:
         return Batch(columns, batch.names, batch.threads, devices=_joined(batch.devices, added))
 
     def _remember(self, whole: Batch, timed: TimedRows, trees: Forest) -> None:
-        """Adds what the rows know to what is known of the events that are open around them."""
+        """Adds the device times of rows to the nearest open ancestor of each, by stream."""
         rows, devices = trees.rows, whole.devices
         top = top_level(whole["parent"].astype(np.int64))[timed.rows]
         node = trees.parent[top]
@@ -149,12 +150,12 @@ _MOST_LINKS = 32
 
 
 def _usual() -> int:
-    """The default of a policy."""
+    """Returns the default limit of spans per trace."""
     return Budget().max_spans
 
 
 def _open(_context: int) -> int | None:
-    """No span has ended."""
+    """Default of ``ended``: treats every span as open."""
     return None
 
 
@@ -371,10 +372,10 @@ class LiveTrees:
     def _shared_groups(
         self, trees: Forest, roots: Array, steps: Sequence[Step], trace_groups: list[TraceGroup], of_root: Array
     ) -> dict[int, int]:
-        """Contexts and steps, which many roots share: one question per pair of them.
+        """Assigns roots to the spans of steps and contexts, with one lookup per pair of context and step.
 
         Returns:
-            Of roots that began after the span of their context had ended, and are in no step: that context.
+            Context numbers by index into ``roots``, for roots outside of steps that began after the span of their context had ended.
         """
         late: dict[int, int] = {}
         waiting = np.flatnonzero(of_root < 0)
@@ -466,7 +467,10 @@ class LiveTrees:
         return lambda times, context: self._lasting(steps, times, context)
 
     def _lasting(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
-        """The same, to tell how long something lasts: -1 too before those that are known, and beyond them what is still open."""
+        """As :meth:`_positions`, to count the steps that an event spans: ``len(steps)`` for :data:`NEVER`, the end of an open event.
+
+        Before the first known step: -1, or 0 if that step is the first one and its start is not known.
+        """
         position = self._positions(steps, times, context)
         if steps:
             own = position >= 0

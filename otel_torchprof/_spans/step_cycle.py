@@ -1,4 +1,4 @@
-"""Steps of a training loop that says nothing of them: the cycle of what it does is learned, and then followed."""
+"""Detects the steps of a training loop that does not report them: learns from its phases what ends a step, then applies that rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_TOKENS = 1 << 14
 _FEW_TOKENS = 256
 """Tokens that are held before the first backward pass."""
 _PASSES_IN_VAIN = 64
-"""Passes without a backward pass after which none is waited for."""
+"""Module calls without a backward pass after which a thread is taken not to train."""
 _LONGEST = 8
 """Tokens of the longest sequence that is shortened: a batch, and the passes over it."""
 _WITHOUT_GRADIENTS = frozenset({Part.INFERENCE, Part.EVALUATION})
@@ -33,7 +33,10 @@ _PASSES = _WITHOUT_GRADIENTS | {Part.FORWARD}
 
 
 class HeldStep:
-    """What may become steps: little of a thread that does not train, and of a sequence that repeats the first and the last."""
+    """Buffers the tokens of a thread until the rule that ends its steps is known.
+
+    Memory is bounded: keeps few tokens of a thread that does not train, and only the first and last copy of a repeated sequence.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
@@ -41,7 +44,7 @@ class HeldStep:
         self._trains = self._is_idle = self._is_settled = False
         self._has_zeroed = self._has_stepped = False
         self._idle: set[tuple[Part, int]] = set()
-        """What it does then, of what a step could begin with."""
+        """Part and key of the batches and forward passes that were seen while the thread did not train."""
 
     @property
     def is_hopeful(self) -> bool:
@@ -98,7 +101,7 @@ class HeldStep:
             del tokens[: -most // 2]
 
     def _repeats(self, length: int) -> bool:
-        """Whether the last tokens are a sequence of this length for the third time that is a part of a step, or of an evaluation."""
+        """Whether the last tokens repeat a sequence of this length for the third time, and it is only part of a step or evaluation."""
         tokens = self.tokens
         if len(tokens) < 3 * length or not _is_like(tokens[-1], tokens[-1 - length], tokens[-1 - 2 * length]):
             return False
@@ -132,11 +135,11 @@ class _Loop:
         self._held = HeldStep()
         self.walk: Walk | None = None
         self.adopted = 0
-        """How often a rule was."""
+        """Rules that were adopted since :class:`StepCycle` last read and reset this."""
         self.steps = 0
-        """Since the loop in force had its latest token."""
+        """Steps of this loop since the latest token of the active loop."""
         self.since = 0
-        """How many tokens that loop had."""
+        """Number of tokens that the active loop had when ``steps`` was last reset."""
         self._fit: RuleFit | None = None
         self.latest = 0
         """Id of its latest token."""
@@ -164,7 +167,7 @@ class _Loop:
             self._take(token)
 
     def goes_on_with(self, token: Token) -> bool:
-        """Whether this is something new, of training or evaluation."""
+        """Whether the token shows that the loop still runs: an optimizer's step that has ended, or another new token, not of inference."""
         if token.part in OPTIMIZERS:
             return token.end != NEVER
         return token.part is not Part.INFERENCE and token.id != self.latest
@@ -228,7 +231,7 @@ class _Loop:
             self._follow(token)
 
     def _follow(self, token: Token) -> None:
-        """Goes by the rule, as long as the loop does."""
+        """Applies the rule to a token; replaces the rule if the loop no longer fits it."""
         learner, walk = self.learner, self.walk
         if walk is None or self._fit is None:
             return
@@ -265,14 +268,14 @@ class _Loop:
 
 
 class StepCycle:
-    """Learns how a training loop goes round, and says where its segments begin. One thread calls it.
+    """Learns what ends a step of the training loop, and returns where its segments begin. Not thread-safe.
 
-    The loop that trains is that of the thread whose rule is known first; when it has been quiet for three periods of a loop
-    on another thread, that one.
+    The active loop is that of the thread whose rule is known first. A loop on another thread becomes the active one when it has made
+    more than three steps since the latest token of the active loop.
 
     Args:
-        optimizer: the key of the optimizer that ends a step.
-        loader: the key of the loader whose batches begin a step; with an optimizer it says nothing.
+        optimizer: key of the optimizer that ends a step.
+        loader: key of the loader whose batches begin a step; ignored if there is an optimizer.
     """
 
     def __init__(self, *, optimizer: int | None = None, loader: int | None = None) -> None:
@@ -371,9 +374,10 @@ class StepCycle:
         return all(loop.is_settled(self._watermark) for loop in loops)
 
     def _collect(self, loop: _Loop, found: list[Boundary], end: int | None = None) -> None:
-        """Takes a loop's boundaries; they count where it is the one that trains.
+        """Adds a loop's boundaries to ``found`` if it is the active loop; else counts its steps, and may make it the active loop.
 
-        Nothing begins before what has been settled; nor does the loop end, but for the end that the recording gives it.
+        No boundary is earlier than the one before it, or than the time that is settled. ``end`` replaces the latter for the end of the
+        last segment, when the recording ends.
         """
         if loop.walk is None:
             return

@@ -48,9 +48,9 @@ class Forest:
     enclosing: npt.NDArray[np.int64]
     """Node that was open around it on its thread, whatever the context and however long it lasts; -1 for none."""
     beyond: npt.NDArray[np.int64]
-    """Nodes whose parent ended in an earlier drain ..."""
+    """Nodes whose parent ended in an earlier drain, and therefore is no node here."""
     beyond_parents: Ids
-    """... and the ids of these parents."""
+    """Event ids of the parents of ``beyond``."""
     decided: OpenEventInfo
     """For the next drain."""
 
@@ -93,15 +93,14 @@ def contexts_of_nodes(batch: Batch) -> npt.NDArray[np.uint32] | None:
 
 
 def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array | None], Array] | None) -> Forest:
-    """Joins a batch with the events that are open, of which ``decided`` is known from the drain before.
+    """Builds the forest of a batch and its open events. Parents in ``decided``, from the drain before, stay.
 
-    The recorder's parent is what was open around an event on its thread. That can be another task's label, where tasks take
-    turns on a thread, or a label around many steps. So an event goes to the nearest one outwards that began in its own
-    context, had not ended yet and, if it lasted for more than a whole step, began in the same step; to none where there is no
-    such. What was decided for an open event stays.
+    The recorder's parent is the event that was open on the thread. That may belong to another task of the thread, or span many steps.
+    So the parent here is the nearest enclosing event that has the same context, had not ended when the event began and, if it spans
+    more than one whole step, began in the same step. An event without such a parent is a root.
 
-    ``step_of`` gives the number of the step for times and contexts, the same for all that belong to none; None where nothing lasts
-    for more than a whole step. Costs a few numpy passes.
+    ``step_of`` maps times and contexts to step numbers, with one number for all that are in no step. None: no event spans more than a
+    whole step. Costs a few numpy passes.
     """
     rows, ids = len(batch), of_nodes(batch, "id")
     at = _nodes(ids, rows, decided.id)
@@ -161,7 +160,7 @@ def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
 
 
 def _nearest(enclosing: Array, holds: Callable[[Array, Array | slice], Array]) -> npt.NDArray[np.int64]:
-    """For each node the nearest one outwards that holds it; -1 where none does. ``enclosing`` itself where each holds its own."""
+    """Returns the nearest enclosing node for which ``holds`` is true, -1 for none; ``enclosing`` itself if that is true for all."""
     moving = find(len(enclosing), lambda block: (enclosing[block] >= 0) & ~holds(enclosing[block], block))
     if not moving.size:
         return enclosing
