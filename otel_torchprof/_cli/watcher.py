@@ -97,9 +97,12 @@ def _rank(info: bytes) -> str:
 
 def ended_by_sigterm(pid: int, pidfd: int) -> bool:
     """Whether SIGTERM ended a process. A kernel before 6.15 forgets that once its parent, a launcher, has asked: False then."""
-    status = _status_of_zombie(pid)
-    status = _status_of_reaped(pidfd) if status is None else status
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGTERM
+    status = _status_of_reaped(pidfd)
+    if status is None:
+        status = _status_of_zombie(pid)
+        reaped = _status_of_reaped(pidfd)  # meanwhile, and its number may be another process's
+        status = status if reaped is None else reaped
+    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGTERM
 
 
 def _status_of_zombie(pid: int) -> int | None:
@@ -108,13 +111,13 @@ def _status_of_zombie(pid: int) -> int | None:
     return None
 
 
-def _status_of_reaped(pidfd: int) -> int:
+def _status_of_reaped(pidfd: int) -> int | None:
     info = bytearray(_INFO_EXIT.to_bytes(8, sys.byteorder).ljust(_PIDFD_INFO, b"\0"))
     with suppress(OSError):
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
         if int.from_bytes(info[:8], sys.byteorder) & _INFO_EXIT:
             return int.from_bytes(info[_EXIT_AT : _EXIT_AT + 4], sys.byteorder)
-    return 0
+    return None
 
 
 def _own_pidfd() -> int:

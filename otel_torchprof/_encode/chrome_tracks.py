@@ -153,9 +153,9 @@ class Tracks:
         return track
 
     def _lane_tid(self, lane: int) -> int:
-        if lane == len(self._lane_tids):
+        while lane >= len(self._lane_tids):  # more than one where an interrupt came in between
             self._lane_tids.append(self._free_tid())
-            self._tids.add(self._lane_tids[lane])
+            self._tids.add(self._lane_tids[-1])
         return self._lane_tids[lane]
 
     def _free_tid(self) -> int:

@@ -138,7 +138,7 @@ class Drainer:
             claim: gives the recording to one caller only; called with the lock.
 
         Raises:
-            KeyboardInterrupt: to be called again then.
+            KeyboardInterrupt, SystemExit: to be called again then.
         """
         thread = self._thread
         try:
@@ -156,7 +156,7 @@ class Drainer:
                 thread.end(deadline)
             if ending is None:
                 self.drain_here(deadline)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self._thread = self._thread or thread  # for the next call
             raise
         except Exception:  # of who stops the recording
@@ -167,7 +167,7 @@ class Drainer:
     def _finish(self, ending: Ending, final: _DrainRequest, thread: _DrainThread | None) -> None:
         try:
             ending.stop()
-        except Exception:
+        except BaseException:
             final.settle(False)  # nobody takes the rest: who calls again doesn't wait for it
             raise
         if self._is_handled(final, thread, final.deadline):

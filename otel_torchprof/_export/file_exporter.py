@@ -216,14 +216,20 @@ class _OpenFiles:
             finally:
                 self._is_written = False
                 if self._ends:
-                    self.writer.series.close()
+                    self._close()
 
     def close(self) -> None:
         """Closes the file, or where a signal handler does, in the middle of a write of its own thread, has that close it."""
         with self._lock:
             self._ends = True
             if not self._is_written:
-                self.writer.series.close()
+                self._close()
+
+    def _close(self) -> None:
+        try:
+            self.writer.series.close()
+        except OSError as error:
+            self.log.warning("%r could not be closed: %s", self.writer.series.path, error)
 
     def is_idle_within(self, seconds: float) -> bool:
         """Whether no other thread writes any more before the time is over."""
@@ -362,10 +368,7 @@ class FileSpanExporter(SpanExporter):
         Later exports return FAILURE; a second call has no effect.
         """
         self._down = True
-        try:
-            self._leave()
-        except OSError as error:
-            self._log.warning("%s: %r could not be closed: %s", type(self).__name__, self.path, error)
+        self._leave()
 
     def shared(self) -> Self:
         """Returns another exporter for the same file; the last of them to shut down closes it. One that is shut down shares nothing."""
@@ -426,6 +429,7 @@ class FileSpanExporter(SpanExporter):
     def _begin_in_child(self) -> None:
         self._log.after_fork_in_child()
         self._files.after_fork_in_child()
+        self._files.writer.series.abandon()  # also where its last exporter is shut down, and a write was to close it
         if self._shares:
             path = own_path(self._template)
             self._join(path, path if PID in self._template else _beside(path))

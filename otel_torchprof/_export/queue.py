@@ -194,7 +194,7 @@ class ExportQueue:
         self._end: Deadline | None = None
         self._end_unanswered: Deadline | None = None
         self._has_answered = False
-        self._exported = self._failed = self._passed = 0
+        self._exported = self._failed = self._rejected = self._passed = 0
         self._dropped: Counter[str] = Counter()
         self._dropped_passed: Counter[str] = Counter()
         self._undelivered_at_flush = 0
@@ -299,6 +299,7 @@ class ExportQueue:
                 self._outage.reason,
                 self._passed,
                 dict(self._dropped_passed),
+                self._rejected,
             )
 
     def after_fork_in_child(self) -> None:
@@ -387,6 +388,8 @@ class ExportQueue:
                 self._export(item)
         except BaseException:  # SystemExit, which ends the thread, or an interrupt: the next put begins another
             with self._changed:
+                if not self._abandoned:
+                    self._passed += self._backlog.passed(item, len(item.spans))
                 self._settle(item, Delivery(failed=len(item.spans)))
             raise
 
@@ -527,6 +530,7 @@ class ExportQueue:
             self._has_answered = True
         self._exported += delivery.exported
         self._failed += delivery.failed - unanswered + delivery.rejected
+        self._rejected += delivery.rejected
         self._drop(Undelivered(0, unanswered), SHUTDOWN)
         self._backlog.settle(batch, delivery.settled)
         batch.sending = delivery.sending

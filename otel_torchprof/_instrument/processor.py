@@ -302,7 +302,7 @@ class TorchSpanProcessor(SpanProcessor):
         try:
             with self._ledger.let_go():
                 self._drainer.end(deadline or Deadline.after(_SHUTDOWN_SECONDS), self._claim)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self._attached = self._attached or attached  # for the next call
             raise
 

@@ -284,10 +284,14 @@ class TorchMetrics:
 
     def end(self) -> None:
         """After a recording: what it had comes from nowhere else any more."""
-        times = None if self.times is None else self.times()
+        times = self._times_now()
         if times is not None:
             self._earlier = [earlier + time for earlier, time in zip(self._earlier, times, strict=True)]
         self.times = self.refresh = None
+
+    def _times_now(self) -> tuple[float, float] | None:
+        times = self.times  # once: another thread may end the recording
+        return None if times is None else times()
 
     def after_fork_in_child(self) -> None:
         """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
@@ -300,8 +304,9 @@ class TorchMetrics:
 
     def _observing(self, amount: _Amount) -> Callable[[Any], list[Observation]]:
         def observe(_options: Any) -> list[Observation]:
-            if amount is _AMOUNTS[0] and self.refresh is not None:  # the first that was made, which is asked first
-                self.refresh()
+            refresh = self.refresh  # once: another thread may end the recording
+            if amount is _AMOUNTS[0] and refresh is not None:  # the first that was made, which is asked first
+                refresh()
             with self._lock:
                 if amount.of_device and not self._operators.has_devices:
                     return []
@@ -316,7 +321,7 @@ class TorchMetrics:
         return [Observation(count, {SAMPLED: sampled}) for sampled, count in self._steps.items()]
 
     def _observe_times(self, _options: Any) -> list[Observation]:
-        now = (None if self.times is None else self.times()) or (0.0, 0.0)
+        now = self._times_now() or (0.0, 0.0)
         sums = [earlier + time for earlier, time in zip(self._earlier, now, strict=True)]
         return [Observation(time, {SAMPLED: each}) for time, each in zip(sums, (True, False), strict=True) if any(sums)]
 

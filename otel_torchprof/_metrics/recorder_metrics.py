@@ -106,7 +106,9 @@ def _exported(figures: RecorderFigures) -> list[Observation]:
     for each in figures.exporters:
         about = {NAME: each.name, TYPE: each.type}
         found.append(Observation(each.stats.exported_spans, about))
-        for reason, count in {"export_failed": each.stats.failed_spans, **each.stats.dropped_passed}.items():
+        rejected = each.stats.rejected_spans
+        failed = {"export_failed": each.stats.failed_spans - rejected, "rejected": rejected}
+        for reason, count in {**failed, **each.stats.dropped_passed}.items():
             found.append(Observation(count, {**about, ERROR: reason}))
     return found
 

@@ -34,7 +34,7 @@ class LimitedLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threads.Lock()
+        self._lock = threads.RLock()  # a signal handler may warn in the middle of a warning
         self._said: dict[str, tuple[float, int]] = {}
 
     def warning(self, message: str, *arguments: object) -> None:
@@ -52,7 +52,7 @@ class LimitedLog:
 
     def after_fork_in_child(self) -> None:
         """The lock may have been held by a thread that the child does not have."""
-        self._lock = threads.Lock()
+        self._lock = threads.RLock()
 
 
 class DeferredWarnings:

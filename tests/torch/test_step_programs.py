@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
 import os
 from pathlib import Path
 
@@ -175,10 +173,10 @@ def test_of_two_loops_one_has_the_steps(recorded):
     thread = segments(spans)[0].span.attributes["thread.id"]
     (own,) = (own for own in owns if own.thread == thread)
     steps = check(own, spans)
-    # They wait for one another after each iteration: what the other does in one of its own comes in this thread's step of that, or,
-    # where this thread wakes up late, at the end of the step before.
+    # They wait for one another after each iteration: what the other does in one of its own comes in this thread's step of that; or at the
+    # end of the step before, where this thread wakes up late; or at the begin of the next, where it was the first to wait.
     has_other = ["backward" in step.overlaps() for step in steps]
-    assert all(itertools.starmap(operator.or_, itertools.pairwise(has_other)))
+    assert all(map(any, zip(has_other, has_other[1:], has_other[2:], strict=False)))
 
 
 # ---- processes ----

@@ -271,3 +271,12 @@ def test_lanes_have_a_limit():
     lanes = Lanes(most_lanes=3)
     assert [lanes.place(0, 10 + span, span, 0) for span in range(1, 6)] == [0, 1, 2, 2, 2]
     assert lanes.place(11, 12, 9, 0) == 0
+
+
+def test_an_interrupt_between_a_lane_and_its_track():
+    """A lane that was opened when an interrupt came has its track with the next export, and so has the one after it."""
+    spans = ChromeSpans(PID)
+    spans._tracks._lanes.place(1000, 2000, 1, 0)
+    events = events_of([span("a", 1500, 1800), span("b", 1600, 1900)], encoder=spans)
+    check_lanes(events)
+    assert {event["name"] for event in slices(events)} == {"a", "b"}

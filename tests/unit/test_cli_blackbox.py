@@ -200,6 +200,9 @@ def test_how_a_process_ended(ended_by, expected):
         assert ended_by_sigterm(process.pid, pidfd) is expected
         process.wait()
         assert ended_by_sigterm(process.pid, pidfd) is (expected and KERNEL >= (6, 15))
+        assert ended_by_sigterm(os.getpid(), pidfd) is (
+            expected and KERNEL >= (6, 15)
+        )  # as if the number were used again
     finally:
         os.close(pidfd)
 

@@ -206,14 +206,21 @@ def test_an_exporter_that_fails(made, result, caplog):
     assert caplog.messages == ["Exporter: 1 spans were lost: it raised RuntimeError: no"] * raised
 
 
-def test_an_exporter_that_exits(made):
-    """Where it raises SystemExit its spans have failed, none stays in its hands, and the next put is exported."""
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exporter_that_exits(made, error):
+    """Whatever it raises that ends the thread, its spans have failed, none stays in its hands, and the next put is exported."""
     exporter = Exporter()
-    exporter.export = lambda spans: sys.exit()
-    queue = made(exporter)
+
+    def export(_spans):
+        raise error
+
+    exporter.export = export
+    queue = made(exporter, max_export_batch_size=1)
     queue.put(["a", "b"], 1)
     assert not queue.force_flush(in_time())
     assert queue.stats == QueueStats(failed_spans=2)
+    assert (queue.stats.passed_spans, queue.stats.dropped_passed) == (2, {})
     del exporter.export
     queue.put(["c"], 1)
     assert queue.shutdown(in_time())

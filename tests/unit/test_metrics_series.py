@@ -147,7 +147,7 @@ def test_durations_cost_no_more_than_their_share(reader, metrics, monkeypatch):
 def test_how_the_recorder_does(reader, metrics):
     """Events, losses by reason, memory and the measured share; spans under OpenTelemetry's own names."""
     dropped = {"queue_full": 3, "outage": 2, "no_response": 1}
-    stats = QueueStats(5, 2, dropped, 4, 500, 7.5, "UNAVAILABLE", 11, {"outage": 1, "no_response": 1})
+    stats = QueueStats(5, 2, dropped, 4, 500, 7.5, "UNAVAILABLE", 11, {"outage": 1, "no_response": 1}, 1)
     exporters = (ExporterFigures("a.B/0", "a.B", stats, 100),)
     figures = RecorderFigures(Entries(10, {"evicted": 6}, {}), 1000, 2000, 0.007, exporters)
     metrics.recorder.source = lambda: figures
@@ -158,7 +158,7 @@ def test_how_the_recorder_does(reader, metrics):
     assert points(reader, "otel_torchprof.overhead") == [({}, 0.007)]
     about = {"otel.component.name": "a.B/0", "otel.component.type": "a.B"}
     exported = points(reader, "otel.sdk.exporter.span.exported")
-    failed = {"export_failed": 2, "outage": 1, "no_response": 1}
+    failed = {"export_failed": 1, "rejected": 1, "outage": 1, "no_response": 1}
     assert exported == [(about, 5), *(({**about, "error.type": reason}, count) for reason, count in failed.items())]
     assert points(reader, "otel.sdk.exporter.span.inflight") == [(about, 2)]
     kind = "otel_torchprof.TorchSpanProcessor"

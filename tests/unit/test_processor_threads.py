@@ -115,6 +115,27 @@ def test_a_shutdown_keeps_its_deadline_when_a_drain_hangs(recording, exporter, i
     assert exporter.export(()) is SpanExportResult.FAILURE
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_shutdown_that_is_interrupted_can_be_called_again(recording, exporter, error):
+    """A signal handler that raises while the recording stops ends the shutdown; a second one does all of it, at once."""
+    stop = recording.stop
+
+    def interrupted() -> None:
+        recording.stop = stop
+        raise error
+
+    recording.stop = interrupted
+    processor = attached(recording, exporter)
+    recording.waiting.append((Event("mm", 0, 10),))
+    with pytest.raises(error):
+        processor.shutdown()
+    again = threading.Thread(target=processor.shutdown, daemon=True)
+    again.start()
+    again.join(10)
+    assert not again.is_alive()
+    assert names(exporter) == ["mm"]
+
+
 def test_exporters_are_shut_down_when_stopping_fails(recording, exporter, caplog):
     """Whatever the recording raises when it is stopped, the exporters are shut down, and the caller sees nothing; nor waits who calls again."""
 
