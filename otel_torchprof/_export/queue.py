@@ -352,7 +352,10 @@ class ExportQueue:
         item = self._next()
         if item is None:
             return False
-        self._handle(item)
+        try:
+            self._handle(item)
+        except BaseException as error:  # noqa: BLE001 - an interrupt that was meant for the program: a flush may be waiting
+            self._log.warning("%s: its thread continues after %s: %s", self._name, type(error).__name__, error)
         self.say()
         return True
 
@@ -386,7 +389,7 @@ class ExportQueue:
                 self._export_some(item)
             else:
                 self._export(item)
-        except BaseException:  # SystemExit, which ends the thread, or an interrupt: the next put begins another
+        except BaseException:  # an interrupt
             with self._changed:
                 if not self._abandoned:
                     self._passed += self._backlog.passed(item, len(item.spans))

@@ -15,7 +15,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
-GENERATED = {"api", "benchmarks", "columns", "command-line", "torch-names"}
+GENERATED = {"api", "benchmarks", "columns", "command-line", "names", "torch-names"}
 """Pages that are made from the code, or measured."""
 MOST_PAGES = 20
 MOST_WORDS = 20_000

@@ -206,10 +206,9 @@ def test_an_exporter_that_fails(made, result, caplog):
     assert caplog.messages == ["Exporter: 1 spans were lost: it raised RuntimeError: no"] * raised
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_an_exporter_that_exits(made, error):
-    """Whatever it raises that ends the thread, its spans have failed, none stays in its hands, and the next put is exported."""
+    """Whatever it raises, its spans have failed, none stays in its hands, who waits is told, and the next put is exported."""
     exporter = Exporter()
 
     def export(_spans):
