@@ -129,7 +129,7 @@ def made_id(store: Any) -> str:
     return _held(store, f"{_KEY}/id", os.urandom(16).hex())
 
 
-def agreed(store: Any, offered: Run, rank: int, *, session: int, restart: int | None) -> Run:
+def agree_on_run(store: Any, offered: Run, rank: int, *, session: int, restart: int | None) -> Run:
     """Returns the run that the first rank wrote to the store, with a random attempt id.
 
     A store may outlive the processes, and still hold the run of earlier ones. So each rank claims its slot of a generation; if an
@@ -166,8 +166,8 @@ _C10D = "torch.distributed.distributed_c10d"
 _SOURCE = "ranks"
 
 
-class _Link(NamedTuple):
-    """What the ranks agreed on."""
+class _Agreement(NamedTuple):
+    """What the ranks agree_on_run on."""
 
     run: Run
     place: Place
@@ -181,7 +181,7 @@ class Ranks:
         layout: a trace per step and rank, or one for all ranks: ``apart`` or ``together``.
         environ: what the launcher said.
         session: which recording of this process it is, from 1: steps are counted anew, and must not have the same ids again.
-        on_silence: called once, in the thread that makes the process group, where only that tells that this rank does not
+        on_not_exporting: called once, in the thread that makes the process group, where only that tells that this rank does not
             export.
     """
 
@@ -192,7 +192,7 @@ class Ranks:
         *,
         environ: Mapping[str, str] = os.environ,
         session: int = 1,
-        on_silence: Callable[[], None] | None = None,
+        on_not_exporting: Callable[[], None] | None = None,
     ) -> None:
         self._choice = choice
         self._layout = layout
@@ -201,9 +201,9 @@ class Ranks:
         self._outlives = store_outlives_processes(environ)
         self._place = place_in(environ)
         self._session = session
-        self._on_silence = on_silence
+        self._on_not_exporting = on_not_exporting
         self._lock = threads.RLock()
-        self._link: _Link | None = None
+        self._link: _Agreement | None = None
         self._unlinked = "no process group of torch.distributed was made yet"
         self._has_asked = self._in_child = False
         self._groups = Groups()
@@ -250,7 +250,7 @@ class Ranks:
 
     @property
     def run(self) -> Run | None:
-        """What ids are derived from; None as long as the ranks have not agreed on it, or where there is one rank only."""
+        """What ids are derived from; None as long as the ranks have not agree_on_run on it, or where there is one rank only."""
         link = self._link
         return None if link is None else link.run
 
@@ -260,12 +260,12 @@ class Ranks:
         place = self.place
         if place is None or place.world_size <= 1:
             return None
-        # The name in a form that the ranks knew before they agreed on anything: the choice must not change then.
+        # The name in a form that the ranks knew before they agree_on_run on anything: the choice must not change then.
         seed = self._name.text if self._name is not None and self._name.is_same else ""
         return exporting(self._choice, place, seed)
 
     @property
-    def silence(self) -> str | None:
+    def not_exporting_reason(self) -> str | None:
         """Why this rank exports nothing, where it does not."""
         found, place = self.exporting, self.place
         if found is None or found.own or place is None:
@@ -293,7 +293,7 @@ class Ranks:
         return None if link is None else self._ids(link, step, link.place.rank)
 
     def step_context(self, rank: int, step: int) -> SpanContext | None:
-        """The span of any rank's step; None as long as the ranks have not agreed on their run."""
+        """The span of any rank's step; None as long as the ranks have not agree_on_run on their run."""
         link = self._link
         if link is None or not 0 <= rank < link.place.world_size:
             return None
@@ -319,7 +319,7 @@ class Ranks:
             return chosen
         return tuple(rank for rank in chosen if self._exports(link.place, rank))
 
-    def _ids(self, link: _Link, step: int, rank: int) -> StepIds:
+    def _ids(self, link: _Agreement, step: int, rank: int) -> StepIds:
         found = self.exporting
         return step_ids(link.run, step, rank, layout=self._layout, first=0 if found is None else found.first)
 
@@ -398,14 +398,14 @@ class Ranks:
                 if not c10d.is_initialized():
                     return
                 self._has_asked = True
-                was_silent = self.silence is not None
+                was_silent = self.not_exporting_reason is not None
                 self._take_up(c10d)
         except Exception as error:  # noqa: BLE001 - this may be the middle of the program's init_process_group
             self._unlinked = f"the process group could not be asked: {type(error).__name__}: {error}"
             _logger.warning("ranks are not linked: %s", self._unlinked)
             return
-        if self.silence is not None and not was_silent and self._on_silence is not None:
-            self._on_silence()
+        if self.not_exporting_reason is not None and not was_silent and self._on_not_exporting is not None:
+            self._on_not_exporting()
 
     def _take_up(self, c10d: Any) -> None:
         rank, size = c10d.get_rank(), c10d.get_world_size()
@@ -421,7 +421,7 @@ class Ranks:
         if run is None:
             self._unlinked = "the process group has no store by which its ranks could agree on a run id"
         else:
-            self._link, self._in_child = _Link(run, self._place or Place(rank, size)), False
+            self._link, self._in_child = _Agreement(run, self._place or Place(rank, size)), False
 
     def _agreed(self, c10d: Any, rank: int) -> Run | None:
         """The same for all ranks: what the first of them has offered."""
@@ -430,7 +430,7 @@ class Ranks:
             store = c10d._get_default_store()  # noqa: SLF001 - there is no public one
             offered = name.text if name is not None else made_id(store)
             restart = self._restart if self._outlives else None
-            return agreed(store, Run(offered, self._restart), rank, session=self._session, restart=restart)
+            return agree_on_run(store, Run(offered, self._restart), rank, session=self._session, restart=restart)
         except Exception as error:  # noqa: BLE001 - MPI has no store, and some stores cannot do this
             _logger.info("the ranks cannot agree by a store: %s: %s", type(error).__name__, error)
         is_enough = name is not None and name.is_same and name.is_unique

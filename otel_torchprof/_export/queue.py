@@ -42,11 +42,11 @@ __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 
 # ---- Whether a receiver takes anything, since when it does not, and when to try again ----
 
-_PATIENT = Backoff(longest=30.0)
+_NORMAL_BACKOFF = Backoff(longest=30.0)
 """While no flush or shutdown waits. A receiver that is back is noticed after the longest pause at the latest."""
-_HURRIED = Backoff(longest=2.0)
+_URGENT_BACKOFF = Backoff(longest=2.0)
 """While a flush or the shutdown waits."""
-_WORTH_TELLING = 5.0
+_REPORTED_AFTER = 5.0
 """Seconds of an outage after which it is logged."""
 
 
@@ -74,7 +74,7 @@ class Outage:
         self._since = began if self._since is None else self._since
         self._failures += 1
         self.reason = reason
-        if not self._reported and self.seconds >= _WORTH_TELLING:
+        if not self._reported and self.seconds >= _REPORTED_AFTER:
             self._reported = True
             text = "%s: nothing was delivered for %.0f s, %d spans wait and it is tried again: %s"
             self._log.warning(text, self._name, self.seconds, waiting, reason)
@@ -94,7 +94,7 @@ class Outage:
 
     def pause(self, asked: float | None, *, hurried: bool) -> float:
         """Seconds until the next attempt; what the receiver ``asked`` for counts before our own."""
-        return (_HURRIED if hurried else _PATIENT).wait(max(self._failures - 1, 0), asked)
+        return (_URGENT_BACKOFF if hurried else _NORMAL_BACKOFF).wait(max(self._failures - 1, 0), asked)
 
 
 # ---- Messages that their receiver never accepts: whether one is itself at fault, and not the receiver ----

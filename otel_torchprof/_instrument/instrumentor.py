@@ -240,7 +240,9 @@ class TorchInstrumentor(BaseInstrumentor):
             self._start_metrics(options)
             return
         self._sessions += 1
-        self._ranks = Ranks(options.export_ranks, options.ranks, session=self._sessions, on_silence=self._fall_silent)
+        self._ranks = Ranks(
+            options.export_ranks, options.ranks, session=self._sessions, on_not_exporting=self._stop_exporting
+        )
         if self._is_silent():
             return
         provider = options.tracer_provider or trace.get_tracer_provider()
@@ -356,7 +358,7 @@ class TorchInstrumentor(BaseInstrumentor):
         if self._ranks is None:
             return False
         self._ranks.look()
-        if (why := self._ranks.silence) is not None:
+        if (why := self._ranks.not_exporting_reason) is not None:
             self._stay_off(why)
         return why is not None
 
@@ -364,10 +366,10 @@ class TorchInstrumentor(BaseInstrumentor):
         """Whether this is a spawned worker of a DataLoader; then it is stopped."""
         if self._loader_workers or not is_loader_worker():
             return False
-        self._fall_silent(_LOADER_WORKER)
+        self._stop_exporting(_LOADER_WORKER)
         return True
 
-    def _fall_silent(self, why: str | None = None) -> None:
+    def _stop_exporting(self, why: str | None = None) -> None:
         """Stops on a thread of its own, since the caller is inside ``init_process_group`` or a drain."""
         ranks, running, given = self._ranks, self._running, self._given
 
@@ -377,7 +379,7 @@ class TorchInstrumentor(BaseInstrumentor):
                     return
                 (self._uninstrument if why == _LOADER_WORKER else self._end)()
                 self._ranks, self._given = ranks, given
-                self._stay_off(why or (ranks and ranks.silence) or _NOT_INSTRUMENTED)
+                self._stay_off(why or (ranks and ranks.not_exporting_reason) or _NOT_INSTRUMENTED)
 
         threads.Thread(target=stop, name="otel-torchprof-silence", daemon=True).start()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._process import threads
-from otel_torchprof._process.give_way import give_way, without_rest
+from otel_torchprof._process.give_way import give_way, without_yielding
 from otel_torchprof._sources.step_marks import SegmentChange
 from otel_torchprof._spans.phase_tokens import PhaseTokens
 from otel_torchprof._spans.step_cycle import StepCycle
@@ -261,7 +261,7 @@ class StepSegments:
             if begins_at == NEVER or (begins_at > known_until and not final):
                 self._later = tokens
                 return
-            with self._said_lock, without_rest():
+            with self._said_lock, without_yielding():
                 if cycle is self._cycle and (self._evaluates or self._said[0][0].change.is_evaluation):
                     self._evaluate(cycle, *self._said.popleft())
                 elif cycle is self._cycle:

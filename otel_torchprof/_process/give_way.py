@@ -45,7 +45,7 @@ def giving_way(is_hurried: Callable[[], bool]) -> Iterator[None]:
 
 
 @contextmanager
-def without_rest() -> Iterator[None]:
+def without_yielding() -> Iterator[None]:
     """Disables the pauses of a block that holds a lock for which the program's threads may wait."""
     is_hurried, _thread.is_hurried = _thread.is_hurried, None
     try:

@@ -172,7 +172,7 @@ _MOST_PAST = 1_000
 """Steps that are remembered for what comes late of them."""
 _LARGEST_SPAN = 16_000
 """Bytes; where even spans like this would fit, nobody need measure them."""
-_WORTH_A_TRIM = 10
+_MIN_CAPACITY_DIVISOR = 10
 """If less than this part of a trace's span limit is left, spans that do not fit all go to new, linked traces."""
 
 
@@ -306,13 +306,13 @@ class SpanBuffer:
         self._failed.update(pieces.failed)
         if not self._rules.keep_all:
             sampled = self.sampler.of_steps(pieces.ended, self._failed | self._sent_early.keys())
-            pieces, ready = self._of_sampled(pieces, ready, whole, sampled)
+            pieces, ready = self._reduced_unsampled(pieces, ready, whole, sampled)
         table = pieces.table
         give_way()
-        alone = self._needing_a_look(pieces, ready, whole)
+        alone = self._needs_processing(pieces, ready, whole)
         passing = ready[~alone]
         out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
-        looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._too_much()]
+        looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
         out += [joined_tables(looked_at)] if looked_at else []
         for step in pieces.ended:
             outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
@@ -336,7 +336,7 @@ class SpanBuffer:
             return set()
         return self._running.keys() | set(pieces.open_roots)
 
-    def _of_sampled(
+    def _reduced_unsampled(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[Pieces, Array]:
         """Reduces trace groups that came whole in this drain, and are not sampled, to root and phases; returns what remains."""
@@ -372,7 +372,7 @@ class SpanBuffer:
         )
         return less, np.arange(len(left))
 
-    def _needing_a_look(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
+    def _needs_processing(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Returns which of the ready rows cannot pass through unchanged."""
         trace_group = pieces.trace_group[ready]
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
@@ -414,7 +414,7 @@ class SpanBuffer:
             if not parts:  # it was sent early, and its root was lost
                 del self._sent_early[key]
                 continue
-            trace_group = _TraceGroup.of(
+            trace_group = _TraceGroupSpans.of(
                 parts, key, pieces.steps.get(key), 0 if own is None else int(enclosing[own[0]])
             )
             in_parts = key in self._sent_early
@@ -432,7 +432,7 @@ class SpanBuffer:
     # ---- what becomes of them ----
 
     def _decided(
-        self, trace_group: _TraceGroup, sampled: Mapping[int, bool], *, was_buffered: bool
+        self, trace_group: _TraceGroupSpans, sampled: Mapping[int, bool], *, was_buffered: bool
     ) -> SpanTable | None:
         """What is sent of a trace group; None for nothing."""
         table, key = trace_group.table, trace_group.target.span_id
@@ -450,10 +450,10 @@ class SpanBuffer:
             self._moved.note(table, left, key)
             trace_group = trace_group._replace(table=left, at=int(np.flatnonzero(left.span_id == np.uint64(key))[0]))
         if trace_group.is_segment or not trace_group.enclosing or key in self._sent_early:
-            return self._of_step(trace_group, trace_group.at or 0)
+            return self._within_limit(trace_group, trace_group.at or 0)
         return trace_group.table
 
-    def _late(self, trace_group: _TraceGroup, outcome: _Outcome) -> SpanTable | None:
+    def _late(self, trace_group: _TraceGroupSpans, outcome: _Outcome) -> SpanTable | None:
         """Handles spans that arrive after the decision on their step: dropped if only its root was sent, else sent in linked traces."""
         if outcome is _Outcome.ROOT_ONLY:
             self._figures["detail_dropped"] += len(trace_group.table)
@@ -463,7 +463,7 @@ class SpanBuffer:
             return None
         return self._reduced(trace_group, self._budget_of(trace_group.trace_id))
 
-    def _is_sampled(self, trace_group: _TraceGroup, at: int, sampled: Mapping[int, bool]) -> bool:
+    def _is_sampled(self, trace_group: _TraceGroupSpans, at: int, sampled: Mapping[int, bool]) -> bool:
         table = trace_group.table
         if table.row[at] < 0:
             return sampled.get(trace_group.target.span_id, True)
@@ -471,14 +471,14 @@ class SpanBuffer:
         has_to_be = trace_group.target.span_id in self._failed | self._sent_early.keys()
         return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
 
-    def _of_step(self, trace_group: _TraceGroup, at: int) -> SpanTable:
+    def _within_limit(self, trace_group: _TraceGroupSpans, at: int) -> SpanTable:
         """Reduces a trace group to the trace size limit; in a trace of the application, to the rest of that trace's limit."""
         target, trace_id = trace_group.target, trace_group.trace_id
         budget = self._budget_of(trace_id)
         if trace_group.enclosing:
             left = self._capacity.left(trace_id, budget.max_spans)
             is_linked = target.span_id in self._sent_early  # by the parts that went before
-            if left < len(trace_group.table) and left * _WORTH_A_TRIM < budget.max_spans and not is_linked:
+            if left < len(trace_group.table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans and not is_linked:
                 above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
                 return self._reduced(trace_group, budget, target=above)
             budget = budget._replace(max_spans=max(min(budget.max_spans, left), 1))
@@ -488,11 +488,11 @@ class SpanBuffer:
 
     def _in_application(self, table: SpanTable, enclosing: int) -> SpanTable:
         """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
-        trace_group = _TraceGroup.of([table], enclosing, None, enclosing)
+        trace_group = _TraceGroupSpans.of([table], enclosing, None, enclosing)
         trace_id = trace_group.trace_id
         budget = self._budget_of(trace_id)
         left = self._capacity.left(trace_id, budget.max_spans)
-        if left < len(table) and left * _WORTH_A_TRIM < budget.max_spans:
+        if left < len(table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans:
             return self._reduced(trace_group, budget)
         found = self._reduced(trace_group, budget._replace(max_spans=min(budget.max_spans, left)), stays=True)
         self._capacity.spend(trace_id, min(len(table), left))
@@ -500,7 +500,7 @@ class SpanBuffer:
 
     def _reduced(
         self,
-        trace_group: _TraceGroup,
+        trace_group: _TraceGroupSpans,
         budget: Budget,
         *,
         target: TargetTrace | None = None,
@@ -528,14 +528,14 @@ class SpanBuffer:
             self._moved.note(trace_group.table, found, key, became=done.became)
         return found
 
-    def _too_much(self) -> Iterator[SpanTable]:
+    def _sent_in_parts(self) -> Iterator[SpanTable]:
         """Yields the buffered spans of trace groups that run for too long, then of the largest ones until the buffer is within its limit."""
         sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
         late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._max_buffered_ns(key)]
         while late or sum(sizes.values()) > self.max_bytes:
             key = late.pop() if late else max(sizes, key=sizes.__getitem__)
             del sizes[key]
-            trace_group = _TraceGroup.of(self._buffered.pop(key), key, self._running.get(key), 0)
+            trace_group = _TraceGroupSpans.of(self._buffered.pop(key), key, self._running.get(key), 0)
             if trace_group.at is not None:  # the root has ended, and something below it has not: the root goes last
                 self._buffered[key] = [taken(trace_group.table, np.array([trace_group.at]))]
                 trace_group = trace_group._replace(
@@ -550,7 +550,7 @@ class SpanBuffer:
         return MAX_BUFFERED_STEP_NS if step is not None and step.segment is not None else MAX_BUFFERED_NS
 
 
-class _TraceGroup(NamedTuple):
+class _TraceGroupSpans(NamedTuple):
     """The spans of one trace group, as one table with one trace."""
 
     table: SpanTable
@@ -567,7 +567,7 @@ class _TraceGroup(NamedTuple):
         return self.target.trace_id.to_bytes(16, "big")
 
     @classmethod
-    def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroup:
+    def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroupSpans:
         table = _in_one_trace(joined_tables(parts))
         found = np.flatnonzero(table.span_id == np.uint64(key))
         at = int(found[0]) if len(found) else None

@@ -283,7 +283,7 @@ class LoopMarks:
         """Whose loop runs; None where none does."""
 
     @property
-    def is_heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether any recording has steps."""
         return bool(self._listeners)
 

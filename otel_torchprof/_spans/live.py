@@ -56,7 +56,7 @@ Array = npt.NDArray[Any]
 _STREAM = ("device_type", "device_index", "stream")
 
 
-class _ChildTimes(NamedTuple):
+class _EventStream(NamedTuple):
     """Key of the device time that children of an open event took on one stream, in earlier drains."""
 
     event: int
@@ -74,7 +74,7 @@ class LiveDevices:
     """
 
     def __init__(self) -> None:
-        self._inside: dict[_ChildTimes, int] = {}
+        self._child_times: dict[_EventStream, int] = {}
 
     def times(self, batch: Batch, trees: Forest) -> DeviceTimes | None:
         """Returns the device times of the rows; None if no device was timed. The batch must have the parents of ``trees``.
@@ -82,14 +82,16 @@ class LiveDevices:
         Total times include children from earlier drains; self times (``own``) exclude them.
         """
         devices = batch.devices
-        if not self._inside and (devices is None or not len(devices["event"])):
+        if not self._child_times and (devices is None or not len(devices["event"])):
             return None
         whole = self._with_children(batch)
         timed = timed_rows(whole)
         if timed is not None:
             self._remember(whole, timed, trees)
         still_open = set(trees.id[trees.rows :].tolist())
-        self._inside = {child_time: time for child_time, time in self._inside.items() if child_time.event in still_open}
+        self._child_times = {
+            child_time: time for child_time, time in self._child_times.items() if child_time.event in still_open
+        }
         if timed is None or whole.devices is None:
             return None
         found = times_of(whole, timed, whole.devices["duration"])
@@ -98,12 +100,12 @@ class LiveDevices:
 
     def _with_children(self, batch: Batch) -> Batch:
         """Adds to each event that ended in this batch one child row with its timing per stream, for the device time of earlier drains."""
-        ids = np.fromiter((child_time.event for child_time in self._inside), np.uint64, len(self._inside))
+        ids = np.fromiter((child_time.event for child_time in self._child_times), np.uint64, len(self._child_times))
         ended = np.flatnonzero(np.isin(batch["id"], ids))
         row_of = dict(zip(batch["id"][ended].tolist(), ended.tolist(), strict=True))
-        known = [(child_time, time) for child_time, time in self._inside.items() if child_time.event in row_of]
+        known = [(child_time, time) for child_time, time in self._child_times.items() if child_time.event in row_of]
         for child_time, _ in known:
-            del self._inside[child_time]
+            del self._child_times[child_time]
         if not known and batch.devices is not None:
             return batch
         new = np.arange(len(known), dtype=np.uint64) + np.uint64(2**64 - 1 - len(known))
@@ -135,8 +137,8 @@ class LiveDevices:
             np.add.at(sums, place.reshape(-1), devices["duration"][pair])
             keys = [trees.id[node[chosen[first]]], *(devices[name][pair[first]] for name in _STREAM)]
             for *key, time in zip(*(column.tolist() for column in keys), sums.tolist(), strict=True):
-                child_time = _ChildTimes(*key)
-                self._inside[child_time] = self._inside.get(child_time, 0) + time
+                child_time = _EventStream(*key)
+                self._child_times[child_time] = self._child_times.get(child_time, 0) + time
 
 
 def _joined(devices: Mapping[str, Array] | None, added: Mapping[str, Any]) -> dict[str, Array]:
@@ -149,12 +151,12 @@ _MOST_LINKS = 32
 """That the shared root of operators has to spans that had ended."""
 
 
-def _usual() -> int:
+def _default_max_spans() -> int:
     """Returns the default limit of spans per trace."""
     return Budget().max_spans
 
 
-def _open(_context: int) -> int | None:
+def _never_ended(_context: int) -> int | None:
     """Default of ``ended``: treats every span as open."""
     return None
 
@@ -182,10 +184,10 @@ class LiveTrees:
         steps: Steps,
         new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
         current_span: Callable[[int], tuple[SpanContext, int | None] | None],
-        ended: Callable[[int], int | None] = _open,
+        ended: Callable[[int], int | None] = _never_ended,
         calls: CallRules | None = CallRules(),  # noqa: B008 - immutable
         collectives: LiveCollectives | None = None,
-        max_spans: Callable[[], int] = _usual,
+        max_spans: Callable[[], int] = _default_max_spans,
     ) -> None:
         self._key = key
         self._operators = OperatorRoots(key, new_trace, max_spans)

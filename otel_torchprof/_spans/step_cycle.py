@@ -23,7 +23,7 @@ from .step_rules import OPTIMIZERS, RELEVANT, Boundary, Rule, RuleFit, Token
 _MOST_TOKENS = 1 << 14
 _FEW_TOKENS = 256
 """Tokens that are held before the first backward pass."""
-_PASSES_IN_VAIN = 64
+_PASSES_WITHOUT_BACKWARD = 64
 """Module calls without a backward pass after which a thread is taken not to train."""
 _LONGEST = 8
 """Tokens of the longest sequence that is shortened: a batch, and the passes over it."""
@@ -32,7 +32,7 @@ _BEGINS = frozenset({Part.NEXT, Part.FORWARD})
 _PASSES = _WITHOUT_GRADIENTS | {Part.FORWARD}
 
 
-class HeldStep:
+class TokenBuffer:
     """Buffers the tokens of a thread until the rule that ends its steps is known.
 
     Memory is bounded: keeps few tokens of a thread that does not train, and only the first and last copy of a repeated sequence.
@@ -40,7 +40,7 @@ class HeldStep:
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self._passes_in_vain = 0
+        self._passes_without_backward = 0
         self._trains = self._is_idle = self._is_settled = False
         self._has_zeroed = self._has_stepped = False
         self._idle: set[tuple[Part, int]] = set()
@@ -60,7 +60,7 @@ class HeldStep:
         """Keeps a token; of a thread that has not trained, only what a step could begin with."""
         part = token.part
         if part in OPTIMIZERS or part is Part.BACKWARD:
-            self._passes_in_vain, self._is_idle, self._trains = 0, False, True
+            self._passes_without_backward, self._is_idle, self._trains = 0, False, True
             self._has_stepped |= part in OPTIMIZERS
         self._has_zeroed |= part is Part.ZEROING
         if part is not Part.INFERENCE:
@@ -71,8 +71,8 @@ class HeldStep:
             self._is_idle = False
         self._append(token)
         if part in _PASSES:
-            self._passes_in_vain += 1
-            if self._passes_in_vain >= _PASSES_IN_VAIN and not self._trains:
+            self._passes_without_backward += 1
+            if self._passes_without_backward >= _PASSES_WITHOUT_BACKWARD and not self._trains:
                 self._rest()
 
     def close(self, end: int) -> None:
@@ -83,7 +83,7 @@ class HeldStep:
     def settle(self) -> None:
         """What is held can be held no longer; after many passes without a backward pass none is waited for."""
         self._is_settled = True
-        if self._passes_in_vain >= _PASSES_IN_VAIN:
+        if self._passes_without_backward >= _PASSES_WITHOUT_BACKWARD:
             self._rest()
 
     def _append(self, token: Token) -> None:
@@ -115,7 +115,7 @@ class HeldStep:
 
     def _rest(self) -> None:
         self._idle = {(token.part, token.key) for token in self.tokens if token.part in _BEGINS}
-        self._is_idle, self._passes_in_vain, self._trains = True, 0, False
+        self._is_idle, self._passes_without_backward, self._trains = True, 0, False
 
 
 def _is_like(*tokens: Token) -> bool:
@@ -132,7 +132,7 @@ class _Loop:
 
     def __init__(self, optimizer: int | None, loader: int | None) -> None:
         self.learner: Learner | None = Learner(optimizer, loader)
-        self._held = HeldStep()
+        self._buffer = TokenBuffer()
         self.walk: Walk | None = None
         self.adopted = 0
         """Rules that were adopted since :class:`StepCycle` last read and reset this."""
@@ -166,7 +166,7 @@ class _Loop:
         else:
             self._take(token)
 
-    def goes_on_with(self, token: Token) -> bool:
+    def is_progress(self, token: Token) -> bool:
         """Whether the token shows that the loop still runs: an optimizer's step that has ended, or another new token, not of inference."""
         if token.part in OPTIMIZERS:
             return token.end != NEVER
@@ -175,7 +175,7 @@ class _Loop:
     def is_settled(self, watermark: int) -> bool:
         """Whether all that has happened has its segment."""
         if self.walk is None:
-            return self._open is None and not self._held.is_hopeful
+            return self._open is None and not self._buffer.is_hopeful
         return (self._open is None or not self.walk.waits) and self.walk.is_settled(watermark)
 
     def settle(self, watermark: int) -> None:
@@ -185,7 +185,7 @@ class _Loop:
             self.walk.settle(watermark)
         elif self.learner is not None:
             self._adopt(self.learner.settle())
-            self._held.settle()
+            self._buffer.settle()
 
     def finish(self, end: int) -> None:
         """Decides everything."""
@@ -202,7 +202,7 @@ class _Loop:
 
     def _close(self, end: int) -> None:
         if end != NEVER:
-            (self.walk or self._held).close(end)
+            (self.walk or self._buffer).close(end)
 
     def _take_open(self) -> None:
         if self._open is not None:
@@ -215,8 +215,8 @@ class _Loop:
             self._follow(token)
         elif self.learner is not None:
             rule = self.learner.take(token)
-            self._held.take(token)
-            self._adopt(self.learner.settle() if rule is None and self._held.is_full else rule)
+            self._buffer.take(token)
+            self._adopt(self.learner.settle() if rule is None and self._buffer.is_full else rule)
 
     def _adopt(self, rule: Rule | None) -> None:
         """The first rule: the steps that it makes of what is held are steps too."""
@@ -225,7 +225,7 @@ class _Loop:
         self.adopted += 1
         self.walk, self._fit = Walk(rule), RuleFit(rule, self.learner.most_work(rule[:2]))
         self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
-        held, self._held = self._held, HeldStep()
+        held, self._buffer = self._buffer, TokenBuffer()
         for token in held.tokens:
             give_way()
             self._follow(token)
@@ -303,7 +303,7 @@ class StepCycle:
             give_way()
             loop = self._loop_of(token)
             if loop is not None:
-                self._own_tokens += loop is self._active and loop.goes_on_with(token)
+                self._own_tokens += loop is self._active and loop.is_progress(token)
                 loop.take(token)
                 self._collect(loop, found)
         self._watermark = max(self._watermark, watermark)

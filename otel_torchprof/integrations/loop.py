@@ -54,7 +54,7 @@ class Loop:
             self.change(None, replaces_step=True)
         self.current = None
         _calls.note(self)
-        if self._profile is None and not loop_marks.is_heard:
+        if self._profile is None and not loop_marks.has_listeners:
             warn_once(_UNHEARD)
         if self._profile is not None and not self._profile.is_running:
             self._has_started = True

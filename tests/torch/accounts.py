@@ -329,7 +329,7 @@ def done(load: Load, protocol: str) -> tuple[Service, Any]:
     service = Service(load, receiver, protocol)
     gc.disable()  # a collection is an event too
     try:
-        with patch.multiple(queue_module, _PATIENT=_SOON, _HURRIED=_SOON):
+        with patch.multiple(queue_module, _NORMAL_BACKOFF=_SOON, _URGENT_BACKOFF=_SOON):
             service.run()
     finally:
         gc.enable()

@@ -107,7 +107,7 @@ PASSING = {
 @pytest.mark.parametrize("case", PASSING)
 def test_passing(case, monkeypatch):
     """What may pass is tried again until it has arrived: nothing is lost, nothing comes twice to a count."""
-    monkeypatch.setattr(queue_module, "_HURRIED", Backoff(first=0.05))
+    monkeypatch.setattr(queue_module, "_URGENT_BACKOFF", Backoff(first=0.05))
     protocol, turn = PASSING[case]
     with PROTOCOLS[protocol](turns=[turn, turn]) as receiver, Service(receiver, protocol) as service:
         assert losses() == WITHOUT

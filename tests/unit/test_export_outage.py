@@ -274,7 +274,7 @@ REAL = {
 @pytest.mark.parametrize("protocol", REAL)
 def test_it_stalls_dies_and_returns(protocol, monkeypatch):
     """A receiver that says nothing, refuses, is gone and comes back has every span in order; none is lost, few came twice."""
-    for pauses in ("_PATIENT", "_HURRIED"):
+    for pauses in ("_NORMAL_BACKOFF", "_URGENT_BACKOFF"):
         monkeypatch.setattr(queue_module, pauses, Backoff(first=0.05, longest=0.2))
     kind, stalls, refuses = REAL[protocol]
     names = [f"span {number}" for number in range(40)]

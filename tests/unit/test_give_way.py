@@ -10,7 +10,7 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.draining import Drainer
 from otel_torchprof._process import give_way as module
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.give_way import give_way, giving_way, without_rest
+from otel_torchprof._process.give_way import give_way, giving_way, without_yielding
 
 MILLISECOND = 1_000_000
 LONG = 60
@@ -62,7 +62,7 @@ def test_nothing_rests_where_a_lock_is_held(clock):
     """A thread of the program that waits for the lock would wait for the rest too; behind it the work rests as before."""
     with giving_way(lambda: False):
         clock.now += MILLISECOND
-        with without_rest():
+        with without_yielding():
             give_way()
         assert clock.rests == []
         give_way()

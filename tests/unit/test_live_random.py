@@ -137,7 +137,7 @@ class Program:
         trees = self.service.trees
         roots = trees._operators._open or trees._operators._latest
         return not (
-            trees._places or len(trees._child_times) or trees._devices._inside or len(trees._decided.id) or roots
+            trees._places or len(trees._child_times) or trees._devices._child_times or len(trees._decided.id) or roots
         )
 
 

@@ -45,7 +45,7 @@ def test_a_process_alone_is_no_rank():
     """Without launcher and process group there are no attributes, no ids, no state, and the provider's resource as it is."""
     ranks, own = Ranks(environ={}), Resource({"service.name": "s"})
     ranks.look()
-    assert (ranks.attributes(), ranks.step_ids(1), ranks.state(), ranks.silence) == ({}, None, {}, None)
+    assert (ranks.attributes(), ranks.step_ids(1), ranks.state(), ranks.not_exporting_reason) == ({}, None, {}, None)
     assert ranks.resource(own) is own
     assert joined(0, 1, Store()).step_ids(1) is None
 
@@ -208,11 +208,13 @@ def test_a_forked_child_is_no_rank_until_it_joins():
 def test_silence_is_told_of_when_it_turns_out():
     """A rank that learns only from torch that it does not export is told so, once."""
     reported: list[bool] = []
-    ranks = joined(1, 2, Store(), "one", on_silence=lambda: reported.append(True))
+    ranks = joined(1, 2, Store(), "one", on_not_exporting=lambda: reported.append(True))
     assert reported == [True]
-    assert ranks.silence == "rank 1 of 2 does not export: export_ranks is 'one'"
-    assert joined(0, 2, Store(), "one", on_silence=lambda: reported.append(False)).silence is None
-    assert Ranks("one", environ=TORCHRUN, on_silence=lambda: reported.append(False)).silence is not None
+    assert ranks.not_exporting_reason == "rank 1 of 2 does not export: export_ranks is 'one'"
+    assert joined(0, 2, Store(), "one", on_not_exporting=lambda: reported.append(False)).not_exporting_reason is None
+    assert (
+        Ranks("one", environ=TORCHRUN, on_not_exporting=lambda: reported.append(False)).not_exporting_reason is not None
+    )
     assert reported == [True]
 
 

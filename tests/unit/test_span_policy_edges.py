@@ -18,7 +18,7 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
         with otp.record_function("held"):
             pass
         program.drain()
-        working = SpanBuffer._needing_a_look
+        working = SpanBuffer._needs_processing
         calls = []
 
         def failing(*args):
@@ -29,7 +29,7 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
 
         with otp.record_function("lost"):
             pass
-        monkeypatch.setattr(SpanBuffer, "_needing_a_look", failing)
+        monkeypatch.setattr(SpanBuffer, "_needs_processing", failing)
         spans = program.spans()
         health = program.processor.health
     assert [s.name for s in spans if s.name in {"held", "lost"}] == ["held"]
