@@ -116,7 +116,7 @@ def test_children_of_earlier_drains(service):
         {"module": [10, 67]},
         {"loop": [0, 67]},
     ]
-    assert not service.trees._devices._inside
+    assert not service.trees._devices._child_times
     view, listed = _displayed(drained[-1])
     assert (listed.own.tolist(), listed.total.tolist(), len(view)) == ([0], [67], 1)
 
@@ -124,9 +124,9 @@ def test_children_of_earlier_drains(service):
 def test_what_is_open_no_more_is_forgotten(service):
     """An event that is never drained, since it was dropped, leaves nothing behind."""
     placed(service, Event("mm", 20, 30, "lost"), Event("lost", 10), pairs=[("mm", 1, 50)])
-    assert service.trees._devices._inside
+    assert service.trees._devices._child_times
     assert placed(service, Event("later", 40, 50)).devices is None
-    assert not service.trees._devices._inside
+    assert not service.trees._devices._child_times
 
 
 def test_events_that_no_sampler_wants(service):
