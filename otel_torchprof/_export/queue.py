@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -143,6 +144,10 @@ _LAST_TRY_SECONDS = 1.0
 """At the shutdown, for a receiver that has not answered for as long as a shutdown waits for one."""
 
 
+_instances: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+"""By class of an exporter, the numbers of those that were made."""
+
+
 class ExportQueue:
     """Spans that wait for an exporter, in the order in which they came; a thread of its own hands them on.
 
@@ -173,6 +178,9 @@ class ExportQueue:
         wait: Callable[[threads.Condition, float], object] = threads.Condition.wait,
     ) -> None:
         self.exporter = exporter
+        self.component_type = f"{type(exporter).__module__}.{type(exporter).__qualname__}"
+        self.component_name = f"{self.component_type}/{next(_instances[self.component_type])}"
+        """Of the exporter, for metrics: no two in this process have one, whose counters would seem to decrease."""
         self._settings = settings or QueueSettings.from_environment()
         self._ledger = ledger or Ledger()
         self._clock = clock

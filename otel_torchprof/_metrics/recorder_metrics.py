@@ -59,12 +59,8 @@ class RecorderFigures:
 
 
 def exporter_figures(queues: Sequence[ExportQueue], capacity: int) -> list[ExporterFigures]:
-    """The figures of a processor's exporters; the names hold for the life of the processor."""
-    found = []
-    for number, queue in enumerate(queues):
-        kind = f"{type(queue.exporter).__module__}.{type(queue.exporter).__qualname__}"
-        found.append(ExporterFigures(f"{kind}/{number}", kind, queue.stats, capacity))
-    return found
+    """The figures of a processor's exporters."""
+    return [ExporterFigures(queue.component_name, queue.component_type, queue.stats, capacity) for queue in queues]
 
 
 def _recorded(figures: RecorderFigures) -> list[Observation]:
@@ -107,7 +103,7 @@ def _exported(figures: RecorderFigures) -> list[Observation]:
         about = {NAME: each.name, TYPE: each.type}
         found.append(Observation(each.stats.exported_spans, about))
         rejected = each.stats.rejected_spans
-        failed = {"export_failed": each.stats.failed_spans - rejected, "rejected": rejected}
+        failed = {"export_failed": each.stats.failed_spans - rejected, **({"rejected": rejected} if rejected else {})}
         for reason, count in {**failed, **each.stats.dropped_passed}.items():
             found.append(Observation(count, {**about, ERROR: reason}))
     return found

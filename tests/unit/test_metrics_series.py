@@ -12,15 +12,18 @@ from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from torch_metrics import data_points, points, value
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.ledger import Entries
+from otel_torchprof._export.queue import ExportQueue
 from otel_torchprof._metrics import operator_metrics
 from otel_torchprof._metrics.operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
-from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures
+from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
+from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._spans.step_spans import StepSpan, Trace
 from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof.health import QueueStats
@@ -169,6 +172,17 @@ def test_how_the_recorder_does(reader, metrics):
     assert points(reader, "otel.sdk.processor.span.queue.capacity") == [(queue, 100)]
     metrics.recorder.source = None
     assert points(reader, "otel_torchprof.events.recorded") == []
+
+
+def test_each_exporter_has_counters_of_its_own():
+    """Two exporters of one class have different names, so that the counters of the second do not continue, or reset, those of the first."""
+    queues = [ExportQueue(InMemorySpanExporter()) for _ in range(2)]
+    first, second = exporter_figures(queues, 10)
+    assert first.name != second.name
+    assert first.type == second.type == f"{InMemorySpanExporter.__module__}.InMemorySpanExporter"
+    assert exporter_figures(queues, 10) == [first, second]
+    for queue in queues:
+        queue.shutdown(Deadline.after(60))
 
 
 def test_one_set_of_instruments_per_provider(provider, caplog):
