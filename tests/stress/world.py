@@ -115,6 +115,8 @@ class Worker:
         """Labels that began on this thread, by name."""
         self.is_acting = False
         """Whether an interrupt may come: of the main thread."""
+        self.is_profiled_by_torch = False
+        """Whether torch's own profiler runs on this thread."""
         self._nested = 0
 
     def label(self, args: str | None = None, kind: str = "label") -> otp.record_function:
