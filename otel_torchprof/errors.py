@@ -141,11 +141,7 @@ def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
+@once
 def warn_caller_once(text: str) -> None:
-    """As :func:`warn_caller`, the first time that this text comes."""
-    if text not in _said:
-        _said.add(text)
-        warn_caller(text)
-
-
-_said: set[str] = set()
+    """As :func:`warn_caller`, unless it warned of this before."""
+    warn_caller(text)

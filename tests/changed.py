@@ -1,7 +1,7 @@
 """Prints the test files that a change concerns: those that changed, and those that import a module which did.
 
 Compared with a commit, HEAD by default, whatever is not committed yet included; for `make check`. A change of native code, of shared
-code of tests or of what is installed concerns all of them, so that nothing is printed but a word that says so, on standard error.
+code of tests or of what is installed concerns all of them, which is said on standard error: that is for `make test`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONCERNS_ALL = ("native/", "requirements/", "tests/helpers/", "tests/conftest.p
 
 
 def changed(since: str) -> list[str]:
-    """Paths that differ from a commit, and new ones, without those that are gone."""
+    """Paths that differ from a commit, and new ones, without deleted ones."""
     commands = (["git", "diff", "--name-only", since], ["git", "ls-files", "--others", "--exclude-standard"])
     lines = [subprocess.run(each, cwd=ROOT, check=True, capture_output=True, text=True).stdout for each in commands]
     return [path for path in "".join(lines).splitlines() if (ROOT / path).exists()]

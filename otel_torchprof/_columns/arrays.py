@@ -10,6 +10,10 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
 BLOCK = 1 << 16
 """Rows per pass: the temporaries of a block stay in the L2 cache and in memory that the process has touched already. The first touch of
 a page costs 1 to 3 us in a virtual machine, and the temporaries of a pass over everything are fresh pages each time."""
@@ -47,8 +51,3 @@ def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     is_first[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
-
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]

@@ -167,7 +167,7 @@ _SOURCE = "ranks"
 
 
 class _Agreement(NamedTuple):
-    """What the ranks agree_on_run on."""
+    """What the ranks agreed on."""
 
     run: Run
     place: Place
@@ -250,7 +250,7 @@ class Ranks:
 
     @property
     def run(self) -> Run | None:
-        """What ids are derived from; None as long as the ranks have not agree_on_run on it, or where there is one rank only."""
+        """What ids are derived from; None as long as the ranks have not agreed on it, or where there is one rank only."""
         link = self._link
         return None if link is None else link.run
 
@@ -260,7 +260,7 @@ class Ranks:
         place = self.place
         if place is None or place.world_size <= 1:
             return None
-        # The name in a form that the ranks knew before they agree_on_run on anything: the choice must not change then.
+        # The name in a form that the ranks knew before they agreed on anything: the choice must not change then.
         seed = self._name.text if self._name is not None and self._name.is_same else ""
         return exporting(self._choice, place, seed)
 
@@ -293,7 +293,7 @@ class Ranks:
         return None if link is None else self._ids(link, step, link.place.rank)
 
     def step_context(self, rank: int, step: int) -> SpanContext | None:
-        """The span of any rank's step; None as long as the ranks have not agree_on_run on their run."""
+        """The span of any rank's step; None as long as the ranks have not agreed on their run."""
         link = self._link
         if link is None or not 0 <= rank < link.place.world_size:
             return None

@@ -81,6 +81,8 @@ class Backlog:
     def __init__(self, settings: QueueSettings) -> None:
         self.spans = 0
         self.size_bytes = 0
+        self.passed = 0
+        """Spans that were passed to the exporter so far, each once."""
         self._settings = settings
         self._items: deque[QueuedBatch | Flush] = deque()
         self._flushes: list[Flush] = []
@@ -114,11 +116,11 @@ class Backlog:
         self._in_hand = item if isinstance(item, QueuedBatch) else None
         return item
 
-    def passed(self, batch: QueuedBatch, spans: int) -> int:
-        """The first spans of the batch in hand are passed to the exporter; how many of them for the first time."""
+    def hand_on(self, batch: QueuedBatch, spans: int) -> None:
+        """Counts the first spans of the batch in hand, which are passed to the exporter now, unless they were before."""
         first = max(spans - batch.passed, 0)
         batch.passed += first
-        return first
+        self.passed += first
 
     def settle(self, batch: QueuedBatch, spans: int) -> None:
         """So many of the first spans of the batch in hand are done; with its last one it is out of hand."""

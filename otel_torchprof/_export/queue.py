@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 
-# ---- Whether a receiver takes anything, since when it does not, and when to try again ----
+# ---- Outages of a receiver, and the backoff between retries ----
 
 _NORMAL_BACKOFF = Backoff(longest=30.0)
 """While no flush or shutdown waits. A receiver that is back is noticed after the longest pause at the latest."""
@@ -98,7 +98,7 @@ class Outage:
         return (_URGENT_BACKOFF if hurried else _NORMAL_BACKOFF).wait(max(self._failures - 1, 0), asked)
 
 
-# ---- Messages that their receiver never accepts: whether one is itself at fault, and not the receiver ----
+# ---- Detection of messages that the receiver will never accept ----
 
 _ATTEMPTS = 4
 """Failed attempts in a row after which one other message is sent first, to find out whether the receiver accepts any."""
@@ -202,7 +202,7 @@ class ExportQueue:
         self._end: Deadline | None = None
         self._end_unanswered: Deadline | None = None
         self._has_answered = False
-        self._exported = self._failed = self._rejected = self._passed = 0
+        self._exported = self._failed = self._rejected = 0
         self._dropped: Counter[str] = Counter()
         self._dropped_passed: Counter[str] = Counter()
         self._undelivered_at_flush = 0
@@ -305,7 +305,7 @@ class ExportQueue:
                 self._backlog.size_bytes,
                 self._outage.seconds,
                 self._outage.reason,
-                self._passed,
+                self._backlog.passed,
                 dict(self._dropped_passed),
                 self._rejected,
             )
@@ -400,7 +400,7 @@ class ExportQueue:
         except BaseException:  # an interrupt
             with self._changed:
                 if not self._abandoned:
-                    self._passed += self._backlog.passed(item, len(item.spans))
+                    self._backlog.hand_on(item, len(item.spans))
                 self._settle(item, Delivery(failed=len(item.spans)))
             raise
 
@@ -426,7 +426,7 @@ class ExportQueue:
                 if self._abandoned:  # meanwhile: counted as dropped, so it must not be sent
                     return
                 batch.sending = len(part)
-                self._passed += self._backlog.passed(batch, len(part))
+                self._backlog.hand_on(batch, len(part))
             succeeded = self._exported_part(part)
             with self._changed:
                 self._settle(batch, Delivery(len(part)) if succeeded else Delivery(failed=len(part)))
@@ -446,7 +446,7 @@ class ExportQueue:
         with self._changed:
             if self._abandoned:
                 return
-            self._passed += self._backlog.passed(batch, before)
+            self._backlog.hand_on(batch, before)
         last = Delivery()
         for last in self._some_exported(batch):
             with self._changed:

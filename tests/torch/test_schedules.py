@@ -122,7 +122,7 @@ def test_what_torch_cannot():
 
 def test_events_of_earlier_cycles_go_with_a_warning(monkeypatch):
     """That earlier cycles are forgotten is said once per process, in torch's words, where torch says it."""
-    monkeypatch.setattr(errors, "_said", set())
+    errors.forget_warnings()
     monkeypatch.setattr(torch_profiler.profiler, "_WARNINGS_SHOWN", set(), raising=False)
     texts = []
     for module in (otp, torch_profiler):

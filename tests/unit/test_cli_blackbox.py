@@ -191,7 +191,7 @@ def test_what_the_watcher_survives(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this interpreter was built for an older system")
 @pytest.mark.parametrize(("ended_by", "expected"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
 def test_how_a_process_ended(ended_by, expected):
-    """It is told of a process whose parent has not asked for its status, and of one whose parent was faster than the watcher."""
+    """SIGTERM is recognized before and after the parent has asked for the status, also where another process has the number then."""
     process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     pidfd = os.pidfd_open(process.pid)
     try:

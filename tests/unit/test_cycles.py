@@ -15,9 +15,9 @@ PREPARE, START, STOP, READY = Move
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_yet(monkeypatch):
+def _nothing_said_yet():
     """A warning that comes once per process comes in each of these tests."""
-    monkeypatch.setattr(errors, "_said", set())
+    errors.forget_warnings()
 
 
 def letters(schedule, steps):
