@@ -136,7 +136,7 @@ def test_with_modules(version):
     )
 
 
-def test_cycles(version, monkeypatch):
+def test_cycles(version):
     """That a cycle forgets the one before it is said where torch says so."""
-    monkeypatch.setattr(errors, "_said", set())
+    errors.forget_warnings()
     assert _cycles(otp) == version.warns_of_cycles
