@@ -14,7 +14,7 @@ from torch.optim import optimizer as torch_optimizers
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._sources.phases import Phases
+from otel_torchprof._record.phases import Phases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,21 +22,21 @@ from ._columns.frame_info import (
     ParameterInfo,
     TensorInfo,
 )
-from ._events.function_event import EventMetadata
-from ._events.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
 from ._export.chrome import ChromeTraceExporter
+from ._export.cycles import ProfilerAction, schedule
 from ._export.otlp import ExportStats, OTLPExporter
 from ._export.otlp_file import OTLPFileExporter
+from ._export.span_policy import SpanPolicy
 from ._instrument.step_contexts import rank_resource, step_context
+from ._profile.function_event import EventMetadata
+from ._profile.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
 from ._profile.steps import KinetoStepTracker
 from ._profile.tensorboard import tensorboard_trace_handler
-from ._sampling.cycles import ProfilerAction, schedule
-from ._sampling.span_policy import SpanPolicy
-from ._sources.carrying import carry
-from ._sources.frame_filter import FrameFilter
-from ._sources.function_labels import FunctionLabels, label_functions
-from ._sources.labels import record_function
-from ._sources.ranges import emit_itt, emit_nvtx
+from ._record.carrying import carry
+from ._record.frame_filter import FrameFilter
+from ._record.function_labels import FunctionLabels, label_functions
+from ._record.labels import record_function
+from ._record.ranges import emit_itt, emit_nvtx
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
 from .health import GpuHealth, Health, ProcessorHealth, ProfilerStats
 from .version import __version__
@@ -45,9 +45,16 @@ if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
     from torch.profiler import itt as itt
 
+    from ._answers.diff import Difference, diff
+    from ._answers.explanation import Explanation
+    from ._answers.verdicts import explain
     from ._cli.notebook import load_ipython_extension as load_ipython_extension
-    from ._events.events import EventList
-    from ._events.function_event import (
+    from ._instrument.gpu_metrics import GpuMetrics
+    from ._instrument.instrumentor import TorchInstrumentor
+    from ._instrument.processor import TorchSpanProcessor
+    from ._instrument.streaming import stream
+    from ._profile.events import EventList
+    from ._profile.function_event import (
         DeviceType,
         FormattedTimesMixin,
         FunctionEvent,
@@ -56,14 +63,7 @@ if TYPE_CHECKING:
         StringTable,
         demangle,
     )
-    from ._events.function_event_avg import FunctionEventAvg
-    from ._explain.diff import Difference, diff
-    from ._explain.explanation import Explanation
-    from ._explain.verdicts import explain
-    from ._instrument.instrumentor import TorchInstrumentor
-    from ._instrument.processor import TorchSpanProcessor
-    from ._instrument.streaming import stream
-    from ._metrics.gpu_metrics import GpuMetrics
+    from ._profile.function_event_avg import FunctionEventAvg
     from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
     from ._profile.profile import _KinetoProfile as _KinetoProfile
     from ._profile.profile import profile
@@ -71,24 +71,24 @@ else:
     from ._profile import torch_names as _torch_names
 
     _MODULES = {
-        "DeviceType": "_events.function_event",
-        "Difference": "_explain.diff",
+        "DeviceType": "_profile.function_event",
+        "Difference": "_answers.diff",
         "EnforceUnique": "_profile.nvprof",
-        "EventList": "_events.events",
-        "Explanation": "_explain.explanation",
-        "FormattedTimesMixin": "_events.function_event",
-        "FunctionEvent": "_events.function_event",
-        "FunctionEventAvg": "_events.function_event_avg",
-        "GpuMetrics": "_metrics.gpu_metrics",
-        "Interval": "_events.function_event",
-        "Kernel": "_events.function_event",
-        "StringTable": "_events.function_event",
+        "EventList": "_profile.events",
+        "Explanation": "_answers.explanation",
+        "FormattedTimesMixin": "_profile.function_event",
+        "FunctionEvent": "_profile.function_event",
+        "FunctionEventAvg": "_profile.function_event_avg",
+        "GpuMetrics": "_instrument.gpu_metrics",
+        "Interval": "_profile.function_event",
+        "Kernel": "_profile.function_event",
+        "StringTable": "_profile.function_event",
         "TorchInstrumentor": "_instrument.instrumentor",
         "TorchSpanProcessor": "_instrument.processor",
         "_KinetoProfile": "_profile.profile",
-        "demangle": "_events.function_event",
-        "diff": "_explain.diff",
-        "explain": "_explain.verdicts",
+        "demangle": "_profile.function_event",
+        "diff": "_answers.diff",
+        "explain": "_answers.verdicts",
         "load_ipython_extension": "_cli.notebook",
         "load_nvprof": "_profile.nvprof",
         "parse_nvprof_trace": "_profile.nvprof",

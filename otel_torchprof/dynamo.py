@@ -1,6 +1,6 @@
 """The names of ``torch._dynamo.profiler``."""
 
-from ._torch_compat.dynamo import (
+from ._profile.dynamo import (
     ProfileMetrics,
     Profiler,
     ProfileResult,

@@ -1,8 +1,8 @@
 """The names of ``torch.autograd.profiler_legacy`` and of its C++ engine."""
 
-from ._events.events import EventList
-from ._torch_compat.legacy import RecordProfile, profile, write_profiler_events_to_stream
-from ._torch_compat.legacy_event import (
+from ._profile.events import EventList
+from ._profile.legacy import RecordProfile, profile, write_profiler_events_to_stream
+from ._profile.legacy_event import (
     VIEW_LIKE_OPERATORS,
     DeviceEvent,
     DeviceEvents,
@@ -12,7 +12,7 @@ from ._torch_compat.legacy_event import (
     ResolvedEvents,
     may_have_device_event,
 )
-from ._torch_compat.legacy_state import (
+from ._profile.legacy_state import (
     ProfilerConfig,
     ProfilerDisableOptions,
     ProfilerState,

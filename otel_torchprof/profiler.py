@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from ._events.events import EventList
-from ._events.function_event import DeviceType, FunctionEvent
-from ._events.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
+from ._export.cycles import ProfilerAction, schedule
+from ._profile.events import EventList
+from ._profile.function_event import DeviceType, FunctionEvent
+from ._profile.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
 from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
 from ._profile.profile import _KinetoProfile, profile
 from ._profile.steps import KinetoStepTracker
 from ._profile.tensorboard import tensorboard_trace_handler
-from ._sampling.cycles import ProfilerAction, schedule
-from ._sources.frame_filter import FrameFilter
-from ._sources.labels import record_function
-from ._sources.ranges import emit_itt, emit_nvtx
+from ._record.frame_filter import FrameFilter
+from ._record.labels import record_function
+from ._record.ranges import emit_itt, emit_nvtx
 
 if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver  # noqa: PLC0414 - has it too

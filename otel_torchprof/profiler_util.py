@@ -8,8 +8,8 @@ from ._encode.table import TableOptions, build_table
 from ._encode.table import format_memory as _format_memory
 from ._encode.table import format_share as _format_time_share
 from ._encode.table import format_time as _format_time
-from ._events.events import EventList
-from ._events.function_event import (
+from ._profile.events import EventList
+from ._profile.function_event import (
     MEMORY_EVENT_NAME,
     OUT_OF_MEMORY_EVENT_NAME,
     DeviceType,
@@ -24,8 +24,8 @@ from ._events.function_event import (
     _rewrite_name,
     demangle,
 )
-from ._events.function_event_avg import FunctionEventAvg
-from ._events.kineto_event import MemRecordsAcc
+from ._profile.function_event_avg import FunctionEventAvg
+from ._profile.kineto_event import MemRecordsAcc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

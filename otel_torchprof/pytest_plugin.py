@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ._explain.diff import diff
+from ._answers.diff import diff
 from ._profile.profile import profile
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from otel_torchprof._columns.schema import (
 )
 from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._export.unknown_variables import standard_variables_markdown
-from otel_torchprof._metrics.gpu_metrics import gpu_metrics_markdown
+from otel_torchprof._instrument.gpu_metrics import gpu_metrics_markdown
 from otel_torchprof._native import build
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,23 +20,16 @@ ORDER = (
     "_process",
     "_columns",
     "_native",
-    "_tree",
-    "_sources",
+    "_model",
     "_record",
-    "_blackbox",
-    "_spans",
-    "_sampling",
     "_encode",
-    "_distributed",
+    "_ranks",
     "_export",
-    "_trace_files",
-    "_explain",
-    "_events",
+    "_files",
+    "_answers",
     "_profile",
-    "_metrics",
     "integrations",
     "_instrument",
-    "_torch_compat",
     "_cli",
 )
 """The folders, left to right. ``integrations`` has no underscore, since its names are for users; the instrumentation uses it too."""
@@ -214,19 +207,19 @@ def test_the_check_finds_cffi(source, found):
 def test_only_nvml_imports_pynvml():
     """Exactly one module imports NVIDIA's binding, and not when it is imported itself."""
     importers = [path for path in MODULES if "pynvml" in top(all_imports(path.read_text(), path))]
-    assert [dotted(path) for path in importers] == ["_sources.nvml"]
+    assert [dotted(path) for path in importers] == ["_record.nvml"]
     assert "pynvml" not in top(imports_at_import(importers[0].read_text(), importers[0]))
 
 
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [
-        ("_columns/x.py", "from .._tree import tree", ["_tree", "_tree.tree"]),
+        ("_columns/x.py", "from .._model import tree", ["_model", "_model.tree"]),
         ("_columns/x.py", "def f():\n    import otel_torchprof._native.ffi", ["_native.ffi"]),
-        ("_tree/x.py", "from ..profiler import profile", ["profiler", "profiler.profile"]),
-        ("_tree/x.py", "from .. import legacy", ["legacy"]),
+        ("_model/x.py", "from ..profiler import profile", ["profiler", "profiler.profile"]),
+        ("_model/x.py", "from .. import legacy", ["legacy"]),
         ("errors.py", "from . import _columns", ["_columns"]),
-        ("_tree/x.py", "from ..errors import TorchProfError\nfrom . import tree\nimport numpy", []),
+        ("_model/x.py", "from ..errors import TorchProfError\nfrom . import tree\nimport numpy", []),
         ("profiler.py", "from ._export import file\nfrom .legacy import profile", []),
     ],
 )
@@ -286,10 +279,10 @@ def test_only_one_module_takes_threads_and_locks_from_python():
         if node.value.id in {"_thread", "queue", "threading", "time"}
         if node.attr != "sleep" or isinstance(called, ast.Call)
     ]
-    allowed = {"_sources.carrying: threading.Thread", "_sources.step_marks: threading.Thread"}
+    allowed = {"_record.carrying: threading.Thread", "_record.step_marks: threading.Thread"}
     allowed |= {
         "_native.recorder: threading.Thread",
-        "_blackbox.box: threading.Thread",
+        "_files.box: threading.Thread",
         "_process.process_changes: threading.Lock",
         "_process.process_changes: threading.RLock",
     }

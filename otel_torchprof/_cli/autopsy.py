@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._blackbox.box_file import SUFFIX, default_folder, is_of_the_living
+from otel_torchprof._files.box_file import SUFFIX, default_folder, is_of_the_living
 from otel_torchprof.errors import TorchProfError, printable
 
 from .recover import read
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
 
-    from otel_torchprof._blackbox.autopsy import Autopsy, Mismatch, Transfer, Wait
-    from otel_torchprof._blackbox.flight_recorder import Dump
-    from otel_torchprof._blackbox.rank_state import RankState
+    from otel_torchprof._answers.autopsy import Autopsy, Mismatch, Transfer, Wait
+    from otel_torchprof._files.flight_recorder import Dump
+    from otel_torchprof._files.rank_state import RankState
     from otel_torchprof._native.blackbox import Collective
 
 _MOST_LINES = 16
@@ -51,9 +51,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: there is none that can be read.
     """
-    from otel_torchprof._blackbox.autopsy import autopsy
-    from otel_torchprof._blackbox.flight_recorder import with_dumps
-    from otel_torchprof._blackbox.rank_state import of_one_run
+    from otel_torchprof._answers.autopsy import autopsy
+    from otel_torchprof._files.flight_recorder import with_dumps
+    from otel_torchprof._files.rank_state import of_one_run
 
     states, dumps, problems, paths = _read_all(_files(options.paths or [str(default_folder())]))
     if not states and not dumps:
@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _read_all(files: Sequence[Path]) -> tuple[list[RankState], list[Dump], list[str], dict[int, Path]]:
     """States of the boxes, dumps of flight recorders, what could not be read, and the path of each state by its id."""
-    from otel_torchprof._blackbox.flight_recorder import rank_of_file, read_dump
-    from otel_torchprof._blackbox.rank_state import state_of
+    from otel_torchprof._files.flight_recorder import rank_of_file, read_dump
+    from otel_torchprof._files.rank_state import state_of
 
     states: list[RankState] = []
     dumps: list[Dump] = []
@@ -146,7 +146,7 @@ def _files(paths: Sequence[str]) -> list[Path]:
 
 
 def _is_of_a_rank(path: Path) -> bool:
-    from otel_torchprof._blackbox.flight_recorder import is_dump
+    from otel_torchprof._files.flight_recorder import is_dump
 
     with contextlib.suppress(OSError):  # another user's, or removed meanwhile
         return (path.name.endswith(SUFFIX) and path.is_file()) or is_dump(path)
@@ -265,7 +265,7 @@ def _roll_call(found: Autopsy) -> Iterator[str]:
 
 
 def _doing(state: RankState, transfer: Transfer | None) -> str:
-    from otel_torchprof._blackbox.autopsy import described
+    from otel_torchprof._answers.autopsy import described
 
     pending = [(key, call) for key in state.calls if (call := state.pending(key)) is not None]
     if pending:
@@ -295,8 +295,8 @@ def place_text(state: RankState, lasts: str = "") -> str:
 
 def transfer_text(transfer: Transfer) -> str:
     """``recv from rank 1 (tag 0) of the default group``."""
-    from otel_torchprof._blackbox.autopsy import spelled
-    from otel_torchprof._blackbox.rank_state import GroupKey
+    from otel_torchprof._answers.autopsy import spelled
+    from otel_torchprof._files.rank_state import GroupKey
 
     call = transfer.call
     name, preposition = ("send", "to") if spelled(call) == "send" else ("recv", "from")

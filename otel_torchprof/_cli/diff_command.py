@@ -11,7 +11,7 @@ from .explain_command import add_form
 from .terminal import reading, say, show
 
 if TYPE_CHECKING:
-    from otel_torchprof._explain.diff import Difference
+    from otel_torchprof._answers.diff import Difference
 
 _FAILED = 1
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: a file cannot be read, or has too few steps.
     """
-    from otel_torchprof._explain.diff import diff
+    from otel_torchprof._answers.diff import diff
 
     with reading([options.before, options.after], quiet=options.quiet) as watch:
         found = diff(options.before, options.after, watch)
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text_of(found: Difference, options: argparse.Namespace) -> str:
-    from otel_torchprof._explain.diff import as_markdown, as_text
+    from otel_torchprof._answers.diff import as_markdown, as_text
 
     if options.json:
         return json.dumps(found.as_json(), indent=1) + "\n"

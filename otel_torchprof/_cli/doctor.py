@@ -25,6 +25,7 @@ from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import bad_values, suppressed
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._export.settings import QueueSettings, Settings
+from otel_torchprof._export.span_policy import SpanPolicy
 from otel_torchprof._export.unknown_variables import unknown_variables
 from otel_torchprof._export.variables import VARIABLES
 from otel_torchprof._instrument.default_processor import sets_up_the_sdk
@@ -32,8 +33,7 @@ from otel_torchprof._instrument.processor import left_out_by
 from otel_torchprof._native import frames, prebuilt, torch_build, torch_library
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.sdk_imports import UNSET
-from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.nvml import Nvml, RefusedError
+from otel_torchprof._record.nvml import Nvml, RefusedError
 from otel_torchprof.errors import ExportError, TorchLibraryError, forget_warnings, without_credentials
 from otel_torchprof.version import __version__
 

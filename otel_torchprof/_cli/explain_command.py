@@ -14,7 +14,7 @@ from .terminal import reading, say, show
 if TYPE_CHECKING:
     import argparse
 
-    from otel_torchprof._explain.explanation import Explanation
+    from otel_torchprof._answers.explanation import Explanation
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
     """
-    from otel_torchprof._explain.verdicts import explain
+    from otel_torchprof._answers.verdicts import explain
 
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         try:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 def text_of(found: Explanation, options: argparse.Namespace) -> str:
     """In the form that is asked for."""
-    from otel_torchprof._explain.explanation import as_markdown, as_text
+    from otel_torchprof._answers.explanation import as_markdown, as_text
 
     if options.json:
         return json.dumps(found.as_json(), indent=1) + "\n"

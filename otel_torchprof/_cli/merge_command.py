@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: a file cannot be read or written, or ranks cannot be aligned.
     """
-    from otel_torchprof._trace_files.merge import merge
+    from otel_torchprof._files.merge import merge
 
     with reading(options.files, quiet=options.quiet) as watch:
         merged = merge(options.files, options.output, watch)

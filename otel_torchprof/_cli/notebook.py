@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from otel_torchprof._events.events import EventList
+    from otel_torchprof._profile.events import EventList
 
 _NAME = "torchprof"
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._blackbox.box_file import SUFFIX, is_of_the_living, opened
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
+from otel_torchprof._files.box_file import SUFFIX, is_of_the_living, opened
 from otel_torchprof.errors import NativeError, TorchProfError, printable
 
 from .terminal import say, show
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from otel_torchprof._blackbox.rank_state import LastMoment
     from otel_torchprof._columns.batch import Array, Batch
+    from otel_torchprof._files.rank_state import LastMoment
     from otel_torchprof._native.blackbox import Contents
 
 _DEEPEST_SHOWN = 12
@@ -213,7 +213,7 @@ def problems_of(contents: Contents) -> list[str]:
 
 def text_of(contents: Contents, *, is_alive: bool = False) -> str:
     """What the process was, what each thread was doing at the end, and Python's stacks if a thread was seen to hang."""
-    from otel_torchprof._blackbox.rank_state import last_moments
+    from otel_torchprof._files.rank_state import last_moments
 
     info = contents.info
     rank = f"rank {info['rank']}, " if isinstance(info.get("rank"), int) else ""
@@ -230,7 +230,7 @@ def text_of(contents: Contents, *, is_alive: bool = False) -> str:
 
 
 def _stacks(contents: Contents) -> Iterator[str]:
-    from otel_torchprof._blackbox.rank_state import stacks_of_program
+    from otel_torchprof._files.rank_state import stacks_of_program
 
     if contents.stacks:
         since = time.strftime("%H:%M:%S", time.localtime(contents.hang_since_ns / 1e9))

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
-from otel_torchprof._blackbox.box_file import SUFFIX, BoxFile, memory_file
-from otel_torchprof._distributed.ranks import identity_in
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._export.file_exporter import own_path
 from otel_torchprof._export.formats import endings_help
+from otel_torchprof._files.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._process import process_changes
+from otel_torchprof._ranks.ranks import identity_in
 from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.health import ON
 from otel_torchprof.parsers import BlackBoxOptions
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from otel_torchprof._blackbox.box import BlackBox
+    from otel_torchprof._files.box import BlackBox
 
 
 # ---- What a script may take away from the interpreter, put back while our code runs at the end ----
@@ -193,7 +193,7 @@ def _launcher_in(options: argparse.Namespace, words: Sequence[str]) -> tuple[str
 
 def explanation(files: Sequence[str], options: argparse.Namespace) -> str:
     """What ``--explain`` says of files."""
-    from otel_torchprof._explain.verdicts import explain
+    from otel_torchprof._answers.verdicts import explain
 
     if not files:
         return "otel-torchprof: nothing was written that could be explained\n"
@@ -279,7 +279,7 @@ class RunBox:
             way_out = f"name a folder for it: {config.BLACK_BOX.variable}={requested.detail},/a/folder"
             say(f"no black box is kept: {reason}; {way_out}")
             return
-        from otel_torchprof._blackbox.box import BlackBox  # imports more than the watcher should have to copy
+        from otel_torchprof._files.box import BlackBox  # imports more than the watcher should have to copy
 
         name = "-c" if program.kind == "code" else Path(program.name).name  # sys.argv is not yet the script's
         identity = {**identity_in(os.environ), "program": name}
@@ -538,7 +538,7 @@ class _Recorded:
 
     def _say_results(self) -> None:
         if self.options.table:
-            from otel_torchprof._events.events import printable_table  # stream has imported it
+            from otel_torchprof._profile.events import printable_table  # stream has imported it
 
             rows = self._stream.key_averages()
             table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"

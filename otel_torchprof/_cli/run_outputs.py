@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof import config
-from otel_torchprof._blackbox.box_file import SUFFIX
-from otel_torchprof._distributed.ranks import place_in, restart_in, role_in
 from otel_torchprof._export.file_exporter import PID, RANK, FileSpanExporter
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof._export.sdk import takes_whole_traces
-from otel_torchprof._sampling.span_policy import SpanPolicy, policy_without_code, schedule_of
+from otel_torchprof._export.span_policy import SpanPolicy, policy_without_code, schedule_of
+from otel_torchprof._files.box_file import SUFFIX
+from otel_torchprof._ranks.ranks import place_in, restart_in, role_in
 from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from otel_torchprof._distributed.ranks import Place
+    from otel_torchprof._ranks.ranks import Place
 
 _TRACE = ".trace"
 """Stands before the suffix in default names."""

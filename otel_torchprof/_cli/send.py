@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_torchprof._blackbox.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES
 from otel_torchprof._export.otlp_file import requests_of, split
 from otel_torchprof._export.otlp_reading import pieces
@@ -20,6 +19,7 @@ from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
 from otel_torchprof._export.settings import Settings
+from otel_torchprof._files.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 

@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, format_time
-from otel_torchprof._spans.operator_roots import OPERATORS_NAME
-from otel_torchprof._spans.step_spans import JOB_NAME
-from otel_torchprof._trace_files import self_times
-from otel_torchprof._trace_files.attribute_keys import (
+from otel_torchprof._files import self_times
+from otel_torchprof._files.attribute_keys import (
     AGGREGATED_COUNT,
     AGGREGATED_DURATION,
     COLLAPSED_COUNT,
@@ -24,12 +22,14 @@ from otel_torchprof._trace_files.attribute_keys import (
     STEP,
     UNFINISHED,
 )
-from otel_torchprof._trace_files.chrome_events import SliceKind
-from otel_torchprof._trace_files.reading import read_events
-from otel_torchprof._tree.averages import MAX_NAMES, OTHER_NAMES, Average, NamedSums
-from otel_torchprof._tree.phases import repeated_phases
-from otel_torchprof._tree.span_table import STEP_NAME
-from otel_torchprof._tree.tree import STEP_KEY, STEP_PREFIX, lifted
+from otel_torchprof._files.chrome_events import SliceKind
+from otel_torchprof._files.reading import read_events
+from otel_torchprof._model.averages import MAX_NAMES, OTHER_NAMES, Average, NamedSums
+from otel_torchprof._model.operator_roots import OPERATORS_NAME
+from otel_torchprof._model.phases import repeated_phases
+from otel_torchprof._model.span_table import STEP_NAME
+from otel_torchprof._model.step_spans import JOB_NAME
+from otel_torchprof._model.tree import STEP_KEY, STEP_PREFIX, lifted
 from otel_torchprof.errors import TorchProfError
 
 from .recover import Traces
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from otel_torchprof._export.byte_stream import ByteStream
-    from otel_torchprof._trace_files.reading import Reading
-    from otel_torchprof._trace_files.self_times import Numbers, Row
+    from otel_torchprof._files.reading import Reading
+    from otel_torchprof._files.self_times import Numbers, Row
 
 
 # ---- What a trace file adds up to: averages by name, and its steps ----
@@ -297,7 +297,7 @@ def run(options: argparse.Namespace) -> int:
         if options.steps:
             text = _steps(sums, options)
         else:
-            from otel_torchprof._events.events import averages_list, printable_table
+            from otel_torchprof._profile.events import averages_list, printable_table
 
             text = printable_table(averages_list(sums.averages()), options.sort, options.rows)
         show(text)

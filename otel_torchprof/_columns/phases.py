@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PHASE_PREFIX = "torch.phase."
 """Names of the events and spans of phases begin with it."""
@@ -150,3 +154,28 @@ class Segment(enum.Enum):
     def span_name(self) -> str:
         """The name of the spans that stand for such segments."""
         return "torch.step" if self is Segment.STEP else f"torch.{self.value}"
+
+
+class SegmentChange(NamedTuple):
+    """End of a segment and begin of the next one, reported by the program or its framework."""
+
+    begins: Segment | None = Segment.STEP
+    """The new segment; None for none until the next change."""
+    ends_step: bool = True
+    """Whether a step ends here; if no segment is known yet, it is the first."""
+    replaces_step: bool = False
+    """Whether the current step is not a step but the new segment, from its start on."""
+    attributes: Mapping[str, Any] | None = None
+    """Attributes of the span that ends."""
+    is_of_loop: bool = False
+    """Whether a framework reports its own loop; steps are learned before that loop begins and after it has ended."""
+    ends_loop: bool = False
+    """Whether that loop ends here."""
+    is_evaluation: bool = False
+    """Whether that loop is only this evaluation, in a program whose own loop may be inside a step."""
+
+
+NEXT_STEP = SegmentChange()
+"""Ends a step and begins the next one."""
+LOOP_END = SegmentChange(None, ends_step=False, is_of_loop=True, ends_loop=True)
+"""Ends the loop of a framework and its current segment."""

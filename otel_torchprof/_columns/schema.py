@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
 
 MEMORY_KIND = 255
-"""What the column ``kind`` says of rows that no recorder writes: memory as an event, see :mod:`~otel_torchprof._tree.memory`."""
+"""What the column ``kind`` says of rows that no recorder writes: memory as an event, see :mod:`~otel_torchprof._model.memory`."""
 
 
 class Scope(enum.IntEnum):

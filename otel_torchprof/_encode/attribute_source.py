@@ -12,12 +12,12 @@ from otel_torchprof._columns.arrays import find, take
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._model.compiled import Shares, shares_of_roots
+from otel_torchprof._model.devices import DeviceTimes, device_times
+from otel_torchprof._model.frames import distinct
+from otel_torchprof._model.inputs import DistinctInputs
+from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 from otel_torchprof._process.heap import Arena
-from otel_torchprof._tree.compiled import Shares, shares_of_roots
-from otel_torchprof._tree.devices import DeviceTimes, device_times
-from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.inputs import DistinctInputs
-from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.frame_info import FunctionInfo
     from otel_torchprof._columns.generation import AttributeValue
-    from otel_torchprof._tree.span_table import AttributeType, SpanTable
+    from otel_torchprof._model.span_table import AttributeType, SpanTable
 
 Array = npt.NDArray[Any]
 Values = tuple[Array, Array]

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._model.inputs import InputPart, shapes_in, types_in
+from otel_torchprof._model.span_table import STEP_NUMBER, AttributeColumn, AttributeType, SpanTable, extend_names
 from otel_torchprof._process.give_way import give_way
-from otel_torchprof._tree.inputs import InputPart, shapes_in, types_in
-from otel_torchprof._tree.span_table import STEP_NUMBER, AttributeColumn, AttributeType, SpanTable, extend_names
 
 from . import collective_attributes as collectives
 from . import event_attributes as events
@@ -26,7 +26,7 @@ from .attribute_source import Attribute, AttributeSource
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._tree.devices import DeviceTimes
+    from otel_torchprof._model.devices import DeviceTimes
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 _IF_REDUCED = "on roots (of steps) whose spans were aggregated, collapsed or split off"
@@ -123,7 +123,7 @@ def add_attributes(
     with those of the batch. ``dropped_on`` is the row of the table that says how many events were dropped; default: the
     last synthetic span, and no span where there is none. ``self_time`` are nanoseconds per row of the batch, for batches
     that do not hold all children of their events; default: computed from the batch. ``with_flops``: count operations too.
-    ``callers``: per row the name of the call around it, see :class:`~otel_torchprof._spans.frame_spans.Displayed`. ``device_times``
+    ``callers``: per row the name of the call around it, see :class:`~otel_torchprof._model.frame_spans.Displayed`. ``device_times``
     are those of the rows of the batch, for batches from which events were left out; default: computed from the batch.
 
     An attribute that no span has is left out, and one that ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES`` names; one that a span already has

@@ -34,6 +34,12 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind
+from otel_torchprof._model.devices import curves_of, device_slices
+from otel_torchprof._model.flows import forward_backward, numbered_rows
+from otel_torchprof._model.frames import frames_of, plain_stacks, python_ids
+from otel_torchprof._model.memory import Total, totals_over_time
+from otel_torchprof._model.modules import Hierarchy, module_hierarchy
+from otel_torchprof._model.tree import STEP_PREFIX, not_nested
 from otel_torchprof._native.encoders import (
     EscapedNames,
     encode_counter,
@@ -41,12 +47,6 @@ from otel_torchprof._native.encoders import (
     encode_events,
     encode_memory,
 )
-from otel_torchprof._tree.devices import curves_of, device_slices
-from otel_torchprof._tree.flows import forward_backward, numbered_rows
-from otel_torchprof._tree.frames import frames_of, plain_stacks, python_ids
-from otel_torchprof._tree.memory import Total, totals_over_time
-from otel_torchprof._tree.modules import Hierarchy, module_hierarchy
-from otel_torchprof._tree.tree import STEP_PREFIX, not_nested
 
 from .chrome_json import (
     BASE_GRID_NS,
@@ -62,8 +62,8 @@ from .chrome_json import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from otel_torchprof._spans.step_spans import RecordedStep
-    from otel_torchprof._tree.devices import DeviceSlices, Stream
+    from otel_torchprof._model.devices import DeviceSlices, Stream
+    from otel_torchprof._model.step_spans import RecordedStep
 
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track, which no system gives to a thread."""

@@ -24,10 +24,10 @@ import numpy.typing as npt
 from opentelemetry.trace import SpanKind, StatusCode
 
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._model.span_table import STEP_NAME, STEP_NUMBER, AttributeType, extend_names
+from otel_torchprof._model.span_tables import narrowed
+from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.encoders import EscapedNames, SpanColumns, SpanTexts, encode_spans, link_targets
-from otel_torchprof._spans.span_tables import narrowed
-from otel_torchprof._tree.span_table import STEP_NAME, STEP_NUMBER, AttributeType, extend_names
-from otel_torchprof._tree.tree import STEP_PREFIX
 
 from .chrome_json import BASE_GRID_NS, compact, metadata_event, process_events, valid
 from .chrome_tracks import Outlines, Tracks
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._tree.span_table import AttributeColumn, SpanTable
+    from otel_torchprof._model.span_table import AttributeColumn, SpanTable
 
 CLOSING = b"\n]}\n"
 """What ends the document."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_torchprof._columns.schema import CollectiveFlag
-from otel_torchprof._spans.collectives import collective_name
-from otel_torchprof._tree.span_table import AttributeType
+from otel_torchprof._model.collectives import collective_name
+from otel_torchprof._model.span_table import AttributeType
 
 from .attribute_source import Attribute
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._model.devices import covered_between, device_name, drained_between, joules_between
+from otel_torchprof._model.flops import flops_of
+from otel_torchprof._model.frames import distinct
+from otel_torchprof._model.inputs import InputKind, has_inputs, may_have, text_ids, values_in
+from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, NO_PEAK, peaks_between, peaks_of_rows
 from otel_torchprof._native.loops import self_times
-from otel_torchprof._tree.devices import covered_between, device_name, drained_between, joules_between
-from otel_torchprof._tree.flops import flops_of
-from otel_torchprof._tree.frames import distinct
-from otel_torchprof._tree.inputs import InputKind, has_inputs, may_have, text_ids, values_in
-from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, NO_PEAK, peaks_between, peaks_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_torchprof._columns.frame_info import FunctionInfo
-    from otel_torchprof._tree.inputs import InputPart, Inputs
-    from otel_torchprof._tree.memory import MovedMemory
+    from otel_torchprof._model.inputs import InputPart, Inputs
+    from otel_torchprof._model.memory import MovedMemory
 
     from .attribute_source import Array, AttributeSource, Values
 

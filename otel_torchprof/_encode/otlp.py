@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_torchprof._tree.span_table import SpanTable
+    from otel_torchprof._model.span_table import SpanTable
 
 DEFAULT_MAX_BYTES = 1024 * 1024
 """Receivers refuse gRPC messages over 4 MiB by default. A quarter of that is cheaper to make, since the buffer stays

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_torchprof._tree.span_table import SpanTable
+    from otel_torchprof._model.span_table import SpanTable
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 

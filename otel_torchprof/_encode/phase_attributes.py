@@ -24,7 +24,7 @@ from otel_torchprof._columns.phases import (
     Segment,
 )
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._tree.span_table import STEP_KIND, STEP_NUMBER, AttributeType
+from otel_torchprof._model.span_table import STEP_KIND, STEP_NUMBER, AttributeType
 
 from .attribute_source import Attribute
 from .event_attributes import module as module_name
@@ -184,7 +184,7 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         ),
     ),
 )
-"""Key, type, when it is there and what it means; :class:`~otel_torchprof._tree.phases.PhaseTimes` gives them."""
+"""Key, type, when it is there and what it means; :class:`~otel_torchprof._model.phases.PhaseTimes` gives them."""
 
 
 _ON = "on calls of [`generate`](services.md#text-generation)"

@@ -16,13 +16,13 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlag
 
 from otel_torchprof import markup
 from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._model.forest import top_level
+from otel_torchprof._model.frame_spans import with_plain_names
+from otel_torchprof._model.limits import limited
+from otel_torchprof._model.live_table import live_table
+from otel_torchprof._model.span_table import AttributeType, extend_names
+from otel_torchprof._model.span_tables import packed
 from otel_torchprof._native.encoders import SpanAttribute, SpanColumns
-from otel_torchprof._spans.frame_spans import with_plain_names
-from otel_torchprof._spans.limits import limited
-from otel_torchprof._spans.live_table import live_table
-from otel_torchprof._spans.span_tables import packed
-from otel_torchprof._tree.forest import top_level
-from otel_torchprof._tree.span_table import AttributeType, extend_names
 from otel_torchprof.markup import Cell, Heading
 
 from .attributes import add_attributes
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from otel_torchprof._columns.batch import Names
-    from otel_torchprof._spans.live_table import Flows
-    from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.step_spans import StepSpan
-    from otel_torchprof._tree.span_table import Array, AttributeColumn, SpanTable
+    from otel_torchprof._model.live_table import Flows
+    from otel_torchprof._model.placed import Placed
+    from otel_torchprof._model.span_table import Array, AttributeColumn, SpanTable
+    from otel_torchprof._model.step_spans import StepSpan
 
 # ---- Spans as HTML, for notebooks ----
 
@@ -135,7 +135,7 @@ class SpanList(Sequence[ReadableSpan]):
         return self._table.nbytes + self._link_rows.nbytes + _OBJECT_BYTES
 
     def packed(self) -> SpanList:
-        """Copies the spans to a table of their own, see :func:`~otel_torchprof._spans.span_tables.packed`."""
+        """Copies the spans to a table of their own, see :func:`~otel_torchprof._model.span_tables.packed`."""
         return SpanList(packed(self._table), resource=self._resource, scope=self._scope, rows=self._rows)
 
     def _repr_html_(self) -> str | None:
@@ -421,7 +421,7 @@ def drained_spans(
         flows: which forward operator a backward function links to.
         with_flops: as for :func:`~.attributes.add_attributes`.
         callers: likewise.
-        options: of :func:`~otel_torchprof._spans.live_table.live_table`.
+        options: of :func:`~otel_torchprof._model.live_table.live_table`.
     """
     table = live_table(placed, ended, flows, **options)
     return add_attributes(

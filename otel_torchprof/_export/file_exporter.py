@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_torchprof._distributed.ranks import place_in
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof._ranks.ranks import place_in
 from otel_torchprof.errors import ExportError, warn_once
 
 from .file import check_writable, naming

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._spans.step_spans import RecordedStep
-    from otel_torchprof._tree.span_table import SpanTable
+    from otel_torchprof._model.span_table import SpanTable
+    from otel_torchprof._model.step_spans import RecordedStep
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FormatInput:
     """What was recorded, as formats get it."""
 
     batch: Batch
-    """All events. :func:`~otel_torchprof._tree.tree.nested_rows` has those that nest, by thread."""
+    """All events. :func:`~otel_torchprof._model.tree.nested_rows` has those that nest, by thread."""
     steps: list[RecordedStep]
     """Those that are no events."""
     spans: Callable[[], SpanTable]

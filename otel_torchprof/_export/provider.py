@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NoOpTracer, SpanContext, SpanKind, TraceFlags
 
 from otel_torchprof._encode.process_resource import of_this_process
+from otel_torchprof._model.span_table import STEP_NUMBER
+from otel_torchprof._model.step_spans import NO_ATTRIBUTES, Trace
 from otel_torchprof._process import process_changes
-from otel_torchprof._spans.step_spans import NO_ATTRIBUTES, Trace
-from otel_torchprof._tree.span_table import STEP_NUMBER
 from otel_torchprof.version import __version__
 
 from .sdk import SCHEMA_URL, span_limits
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
-    from otel_torchprof._distributed.rank_ids import StepIds
+    from otel_torchprof._ranks.rank_ids import StepIds
 
 _logger = logging.getLogger("otel_torchprof")
 _NAME = "otel_torchprof"

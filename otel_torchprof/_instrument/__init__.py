@@ -1,1 +1,1 @@
-"""The instrumentation: live recordings that become spans in the traces of a service."""
+"""The instrumentation: recordings that become spans in the traces of a service, and metrics of operators, the recorder and GPUs."""

@@ -7,20 +7,21 @@ import logging
 import weakref
 from typing import TYPE_CHECKING
 
+from otel_torchprof._columns.phases import NEXT_STEP, SegmentChange
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._export.span_policy import SpanPolicy
+from otel_torchprof._model.live_table import CallRules
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import Session, notes_on_names
 from otel_torchprof._process.cleanup import close_due, without_waiting
+from otel_torchprof._record.carrying import started_threads
+from otel_torchprof._record.catalog import SourceRequest, requested
+from otel_torchprof._record.contexts import ContextTable
+from otel_torchprof._record.function_labels import label_by_environment, notes_of_environment
+from otel_torchprof._record.generations import shared as generations
+from otel_torchprof._record.module_calls import shared as module_calls
 from otel_torchprof._record.recording import Recording
-from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.carrying import started_threads
-from otel_torchprof._sources.catalog import SourceRequest, requested
-from otel_torchprof._sources.contexts import ContextTable
-from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
-from otel_torchprof._sources.generations import shared as generations
-from otel_torchprof._sources.module_calls import shared as module_calls
-from otel_torchprof._sources.step_marks import NEXT_STEP, SegmentChange, loop_marks, optimizers_were_made
-from otel_torchprof._spans.live_table import CallRules
+from otel_torchprof._record.step_marks import loop_marks, optimizers_were_made
 from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 from otel_torchprof.integrations.automatic import shared as frameworks
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
-    from otel_torchprof._distributed.ranks import Ranks
     from otel_torchprof._export.provider import Provider
-    from otel_torchprof._metrics.operator_metrics import TorchMetrics
     from otel_torchprof._native.torch_library import TorchLibrary
     from otel_torchprof._process.deadline import Deadline
-    from otel_torchprof._sources.catalog import Entry
-    from otel_torchprof._sources.source import RecordingOptions, Source
+    from otel_torchprof._ranks.ranks import Ranks
+    from otel_torchprof._record.catalog import Entry
+    from otel_torchprof._record.source import RecordingOptions, Source
 
+    from .operator_metrics import TorchMetrics
     from .processor import TorchSpanProcessor
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {

@@ -13,21 +13,21 @@ from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
-from otel_torchprof._blackbox.box import BlackBox
-from otel_torchprof._distributed.ranks import Ranks, identity_in, is_loader_worker
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
-from otel_torchprof._metrics import operator_metrics
-from otel_torchprof._metrics.gpu_metrics import NOT_OPENED, GpuMetrics
-from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
-from otel_torchprof._metrics.operator_metrics import has_sdk, is_heard, metrics_of
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof._process import process_changes, threads
+from otel_torchprof._ranks.ranks import Ranks, identity_in, is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.errors import warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
+from . import operator_metrics
 from .default_processor import DefaultProcessor, ProviderWait, added_processor, is_shut_down
+from .gpu_metrics import NOT_OPENED, GpuMetrics
 from .instrumentation import Instrumentation
+from .metrics_instrumentation import MetricsInstrumentation
+from .operator_metrics import has_sdk, is_heard, metrics_of
 from .options import Options, takes_arguments_of
 from .processor import unused
 from .sigterm import SigtermFlush

@@ -14,23 +14,23 @@ from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
+from otel_torchprof._export.span_policy import SpanPolicy
+from otel_torchprof._model.collectives import LiveCollectives
+from otel_torchprof._model.devices import DisplayedTimes, displayed_times
+from otel_torchprof._model.inputs import InputKept, kept
+from otel_torchprof._model.live import LiveTrees
+from otel_torchprof._model.live_table import CallRules, Flows, traced_events
+from otel_torchprof._model.step_spans import Job
+from otel_torchprof._model.steps import Steps
+from otel_torchprof._model.tree import torch_view
 from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
 from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof._process.quiet import LimitedLog
-from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._sampling.span_policy import SpanPolicy
-from otel_torchprof._sources.step_marks import StepMarks
-from otel_torchprof._spans.collectives import LiveCollectives
-from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_table import CallRules, Flows, traced_events
-from otel_torchprof._spans.step_spans import Job
-from otel_torchprof._spans.steps import Steps
-from otel_torchprof._tree.devices import DisplayedTimes, displayed_times
-from otel_torchprof._tree.inputs import InputKept, kept
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._record.step_marks import StepMarks
 from otel_torchprof.errors import NativeError
 
 from .step_segments import StepRule, StepSegments
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._export.provider import Provider
+    from otel_torchprof._model.averages import RunningAverages
+    from otel_torchprof._model.collectives import GroupRanks
+    from otel_torchprof._model.placed import Placed
+    from otel_torchprof._model.span_table import SpanTable
+    from otel_torchprof._model.step_spans import Step, StepSpan
+    from otel_torchprof._model.tree import TreeView
+    from otel_torchprof._record.contexts import ContextTable
     from otel_torchprof._record.recording import Recording
-    from otel_torchprof._sources.contexts import ContextTable
-    from otel_torchprof._spans.collectives import GroupRanks
-    from otel_torchprof._spans.placed import Placed
-    from otel_torchprof._spans.step_spans import Step, StepSpan
-    from otel_torchprof._tree.averages import RunningAverages
-    from otel_torchprof._tree.span_table import SpanTable
-    from otel_torchprof._tree.tree import TreeView
 
 
 # ---- What one drain adds to sums: of the averages by name, and of the time of children of the application's spans ----

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from opentelemetry import metrics, trace
 
 from otel_torchprof import config
+from otel_torchprof._export.span_policy import checked_policy
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
-from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._sources.frame_filter import ALL_FRAMES, checked_filter
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.frame_filter import ALL_FRAMES, checked_filter
+from otel_torchprof._record.source import RecordingOptions
 
 from .step_segments import StepRule
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from otel_torchprof._sampling.span_policy import SpanPolicy
-    from otel_torchprof._sources.frame_filter import FrameFilter
+    from otel_torchprof._export.span_policy import SpanPolicy
+    from otel_torchprof._record.frame_filter import FrameFilter
 
 
 _P = ParamSpec("_P")

@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opentelemetry.sdk.trace import SpanProcessor
 
 from otel_torchprof import config
+from otel_torchprof._answers.rank_reading import LiveSteps
+from otel_torchprof._answers.verdicts import explained
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._distributed.ranks import starts_loader_worker
-from otel_torchprof._events.events import averages_list
-from otel_torchprof._explain.rank_reading import LiveSteps
-from otel_torchprof._explain.verdicts import explained
 from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.sdk import is_disabled, takes_whole_traces
-from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
+from otel_torchprof._model.averages import RunningAverages
+from otel_torchprof._model.devices import device_name
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.heap import Heap
 from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof._profile.events import averages_list
+from otel_torchprof._ranks.ranks import starts_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
-from otel_torchprof._tree.averages import RunningAverages
-from otel_torchprof._tree.devices import device_name
 from otel_torchprof.errors import TorchProfError, warn_once
 from otel_torchprof.health import ON, ProcessorHealth
+
+from .recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from otel_torchprof._events.events import EventList, FunctionEventAvg
-    from otel_torchprof._explain.explanation import Explanation
+    from otel_torchprof._answers.explanation import Explanation
+    from otel_torchprof._profile.events import EventList, FunctionEventAvg
 
     from .live_recording import Drained, LiveRecording
 

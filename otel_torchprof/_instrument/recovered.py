@@ -19,11 +19,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
+from otel_torchprof._model.averages import RunningAverages
+from otel_torchprof._model.step_cycle import StepCycle
 from otel_torchprof._native.recorder import SLICE_BYTES, SessionStats
+from otel_torchprof._record.contexts import ContextTable
 from otel_torchprof._record.recording import Recording
-from otel_torchprof._sources.contexts import ContextTable
-from otel_torchprof._spans.step_cycle import StepCycle
-from otel_torchprof._tree.averages import RunningAverages
 
 from .live_recording import LiveRecording
 from .step_segments import StepRule
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.spans import SpanList
+    from otel_torchprof._model.step_rules import Boundary
     from otel_torchprof._native.blackbox import Contents
-    from otel_torchprof._spans.step_rules import Boundary
 
 
 _MOST_BUFFERED = 32 << 20

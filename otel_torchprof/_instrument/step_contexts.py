@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import Resource, ResourceDetector
 
-from otel_torchprof._distributed.ranks import Ranks
+from otel_torchprof._ranks.ranks import Ranks
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext

@@ -6,23 +6,22 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.phases import Part, Segment, SegmentChange
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._model.phase_tokens import PhaseTokens
+from otel_torchprof._model.step_cycle import StepCycle
+from otel_torchprof._model.step_rules import OPTIMIZERS, Token
 from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way, without_yielding
-from otel_torchprof._sources.step_marks import SegmentChange
-from otel_torchprof._spans.phase_tokens import PhaseTokens
-from otel_torchprof._spans.step_cycle import StepCycle
-from otel_torchprof._spans.step_rules import OPTIMIZERS, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.phases import Usage
-    from otel_torchprof._sources.step_marks import StepMark
-    from otel_torchprof._spans.step_rules import Boundary
-    from otel_torchprof._spans.steps import Steps
+    from otel_torchprof._model.step_rules import Boundary
+    from otel_torchprof._model.steps import Steps
+    from otel_torchprof._record.step_marks import StepMark
 
 MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""

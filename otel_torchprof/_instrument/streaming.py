@@ -11,12 +11,12 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from otel_torchprof import config, parsers
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
+from otel_torchprof._export.span_policy import checked_policy
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.after_import import is_there
 from otel_torchprof._process.cleanup import CleanupStack
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._sampling.span_policy import checked_policy
 from otel_torchprof.errors import TorchProfError, checked
 
 from .instrumentation import KINDS, Instrumentation
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from typing_extensions import Self, Unpack
 
-    from otel_torchprof._events.events import EventList, FunctionEventAvg
-    from otel_torchprof._sampling.span_policy import SpanPolicy
-    from otel_torchprof._sources.frame_filter import FrameFilter
+    from otel_torchprof._export.span_policy import SpanPolicy
+    from otel_torchprof._profile.events import EventList, FunctionEventAvg
+    from otel_torchprof._record.frame_filter import FrameFilter
     from otel_torchprof.health import ProcessorHealth
 
 _STOP_SECONDS = 30.0

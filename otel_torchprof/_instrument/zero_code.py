@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
-from otel_torchprof._sampling.span_policy import SpanPolicy, policy_without_code
-from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._export.span_policy import SpanPolicy, policy_without_code
+from otel_torchprof._record.frame_filter import FrameFilter
 from otel_torchprof.errors import check_names
 
 from .instrumentor import TorchInstrumentor

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _WRAPPERS = (
-    "_sources/labels.py",
-    "_sources/phase_calls.py",
-    "_torch_compat/dynamo.py",
-    "_torch_compat/legacy_state.py",
+    "_record/labels.py",
+    "_record/phase_calls.py",
+    "_profile/dynamo.py",
+    "_profile/legacy_state.py",
 )
 _RUNS_SCRIPTS = ("__main__.py", "_cli/main.py", "_cli/run.py", "_cli/run_program.py")
 _OPEN = tuple(_PACKAGE + name for name in (*_WRAPPERS, *_RUNS_SCRIPTS))

@@ -105,7 +105,7 @@ def display_tree(rows: Array | None, parent: Array, start: Array, end: Array, ro
 
 
 def event_span_ids(ids: Array, key: int) -> npt.NDArray[np.uint64]:
-    """The span ids of events, see :func:`~otel_torchprof._tree.span_table.event_span_ids`."""
+    """The span ids of events, see :func:`~otel_torchprof._model.span_table.event_span_ids`."""
     ids = np.ascontiguousarray(ids, dtype=np.uint64)
     span_ids = np.empty(len(ids), dtype=np.uint64)
     lib.otp_event_span_ids(len(ids), pointer(ids), key, pointer(span_ids))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._process import process_changes, threads
+from . import process_changes, threads
 
 if TYPE_CHECKING:
     import types

@@ -15,19 +15,20 @@ import numpy.typing as npt
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Kind
-from otel_torchprof._events.function_event import DeviceType
 from otel_torchprof._export import file
+from otel_torchprof._model.inputs import InputKept, InputKind, has_inputs
+from otel_torchprof._model.memory import Category, MemoryAction, device_number
+from otel_torchprof._model.memory_categories import memory_changes
 from otel_torchprof._native.torch_library import installed_torch
-from otel_torchprof._tree.inputs import InputKept, InputKind, has_inputs
-from otel_torchprof._tree.memory import Category, MemoryAction, device_number
-from otel_torchprof._tree.memory_categories import memory_changes
 from otel_torchprof.errors import TorchProfError
+
+from .function_event import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._tree.memory import Changes
+    from otel_torchprof._model.memory import Changes
 
 Array = npt.NDArray[Any]
 

@@ -13,9 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._events.events import EventList
-from otel_torchprof._events.function_event import FunctionEvent, demangle
 from otel_torchprof.errors import TorchProfError
+
+from .events import EventList
+from .function_event import FunctionEvent, demangle
 
 if TYPE_CHECKING:
     import os

@@ -8,12 +8,13 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._events.kineto_event import ProfilerActivity
 from otel_torchprof._native import torch_library
 from otel_torchprof._process.torch_differences import differences
-from otel_torchprof._sources.device_source import is_capturing
+from otel_torchprof._record.device_source import is_capturing
 from otel_torchprof.errors import warn_caller, warn_once
 from otel_torchprof.health import NO_DEVICE
+
+from .kineto_event import ProfilerActivity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

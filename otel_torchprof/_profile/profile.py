@@ -9,22 +9,22 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
-from otel_torchprof._events.kineto_event import ProfilerActivity
 from otel_torchprof._export import sdk
+from otel_torchprof._export.cycles import Cycles, Move, ProfilerAction, always
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
+from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.torch_differences import differences
+from otel_torchprof._record.compiled_code import read_as_torchs_profile
+from otel_torchprof._record.device_source import TimedSteps, checked_device_events
+from otel_torchprof._record.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
+from otel_torchprof._record.labels import record_function
 from otel_torchprof._record.recording import Segments
-from otel_torchprof._sampling.cycles import Cycles, Move, ProfilerAction, always
-from otel_torchprof._sources.compiled_code import read_as_torchs_profile
-from otel_torchprof._sources.device_source import TimedSteps, checked_device_events
-from otel_torchprof._sources.frame_filter import ALL_FRAMES, FrameFilter, checked_filter
-from otel_torchprof._sources.labels import record_function
-from otel_torchprof._sources.source import RecordingOptions
-from otel_torchprof._tree.tree import STEP_PREFIX
+from otel_torchprof._record.source import RecordingOptions
 from otel_torchprof.errors import TorchProfError, warn_caller_once, warn_once
 
 from . import options
+from .kineto_event import ProfilerActivity
 from .results import ProfileResults, us_since
 from .steps import ProfilerSteps
 

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from otel_torchprof import markup
+from otel_torchprof._answers.rank_reading import rank_of_spans
+from otel_torchprof._answers.verdicts import explain, explained
 from otel_torchprof._columns.joined import without
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._encode.table import format_time
-from otel_torchprof._events.events import EventList
-from otel_torchprof._events.kineto_event import ProfilerResult, displayed_devices, displayed_events
-from otel_torchprof._explain.rank_reading import rank_of_spans
-from otel_torchprof._explain.verdicts import explain, explained
 from otel_torchprof._export import file, sdk
 from otel_torchprof._export.formats import FORMATS, FormatInput
-from otel_torchprof._sampling.span_buffer import bounded
-from otel_torchprof._sampling.span_policy import checked_policy
-from otel_torchprof._spans.frame_spans import check_detail, displayed
-from otel_torchprof._spans.live import placed_recording
-from otel_torchprof._spans.live_table import Flows
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.devices import remaining_times
+from otel_torchprof._export.span_buffer import bounded
+from otel_torchprof._export.span_policy import checked_policy
+from otel_torchprof._model.devices import remaining_times
+from otel_torchprof._model.frame_spans import check_detail, displayed
+from otel_torchprof._model.live import placed_recording
+from otel_torchprof._model.live_table import Flows
+from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
+from .events import EventList
+from .kineto_event import ProfilerResult, displayed_devices, displayed_events
 from .options import of_config
 from .steps import ProfileSteps, step_labels
 
@@ -43,17 +43,18 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
+    from otel_torchprof._answers.explanation import Explanation
     from otel_torchprof._columns.batch import Array, Batch, Names, RecordedThread
     from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
-    from otel_torchprof._events.function_event import FunctionEvent
-    from otel_torchprof._events.function_event_avg import FunctionEventAvg
-    from otel_torchprof._events.kineto_event import ProfilerActivity
-    from otel_torchprof._explain.explanation import Explanation
+    from otel_torchprof._export.span_policy import SpanPolicy
+    from otel_torchprof._model.limits import Budget
+    from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._record.recording import Segments
-    from otel_torchprof._sampling.span_policy import SpanPolicy
-    from otel_torchprof._spans.limits import Budget
-    from otel_torchprof._tree.span_table import SpanTable
     from otel_torchprof.health import Health
+
+    from .function_event import FunctionEvent
+    from .function_event_avg import FunctionEventAvg
+    from .kineto_event import ProfilerActivity
 
 Path = str | os.PathLike[str]
 

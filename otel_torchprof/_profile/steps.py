@@ -17,11 +17,11 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import Kind
+from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._process import process_changes, threads
-from otel_torchprof._sources.step_marks import StepTracker
-from otel_torchprof._sources.torch_hooks import OptimizerHooks
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.tree import STEP_PREFIX
+from otel_torchprof._record.step_marks import StepTracker
+from otel_torchprof._record.torch_hooks import OptimizerHooks
 
 if TYPE_CHECKING:
     import numpy.typing as npt

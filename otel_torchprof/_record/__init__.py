@@ -1,1 +1,1 @@
-"""One recording: its sources started and stopped together, and what it recorded as one batch."""
+"""A recording and its sources, one file each: operators, labels, calls, devices, energy, collectives, compilations, steps."""

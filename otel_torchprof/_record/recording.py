@@ -18,23 +18,24 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from otel_torchprof import config
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined
+from otel_torchprof._model.frames import ShortFrames, with_info
+from otel_torchprof._model.inputs import InputKept, kept
+from otel_torchprof._model.waiting import with_waiting
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names, now_ns, recorder_stats
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.after_import import when_imported
 from otel_torchprof._process.cleanup import CleanupStack, close_due, without_waiting
 from otel_torchprof._process.profiler_flag import profiler_flag
-from otel_torchprof._sources.catalog import SourceRequest, requested
-from otel_torchprof._sources.device_source import DeviceSource
-from otel_torchprof._sources.energy_source import EnergySource
-from otel_torchprof._sources.frame_filter import ALL_FRAMES
-from otel_torchprof._sources.function_labels import label_by_environment, notes_of_environment
-from otel_torchprof._sources.source import Calls, Source
-from otel_torchprof._tree.frames import ShortFrames, with_info
-from otel_torchprof._tree.inputs import InputKept, kept
-from otel_torchprof._tree.waiting import with_waiting
 from otel_torchprof.errors import NativeError, TorchProfError
 from otel_torchprof.health import ON, Health
+
+from .catalog import SourceRequest, requested
+from .device_source import DeviceSource
+from .energy_source import EnergySource
+from .frame_filter import ALL_FRAMES
+from .function_labels import label_by_environment, notes_of_environment
+from .source import Calls, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import WaitingStack
     from otel_torchprof._native.recorder import SessionStats
-    from otel_torchprof._sources.source import RecordingOptions
+
+    from .source import RecordingOptions
 
 _logger = logging.getLogger("otel_torchprof")
 _S = TypeVar("_S", bound=Source)

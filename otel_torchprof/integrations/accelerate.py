@@ -40,8 +40,8 @@ class AccelerateProfileKwargs(ProfileKwargs):
         Raises:
             ValueError: an activity or an option of the schedule is unknown.
         """
+        from otel_torchprof._export.cycles import schedule
         from otel_torchprof._profile.profile import profile
-        from otel_torchprof._sampling.cycles import schedule
 
         names = self.activities
         return profile(

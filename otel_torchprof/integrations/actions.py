@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._columns.phases import BATCHES, EPOCH, LEARNING_RATE, LOSS, Part, Segment
 from otel_torchprof._native import python_sources
 from otel_torchprof._native.module_names import declare_root
-from otel_torchprof._sources.labels import record_function
-from otel_torchprof._sources.phases import name_root
+from otel_torchprof._record.labels import record_function
+from otel_torchprof._record.phases import name_root
 
 from .loop import Loop, number
 

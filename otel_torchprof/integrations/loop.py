@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._columns.phases import SegmentChange
 from otel_torchprof._process import threads
-from otel_torchprof._sources.step_marks import SegmentChange, loop_marks
+from otel_torchprof._record.step_marks import loop_marks
 from otel_torchprof.errors import warn_once
 
 if TYPE_CHECKING:

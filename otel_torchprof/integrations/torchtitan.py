@@ -27,8 +27,8 @@ class TorchTitanProfiler(Profiler):
         Raises:
             ValueError: ``profile_freq`` is too small for the steps of a cycle.
         """
+        from otel_torchprof._export.cycles import schedule
         from otel_torchprof._profile.profile import profile
-        from otel_torchprof._sampling.cycles import schedule
 
         config = self._config
         if not config.enable_profiling:

@@ -13,8 +13,8 @@ import torch
 from measuring import OF_A_KERNEL, REPETITIONS, Gpu, agree, allowed, require, torch_profile
 
 import otel_torchprof as otp
+from otel_torchprof._model.devices import drained_between
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._tree.devices import drained_between
 
 LONG_MS, SHORT_MS = 200.0, 20.0
 """What keeps a stream busy while a step, or a few operators, are asked for."""

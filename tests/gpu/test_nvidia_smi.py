@@ -12,8 +12,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_torchprof as otp
-from otel_torchprof._metrics.gpu_metrics import FRESH
-from otel_torchprof._sources.energy_source import EnergyCounters
+from otel_torchprof._instrument.gpu_metrics import FRESH
+from otel_torchprof._record.energy_source import EnergyCounters
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ import pytest
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_torchprof as otp
-from otel_torchprof._metrics.gpu_metrics import FRESH, METRICS, STATES
+from otel_torchprof._instrument.gpu_metrics import FRESH, METRICS, STATES
 
 
 class Clock:

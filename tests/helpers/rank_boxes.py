@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from otel_torchprof._blackbox.autopsy import autopsy
-from otel_torchprof._blackbox.rank_state import GroupKey, state_of
+from otel_torchprof._answers.autopsy import autopsy
 from otel_torchprof._cli.autopsy import as_text
 from otel_torchprof._columns.batch import Batch, Names
+from otel_torchprof._files.rank_state import GroupKey, state_of
 from otel_torchprof._native.blackbox import Collective, Contents, Group
 
 SECOND = 10**9

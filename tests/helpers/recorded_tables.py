@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._spans.live import placed_recording
-from otel_torchprof._spans.live_table import Flows, live_table
-from otel_torchprof._spans.step_spans import RecordedStep
+from otel_torchprof._model.live import placed_recording
+from otel_torchprof._model.live_table import Flows, live_table
+from otel_torchprof._model.step_spans import RecordedStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_torchprof._columns.batch import Batch
-    from otel_torchprof._tree.span_table import SpanTable
+    from otel_torchprof._model.span_table import SpanTable
 
 
 def recorded_table(

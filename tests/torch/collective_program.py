@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import otel_torchprof as otp
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._spans.collectives import collective_name
+from otel_torchprof._model.collectives import collective_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

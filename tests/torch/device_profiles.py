@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import otel_torchprof as otp
-from otel_torchprof._tree.devices import device_times
+from otel_torchprof._model.devices import device_times
 
 DEVICE = "privateuseone"
 

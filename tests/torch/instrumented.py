@@ -52,7 +52,7 @@ class Instrumented:
         As in a process in which nobody has made an optimizer yet: earlier tests did.
         """
         instrumentor = otp.TorchInstrumentor()
-        with patch("otel_torchprof._sources.step_marks._optimizer_classes", lambda: iter(())):
+        with patch("otel_torchprof._record.step_marks._optimizer_classes", lambda: iter(())):
             instrumentor.instrument(tracer_provider=self.provider, detail=detail, **options)
             try:
                 yield

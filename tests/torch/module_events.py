@@ -11,7 +11,7 @@ from torch import nn
 
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._sources import module_calls
+from otel_torchprof._record import module_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

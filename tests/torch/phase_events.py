@@ -20,8 +20,8 @@ from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._process import wrapped_calls
-from otel_torchprof._sources import phase_calls
-from otel_torchprof._sources.phases import Phases
+from otel_torchprof._record import phase_calls
+from otel_torchprof._record.phases import Phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

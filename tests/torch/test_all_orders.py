@@ -18,10 +18,10 @@ from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from torch_metrics import points  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation  # noqa: E402
-from otel_torchprof._metrics.operator_metrics import metrics_of  # noqa: E402
+from otel_torchprof._instrument.metrics_instrumentation import MetricsInstrumentation  # noqa: E402
+from otel_torchprof._instrument.operator_metrics import metrics_of  # noqa: E402
 from otel_torchprof._native.recorder import recorder_stats  # noqa: E402
-from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
+from otel_torchprof._record.source import RecordingOptions  # noqa: E402
 
 
 class Profile:
@@ -88,7 +88,7 @@ CONSUMERS = (Profile, Service, Stream, Metrics)
 @pytest.mark.parametrize("begins", one_in(4, itertools.permutations(range(4))), ids=str)
 def test_each_has_what_happened_while_it_ran(monkeypatch, begins):
     """Whatever the order in which they end: neither less nor more, and afterwards nothing of any is left."""
-    monkeypatch.setattr("otel_torchprof._sources.step_marks._optimizer_classes", lambda: iter(()))
+    monkeypatch.setattr("otel_torchprof._record.step_marks._optimizer_classes", lambda: iter(()))
     x, before = torch.ones(2), threading.active_count()
     for ends in itertools.permutations(range(4)):
         consumers = [consumer() for consumer in CONSUMERS]

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, SamplingResult
 
 import otel_torchprof as otp
+from otel_torchprof._model.operator_roots import OPERATORS_NAME as ROOT
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
 
 HOUR = 3_600_000
 

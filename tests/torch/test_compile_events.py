@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 from torch._dynamo.callback import callback_handler  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._sources.compile_events import CompileEvents  # noqa: E402
+from otel_torchprof._record.compile_events import CompileEvents  # noqa: E402
 
 X = torch.ones(4, 4)
 SHARE = "torch.compile.captured_share"
@@ -113,7 +113,7 @@ def test_reset_in_the_middle():
 
 def test_a_graph_break_that_cannot_be_told(monkeypatch, caplog):
     """What goes wrong with a graph break is logged; the program's compilation goes on."""
-    monkeypatch.setattr(sys.modules["otel_torchprof._sources.compile_events"], "_record_break", lambda _: 1 / 0)
+    monkeypatch.setattr(sys.modules["otel_torchprof._record.compile_events"], "_record_break", lambda _: 1 / 0)
     with otp.profile() as prof:
         torch.compile(broken, backend="eager")(X)
     assert "graph breaks were not recorded" in caplog.text

@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from torch_metrics import points
 
 import otel_torchprof as otp
-from otel_torchprof._sources import device_source
+from otel_torchprof._record import device_source
 
 pytestmark = pytest.mark.simulated_device
 

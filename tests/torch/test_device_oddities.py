@@ -7,7 +7,7 @@ from simulated_device import run_on_device
 PRELUDE = """
 import gc, os, resource, signal, sys, threading, time
 import otel_torchprof as otp
-from otel_torchprof._sources import device_source, source
+from otel_torchprof._record import device_source, source
 from otel_torchprof._native import device_timing, torch_library
 from otel_torchprof._native.recorder import Session
 DEVICE = "privateuseone"
@@ -297,7 +297,7 @@ def test_interrupts_in_stop_lose_nothing():
             INTERRUPTED
             + """
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 at, lost = 0, []
 while True:
     at += 1

@@ -344,11 +344,11 @@ def test_bad_arguments(simulated, options, error, text):
 def test_the_legacy_engine_on_a_device(simulated, monkeypatch):
     """The legacy engine's events have the device's times of its own recording, as torch's CUDA mode has them."""
     from otel_torchprof import legacy
-    from otel_torchprof._torch_compat import legacy_state
+    from otel_torchprof._profile import legacy_state
 
     monkeypatch.setattr(legacy_state, "DEVICE", DEVICE)
-    monkeypatch.setattr("otel_torchprof._torch_compat.legacy._has_cuda", lambda: True)
-    monkeypatch.setattr("otel_torchprof._torch_compat.legacy._synchronize", torch.accelerator.synchronize)
+    monkeypatch.setattr("otel_torchprof._profile.legacy._has_cuda", lambda: True)
+    monkeypatch.setattr("otel_torchprof._profile.legacy._synchronize", torch.accelerator.synchronize)
     a = tensor(4, 4)
     simulated.duration(31_000, "aten::mm")
     with legacy.profile(use_cuda=True) as prof:

@@ -12,7 +12,7 @@ from torch._dynamo import profiler as reference  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof import dynamo  # noqa: E402
-from otel_torchprof._torch_compat.dynamo import _print_once as print_once  # noqa: E402
+from otel_torchprof._profile.dynamo import _print_once as print_once  # noqa: E402
 
 NUMBERS = [(0.0, 0, 0, 0), (12.5, 3, 2, 1), (7.25, 40, 39, 5), (1e6, 1, 0, 2), (0.5, 2, -1, 3)]
 X = torch.ones(4, 4)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from otel_torchprof._blackbox.flight_recorder import read_dump
+from otel_torchprof._files.flight_recorder import read_dump
 
 PROGRAM = """
 import pathlib, pickle, time, torch, torch.distributed as dist

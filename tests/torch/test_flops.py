@@ -13,10 +13,10 @@ from torch._C._profiler import _RecordFunctionFast  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from otel_torchprof._events.events import EventList  # noqa: E402
+from otel_torchprof._model.flops import flops_of  # noqa: E402
+from otel_torchprof._profile.events import EventList  # noqa: E402
 from otel_torchprof._record.recording import ProfileSegment  # noqa: E402
-from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
-from otel_torchprof._tree.flops import flops_of  # noqa: E402
+from otel_torchprof._record.source import RecordingOptions  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of each operator that it cannot count
 F = torch.nn.functional

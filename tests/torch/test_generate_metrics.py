@@ -18,7 +18,7 @@ from torch_metrics import data_points  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._instrument import default_processor  # noqa: E402
-from otel_torchprof._metrics import operator_metrics as metrics  # noqa: E402
+from otel_torchprof._instrument import operator_metrics as metrics  # noqa: E402
 
 ABOUT = {
     "gen_ai.operation.name": "text_completion",

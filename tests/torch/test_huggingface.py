@@ -23,7 +23,7 @@ from own_counts import segments  # noqa: E402
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Segment  # noqa: E402
 from otel_torchprof._process.deadline import Deadline  # noqa: E402
-from otel_torchprof._sources.step_marks import (  # noqa: E402
+from otel_torchprof._record.step_marks import (  # noqa: E402
     NEXT_STEP,
     LoopMarks,
     SegmentChange,

@@ -16,11 +16,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._encode import chrome  # noqa: E402
-from otel_torchprof._events.events import EventList  # noqa: E402
+from otel_torchprof._model.inputs import InputKind, overload_codes, script_stack, text_ids  # noqa: E402  # noqa: E402
+from otel_torchprof._model.tree import torch_view  # noqa: E402
+from otel_torchprof._profile.events import EventList  # noqa: E402
 from otel_torchprof._record.recording import ProfileSegment  # noqa: E402
-from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
-from otel_torchprof._tree.inputs import InputKind, overload_codes, script_stack, text_ids  # noqa: E402  # noqa: E402
-from otel_torchprof._tree.tree import torch_view  # noqa: E402
+from otel_torchprof._record.source import RecordingOptions  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of features in beta
 X = torch.randn(3, 4)

@@ -79,7 +79,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, steps: int) -> None:
 
 def no_optimizers(monkeypatch) -> None:
     """As in a process in which nobody made an optimizer yet."""
-    monkeypatch.setattr("otel_torchprof._sources.step_marks._optimizer_classes", lambda: iter(()))
+    monkeypatch.setattr("otel_torchprof._record.step_marks._optimizer_classes", lambda: iter(()))
 
 
 # ---- details ----

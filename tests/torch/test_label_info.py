@@ -37,7 +37,7 @@ def test_events_of_labels_are_as_torchs(args, shapes):
 
 def test_torchs_own_label_keeps_its_arguments():
     """Torch's record_function under our profile: its arguments are kept as those of ours."""
-    from otel_torchprof._tree.inputs import InputKind, text_ids
+    from otel_torchprof._model.inputs import InputKind, text_ids
 
     with otp.profile(record_shapes=True) as prof, torch.profiler.record_function("label", "torch's text"):
         pass

@@ -252,7 +252,7 @@ def test_ranges_that_cross_on_two_threads():
 
 def events_of(lists):
     """The function events of lists that were kept."""
-    from otel_torchprof._torch_compat.legacy import function_events
+    from otel_torchprof._profile.legacy import function_events
 
     return function_events(lists)
 

@@ -14,7 +14,7 @@ from test_fork import in_child  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._record.recording import ProfileSegment  # noqa: E402
-from otel_torchprof._sources.source import RecordingOptions  # noqa: E402
+from otel_torchprof._record.source import RecordingOptions  # noqa: E402
 from otel_torchprof.errors import TorchProfError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ import pytest
 from merge_program import COLLECTIVES
 
 import otel_torchprof as otp
-from otel_torchprof._trace_files.merge import merge
+from otel_torchprof._files.merge import merge
 
 PROGRAM = Path(__file__).parent / "merge_program.py"
 

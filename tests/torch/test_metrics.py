@@ -22,7 +22,7 @@ from torch_metrics import data_points, points, value  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._export import draining  # noqa: E402
-from otel_torchprof._metrics import metrics_instrumentation  # noqa: E402
+from otel_torchprof._instrument import metrics_instrumentation  # noqa: E402
 
 LONG = 30
 NOTHING = (False, False)
@@ -166,7 +166,7 @@ def test_the_cost_of_an_event_is_measured(step):
 
 def test_windows_without_steps(monkeypatch):
     """Inference has no steps: operators are recorded in windows of time, and how long these were is told."""
-    monkeypatch.setattr("otel_torchprof._sources.step_marks._optimizer_classes", lambda: iter(()))
+    monkeypatch.setattr("otel_torchprof._record.step_marks._optimizer_classes", lambda: iter(()))
     monkeypatch.setattr(metrics_instrumentation, "_WINDOW_SECONDS", 0.005)
     x = torch.ones(3)
     with instrumented(overhead=0.1) as reader:

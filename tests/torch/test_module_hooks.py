@@ -19,7 +19,7 @@ import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native import module_names  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
-from otel_torchprof._sources.contexts import ContextTable  # noqa: E402
+from otel_torchprof._record.contexts import ContextTable  # noqa: E402
 
 X = torch.ones(2, 4)
 

@@ -18,8 +18,8 @@ from torch import nn  # noqa: E402
 from torch.optim import optimizer as torch_optimizers  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._sources.step_marks import StepTracker  # noqa: E402
-from otel_torchprof._sources.torch_hooks import OptimizerHooks  # noqa: E402
+from otel_torchprof._record.step_marks import StepTracker  # noqa: E402
+from otel_torchprof._record.torch_hooks import OptimizerHooks  # noqa: E402
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_within_torchs_label():
 EXPECTED = """
 import torch
 from torch import nn
-from otel_torchprof._sources.step_marks import StepTracker
+from otel_torchprof._record.step_marks import StepTracker
 
 tracker = StepTracker(lambda number, now_ns: None)
 

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from otel_torchprof._sources.compile_events import CompileEvents  # noqa: E402
+from otel_torchprof._record.compile_events import CompileEvents  # noqa: E402
 
 X = torch.ones(2, 4)
 

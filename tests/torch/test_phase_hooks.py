@@ -19,8 +19,8 @@ from torch import nn  # noqa: E402
 from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native.recorder import Session  # noqa: E402
 from otel_torchprof._process import wrapped_calls  # noqa: E402
-from otel_torchprof._sources import phase_calls  # noqa: E402
-from otel_torchprof._sources.phases import Phases  # noqa: E402
+from otel_torchprof._record import phase_calls  # noqa: E402
+from otel_torchprof._record.phases import Phases  # noqa: E402
 
 X = torch.ones(2, 4)
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -15,7 +15,7 @@ from phase_events import model_and, recorded  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from otel_torchprof._sources import phase_calls  # noqa: E402
+from otel_torchprof._record import phase_calls  # noqa: E402
 
 X = torch.ones(2, 4)
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

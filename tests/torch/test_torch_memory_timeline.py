@@ -18,9 +18,9 @@ import memory_programs  # noqa: E402
 from observed import torchs  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._model.inputs import InputKind, storages  # noqa: E402
+from otel_torchprof._model.memory import Category, MemoryAction  # noqa: E402
 from otel_torchprof._profile.memory_timeline import written_inputs  # noqa: E402
-from otel_torchprof._tree.inputs import InputKind, storages  # noqa: E402
-from otel_torchprof._tree.memory import Category, MemoryAction  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`export_memory_timeline` is deprecated:FutureWarning")
 

@@ -12,7 +12,7 @@ import pytest
 from jsonl_exporter import read
 from rank_program import SAMPLED_STEPS, STEPS
 
-from otel_torchprof._distributed.rank_ids import Run, step_span_id, step_trace_id
+from otel_torchprof._ranks.rank_ids import Run, step_span_id, step_trace_id
 
 RANKS = range(4)
 HERE = Path(__file__).parent
@@ -151,6 +151,6 @@ def test_a_sampler_by_trace_id_decides_alike_on_all_ranks(folder):
 def test_nothing_is_left_in_torch(folder):
     """After uninstrument() the function that sets the process group is torch's own again."""
     for info in info_of(folder):
-        assert info["apart"]["hooks"] == "otel_torchprof._distributed.ranks"
+        assert info["apart"]["hooks"] == "otel_torchprof._ranks.ranks"
         assert info["after"] == "torch.distributed.distributed_c10d"
         assert info["apart"]["sources"]["ranks"] == "on"

@@ -12,10 +12,10 @@ from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 from otel_torchprof._columns.batch import Batch, OpenEvents, RecordedThread
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_table import Flows, live_table
-from otel_torchprof._spans.step_spans import Trace
-from otel_torchprof._spans.steps import Steps
+from otel_torchprof._model.live import LiveTrees
+from otel_torchprof._model.live_table import Flows, live_table
+from otel_torchprof._model.step_spans import Trace
+from otel_torchprof._model.steps import Steps
 
 MAIN = RecordedThread(1, 1, 1, "main")
 _NEUTRAL = {"sequence_nr": -1, "kind": Kind.OPERATOR}

@@ -17,8 +17,8 @@ from otel_torchprof._columns.frame_info import (
     TensorInfo,
 )
 from otel_torchprof._columns.schema import MEMORY_COLUMNS, Kind, Scope
-from otel_torchprof._tree.memory import Category, MemoryAction
-from otel_torchprof._tree.memory_categories import memory_changes
+from otel_torchprof._model.memory import Category, MemoryAction
+from otel_torchprof._model.memory_categories import memory_changes
 
 STRIDED_TENSOR = 1 | 7 << 8 | 8 << 16 | 1 << 32
 """The header of a tensor of floats with one dimension, and the flag that tells of its storage."""

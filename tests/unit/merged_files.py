@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from explained_files import _value
 
-from otel_torchprof._trace_files.collectives import CollectiveList
+from otel_torchprof._files.collectives import CollectiveList
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_torchprof._trace_files.collectives import Collectives
+    from otel_torchprof._files.collectives import Collectives
 
 BEGIN = 1_790_000_000 * 10**9
 """Unix ns of the first step."""

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_cycle import StepCycle
-from otel_torchprof._spans.step_rules import Token
+from otel_torchprof._model.step_cycle import StepCycle
+from otel_torchprof._model.step_rules import Token
 
 TRAIN, VALIDATE, MODEL, OPTIMIZER, SCALER = 10, 11, 20, 30, 40
 CODES = {

@@ -9,8 +9,8 @@ import pytest
 from merged_files import BEGIN, STEP, Meetings, WrongClock
 
 import otel_torchprof as otp
-from otel_torchprof._trace_files.alignment import FEWEST_COMMON, align, fit
-from otel_torchprof._trace_files.collectives import CollectiveList
+from otel_torchprof._files.alignment import FEWEST_COMMON, align, fit
+from otel_torchprof._files.collectives import CollectiveList
 
 JITTER = (10_000, 200_000)
 CLOCKS = [

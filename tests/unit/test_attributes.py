@@ -14,9 +14,9 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS, add_attributes, attributes_markdown
 from otel_torchprof._encode.phase_attributes import SEGMENTS
+from otel_torchprof._model.span_table import AttributeColumn, AttributeType, extend_names
+from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.ffi import lib
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, extend_names
 
 TENSOR, LIST = 1, 2
 FLOAT = 7 << 8

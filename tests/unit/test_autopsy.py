@@ -19,9 +19,9 @@ from rank_boxes import (
     without_times,
 )
 
-from otel_torchprof._blackbox.autopsy import autopsy, described
-from otel_torchprof._blackbox.rank_state import GroupKey
+from otel_torchprof._answers.autopsy import autopsy, described
 from otel_torchprof._cli.autopsy import as_json, as_text
+from otel_torchprof._files.rank_state import GroupKey
 
 if TYPE_CHECKING:
     from otel_torchprof._native.blackbox import Collective

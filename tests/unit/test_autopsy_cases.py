@@ -21,9 +21,9 @@ from rank_boxes import (
     without_times,
 )
 
-from otel_torchprof._blackbox.autopsy import autopsy
-from otel_torchprof._blackbox.rank_state import GroupKey, of_one_run
+from otel_torchprof._answers.autopsy import autopsy
 from otel_torchprof._cli.autopsy import as_json, as_text, ranks_text
+from otel_torchprof._files.rank_state import GroupKey, of_one_run
 
 # ---- what failed, and who died ----
 

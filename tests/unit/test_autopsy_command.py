@@ -12,9 +12,9 @@ import pytest
 from rank_boxes import SECOND, call
 
 import otel_torchprof as otp
-from otel_torchprof._blackbox.box import BlackBox
-from otel_torchprof._blackbox.rank_state import state_of
 from otel_torchprof._cli import main as cli
+from otel_torchprof._files.box import BlackBox
+from otel_torchprof._files.rank_state import state_of
 from otel_torchprof._native.blackbox import Collective, read_image, set_info
 from otel_torchprof.parsers import BlackBoxOptions
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch_forests import Event, as_batch, as_torch, forests
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._tree.averages import Averages
-from otel_torchprof._tree.inputs import input_shapes, shape_keys, structured_input_shapes
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.averages import Averages
+from otel_torchprof._model.inputs import input_shapes, shape_keys, structured_input_shapes
+from otel_torchprof._model.tree import torch_view
 
 
 def _torch_rows(events, by_shapes):

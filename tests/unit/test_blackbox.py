@@ -14,9 +14,9 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
-from otel_torchprof._blackbox.box import _CUT, BlackBox
-from otel_torchprof._blackbox.box_file import memory_file
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._files.box import _CUT, BlackBox
+from otel_torchprof._files.box_file import memory_file
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._process import threads
@@ -29,7 +29,7 @@ ON = "on"
 PREAMBLE = """
 import os, shutil, signal, sys
 import otel_torchprof as otp
-from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof.parsers import black_box
 
 def box():
@@ -232,7 +232,7 @@ def test_no_memory_for_the_copy(tmp_path):
     """Where the copy cannot be made, one warning says so, nothing is left, and the other exit functions run."""
     program = """
 import atexit
-from otel_torchprof._blackbox import box_file
+from otel_torchprof._files import box_file
 
 def no_memory(*_):
     raise MemoryError("none")

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from otel_torchprof._blackbox import box_file
-from otel_torchprof._blackbox.box_file import SUFFIX, BoxFileError, is_of_the_living, memory_file, named_file
+from otel_torchprof._files import box_file
+from otel_torchprof._files.box_file import SUFFIX, BoxFileError, is_of_the_living, memory_file, named_file
 
 MIB = 1 << 20
 DAY = 86_400.0

@@ -6,9 +6,9 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import config, parsers
-from otel_torchprof._sources import catalog
-from otel_torchprof._sources.catalog import SOURCES, Entry, SourceRequest, requested
-from otel_torchprof._sources.source import RecordingOptions, Source
+from otel_torchprof._record import catalog
+from otel_torchprof._record.catalog import SOURCES, Entry, SourceRequest, requested
+from otel_torchprof._record.source import RecordingOptions, Source
 from otel_torchprof.health import ON
 
 

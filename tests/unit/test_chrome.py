@@ -17,9 +17,9 @@ from trace_validator import parse, validate
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
+from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native import encoders
 from otel_torchprof._native.encoders import PIECE_SIZE
-from otel_torchprof._spans.step_spans import RecordedStep
 
 THREADS = (
     RecordedThread(100, 1, 1, "main"),

@@ -8,7 +8,7 @@ from trace_validator import validate
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
 from otel_torchprof._encode import chrome
-from otel_torchprof._tree.memory import MOST_SAMPLES
+from otel_torchprof._model.memory import MOST_SAMPLES
 
 THREADS = (RecordedThread(11, 1, 1, "one"), RecordedThread(12, 2, 2, "two"))
 

@@ -36,8 +36,8 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.chrome_spans import ChromeSpans, json_value
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 from otel_torchprof._native import encoders
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 WEEK_NS = 7 * 24 * 3600 * 10**9
 BASE = (UNIX_NS // WEEK_NS - 8) * WEEK_NS

@@ -301,7 +301,7 @@ def test_a_box_that_cannot_be_had(tmp_path):
 def test_a_second_box(tmp_path):
     """A box that the script opens itself beside that of the command is refused and said, and the script runs."""
     statement = (
-        "from otel_torchprof._blackbox.box import BlackBox; from otel_torchprof.parsers import black_box\n"
+        "from otel_torchprof._files.box import BlackBox; from otel_torchprof.parsers import black_box\n"
         "        second = BlackBox(black_box('ops')); second.start(); print(second.state)"
     )
     _, out, said = run(tmp_path, statement, "-q", "-o", "none", "--blackbox")

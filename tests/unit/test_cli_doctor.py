@@ -19,7 +19,7 @@ from otel_torchprof._cli import main as cli
 from otel_torchprof._export.response import Outcome, Response
 from otel_torchprof._export.sending import Sender
 from otel_torchprof._native import frames, torch_build, torch_library
-from otel_torchprof._sources.nvml import Nvml, RefusedError
+from otel_torchprof._record.nvml import Nvml, RefusedError
 from otel_torchprof.errors import TorchLibraryError
 
 RECEIVERS = {"grpc": GrpcReceiver, "http/protobuf": HttpReceiver}

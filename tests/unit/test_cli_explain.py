@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from malformed_files import malformed
 
 import otel_torchprof as otp
+from otel_torchprof._answers import details
+from otel_torchprof._answers.details import PairSums
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli import terminal
-from otel_torchprof._explain import details
-from otel_torchprof._explain.details import PairSums
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20

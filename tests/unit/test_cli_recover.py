@@ -13,11 +13,11 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import otel_torchprof as otp
-from otel_torchprof._blackbox import rank_state
-from otel_torchprof._blackbox.box import BlackBox
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.recover import read, redacted, text_of
 from otel_torchprof._export import byte_stream
+from otel_torchprof._files import rank_state
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof._instrument import recovered as recovered_module
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import CHUNK_BYTES
@@ -31,7 +31,7 @@ NO_BOX = "no image of a black box that this version can read"
 PROGRAM = """
 import sys, threading
 import otel_torchprof as otp
-from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof.parsers import black_box
 
 def work(ready):

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 import otel_torchprof as otp
 from otel_torchprof import OTLPFileExporter
-from otel_torchprof._blackbox.box import BlackBox
-from otel_torchprof._blackbox.box_file import is_of_the_living, sole_sender
 from otel_torchprof._cli.main import main
+from otel_torchprof._files.box import BlackBox
+from otel_torchprof._files.box_file import is_of_the_living, sole_sender
 from otel_torchprof.parsers import BlackBoxOptions
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_regular_file_is_left_alone(dead):
 
 FORKS = """
 import ctypes, os, sys
-from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof.parsers import black_box
 import otel_torchprof as otp
 

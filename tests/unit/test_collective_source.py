@@ -8,8 +8,8 @@ from live_batches import Event, Recorder
 
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS
 from otel_torchprof._native.torch_library import no_collectives
-from otel_torchprof._sources import collective_source
-from otel_torchprof._sources.collective_source import CollectiveSource
+from otel_torchprof._record import collective_source
+from otel_torchprof._record.collective_source import CollectiveSource
 from otel_torchprof.errors import TorchLibraryError
 
 

@@ -12,10 +12,10 @@ from live_batches import Event, Service, readable
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, CollectiveFlag
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._spans.collectives import LiveCollectives, collective_name, ranks_in
-from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_table import live_table
-from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._model.collectives import LiveCollectives, collective_name, ranks_in
+from otel_torchprof._model.live import LiveTrees
+from otel_torchprof._model.live_table import live_table
+from otel_torchprof._model.step_spans import Trace
 
 WORLD = 4
 

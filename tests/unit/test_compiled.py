@@ -13,8 +13,8 @@ from recorded_tables import recorded_table
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.compiled import captured, shares, shares_of_roots
+from otel_torchprof._model.compiled import captured, shares, shares_of_roots
+from otel_torchprof._model.step_spans import RecordedStep
 
 REGIONS = ("Torch-Compiled Region: 0/0", "CompiledFunction", "CompiledFunctionBackward", "TORCHDYNAMO")
 COMPILATION, LOOKUP, HIDDEN, OPERATOR = "TorchDynamo Compile: 0/0", "TorchDynamo Cache Lookup", "[memory]", "aten::mm"

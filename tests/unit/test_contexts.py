@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._sources import contexts
-from otel_torchprof._sources.contexts import MUTED, NONE, ContextTable
+from otel_torchprof._record import contexts
+from otel_torchprof._record.contexts import MUTED, NONE, ContextTable
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._sources.contexts import SUPPRESSION_KEYS, ContextTable
+from otel_torchprof._record.contexts import SUPPRESSION_KEYS, ContextTable
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from opentelemetry.semconv._incubating import metrics as metric_modules
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
 from otel_torchprof._encode.phase_attributes import SEGMENTS
 from otel_torchprof._export.sdk import SCHEMA_URL
-from otel_torchprof._metrics.gpu_metrics import METRICS
-from otel_torchprof._metrics.operator_metrics import _made
+from otel_torchprof._instrument.gpu_metrics import METRICS
+from otel_torchprof._instrument.operator_metrics import _made
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
 OURS = ("torch.", "otel_torchprof.")

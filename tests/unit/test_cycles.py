@@ -8,7 +8,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import errors
-from otel_torchprof._sampling.cycles import Cycles, Move, moves
+from otel_torchprof._export.cycles import Cycles, Move, moves
 
 NONE, WARMUP, RECORD, SAVE = (otp.ProfilerAction(value) for value in range(4))
 PREPARE, START, STOP, READY = Move

@@ -10,9 +10,9 @@ from dashboards import BOARDS, board, documented_traceql, prometheus_name, promq
 
 from otel_torchprof._encode import phase_attributes
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
-from otel_torchprof._metrics.gpu_metrics import METRICS
-from otel_torchprof._metrics.operator_metrics import GenerationMetrics, TorchMetrics
-from otel_torchprof._tree.span_table import AttributeType
+from otel_torchprof._instrument.gpu_metrics import METRICS
+from otel_torchprof._instrument.operator_metrics import GenerationMetrics, TorchMetrics
+from otel_torchprof._model.span_table import AttributeType
 
 COLLECTORS_OWN = re.compile(r"otelcol_(receiver|exporter)_\w+")
 

@@ -8,12 +8,12 @@ from cffi import FFI
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, CollectiveFlag, Flag, Kind, MemoryFlag
+from otel_torchprof._model.inputs import InputKept, InputKind, InputPart
+from otel_torchprof._model.span_table import LINK, AttributeType
 from otel_torchprof._native import device_timing, recorder, torch_functions, torch_library
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._native.torch_ranges import Parts, RangeFunctions
-from otel_torchprof._tree.inputs import InputKept, InputKind, InputPart
-from otel_torchprof._tree.span_table import LINK, AttributeType
 
 torch_ffi = FFI()
 torch_ffi.cdef(torch_functions.CDEF.read_text())

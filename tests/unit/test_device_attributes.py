@@ -17,8 +17,8 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._tree.devices import device_name, device_times, remaining_times
-from otel_torchprof._tree.span_table import AttributeType
+from otel_torchprof._model.devices import device_name, device_times, remaining_times
+from otel_torchprof._model.span_table import AttributeType
 
 US = 1000
 KEY = "torch.device."

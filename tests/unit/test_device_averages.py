@@ -13,12 +13,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
-from otel_torchprof._events.events import EventList, averages_list
 from otel_torchprof._instrument.live_recording import _displayed
+from otel_torchprof._model.averages import Average, RunningAverages
+from otel_torchprof._model.devices import displayed_times
+from otel_torchprof._model.tree import torch_view
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._tree.averages import Average, RunningAverages
-from otel_torchprof._tree.devices import displayed_times
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._profile.events import EventList, averages_list
 
 US = 1000
 

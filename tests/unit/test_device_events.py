@@ -17,10 +17,10 @@ from torch_forests import as_batch, forests
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._events.events import EventList
-from otel_torchprof._events.function_event import DeviceType, DeviceWork, FunctionEvent, Kernel
-from otel_torchprof._tree.devices import device_times
-from otel_torchprof._tree.tree import HIDDEN_NAMES
+from otel_torchprof._model.devices import device_times
+from otel_torchprof._model.tree import HIDDEN_NAMES
+from otel_torchprof._profile.events import EventList
+from otel_torchprof._profile.function_event import DeviceType, DeviceWork, FunctionEvent, Kernel
 from otel_torchprof.errors import TorchProfError
 
 US = 1000

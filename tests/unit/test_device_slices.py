@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._tree.devices import Stream, device_slices
+from otel_torchprof._model.devices import Stream, device_slices
 
 SEEDS = st.integers(0, 1 << 32)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined, without
-from otel_torchprof._tree.devices import DRAINED_NS, device_times, drained_between
+from otel_torchprof._model.devices import DRAINED_NS, device_times, drained_between
 
 
 def devices(*rows):

@@ -10,8 +10,8 @@ import pytest
 from explained_files import Trace, kineto, piece
 
 import otel_torchprof as otp
+from otel_torchprof._answers.findings import DIFF_RULES
 from otel_torchprof._cli import main as cli
-from otel_torchprof._explain.findings import DIFF_RULES
 
 STEPS = 65
 NAMES = {"aten::mm": 3.0, "aten::add": 1.0, "aten::relu": 0.5, "aten::sum": 1.5, "aten::norm": 0.8, "aten::copy_": 0.4}

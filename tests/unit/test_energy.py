@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST
 
-from otel_torchprof._sources.energy_source import EnergyCounters, EnergySeries
-from otel_torchprof._tree.devices import interpolated
+from otel_torchprof._model.devices import interpolated
+from otel_torchprof._record.energy_source import EnergyCounters, EnergySeries
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library

@@ -13,8 +13,8 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._encode import chrome
-from otel_torchprof._sources.energy_source import EnergySource
-from otel_torchprof._tree.devices import joules_between
+from otel_torchprof._model.devices import joules_between
+from otel_torchprof._record.energy_source import EnergySource
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library
@@ -124,7 +124,7 @@ def test_bad_readings_never_reach_the_program(nvml):
 @pytest.mark.parametrize("seed", range(5))
 def test_covered_time_against_a_model(seed):
     """What devices worked for in each segment is the length of the union of its pairs, stream by stream."""
-    from otel_torchprof._tree.devices import covered_between
+    from otel_torchprof._model.devices import covered_between
 
     random = np.random.default_rng(seed)
     count = 40
@@ -150,8 +150,8 @@ def test_a_driver_that_does_not_answer(nvml, monkeypatch):
     """A stop waits for a driver that hangs no longer than so much, keeps what was read before, and says so."""
     nvml.read("data_centre")
     source = EnergySource()
-    monkeypatch.setattr("otel_torchprof._sources.energy_source.STOP_SECONDS", 0.01)
-    monkeypatch.setattr("otel_torchprof._sources.energy_source.READ_SECONDS", 0.0)
+    monkeypatch.setattr("otel_torchprof._record.energy_source.STOP_SECONDS", 0.01)
+    monkeypatch.setattr("otel_torchprof._record.energy_source.READ_SECONDS", 0.0)
     asked, answer = threading.Event(), threading.Event()
     read, me = source._counters.read, threading.current_thread()
 

@@ -12,7 +12,7 @@ from torch_forests import Event, as_batch, forests
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._events.events import EventList
+from otel_torchprof._profile.events import EventList
 
 REASON = "tries what is made with pandas"
 

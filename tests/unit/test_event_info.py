@@ -13,10 +13,10 @@ from torch_forests import Event, as_batch, forests
 from otel_torchprof._columns.batch import Batch, Names
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._events.event_info import CodedStacks, CodedValues, EventInfo
-from otel_torchprof._events.events import EventList
-from otel_torchprof._events.recorded_events import RecordedEvent
-from otel_torchprof._tree.frames import Stacks
+from otel_torchprof._model.frames import Stacks
+from otel_torchprof._profile.event_info import CodedStacks, CodedValues, EventInfo
+from otel_torchprof._profile.events import EventList
+from otel_torchprof._profile.recorded_events import RecordedEvent
 
 # The empty one; g; h; f called by g, by h, and by nobody.
 STACKS = Stacks(
@@ -141,8 +141,8 @@ def test_what_was_not_recorded_is_neutral(info_field):
 
 def test_many_splits_at_once():
     """Splits whose product does not fit into 64 bits are numbered anew in between."""
-    from otel_torchprof._tree.averages import Averages
-    from otel_torchprof._tree.tree import torch_view
+    from otel_torchprof._model.averages import Averages
+    from otel_torchprof._model.tree import torch_view
 
     events = [Event(i + 1, "a", 1, 2 * i, 2 * i + 1) for i in range(4)]
     huge = np.array([0, 2**40, 2**40, 0])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch_forests import Event, as_batch, as_torch, forests
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
-from otel_torchprof._events.events import EventList, FunctionEvent
-from otel_torchprof._events.recorded_events import RecordedEvent
+from otel_torchprof._profile.events import EventList, FunctionEvent
+from otel_torchprof._profile.recorded_events import RecordedEvent
 
 FOREST = [
     Event(1, "ProfilerStep#7", 1, 0, 100, scope=7),

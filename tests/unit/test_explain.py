@@ -8,7 +8,7 @@ import pytest
 from explained_files import STEP_MS, Trace, kineto, piece
 
 import otel_torchprof as otp
-from otel_torchprof._explain.findings import RULES
+from otel_torchprof._answers.findings import RULES
 
 WARM_UP = RULES.warm_up_steps
 

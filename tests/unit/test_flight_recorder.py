@@ -9,9 +9,9 @@ import pickle
 import pytest
 from rank_boxes import NOW, SECOND, UNTRACKED, call, lines, roll_call, state, without_times
 
-from otel_torchprof._blackbox.flight_recorder import is_dump, rank_of_file, read_dump, with_dumps
-from otel_torchprof._blackbox.rank_state import GroupKey
 from otel_torchprof._cli import main as cli
+from otel_torchprof._files.flight_recorder import is_dump, rank_of_file, read_dump, with_dumps
+from otel_torchprof._files.rank_state import GroupKey
 from otel_torchprof.errors import TorchProfError
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind, Scope
-from otel_torchprof._tree.flows import forward_backward
+from otel_torchprof._model.flows import forward_backward
 
 THREADS = (RecordedThread(11, 1, 1), RecordedThread(12, 2, 2), RecordedThread(13, 3, 0))
 BACKWARD = Scope.BACKWARD_FUNCTION

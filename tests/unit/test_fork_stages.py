@@ -21,16 +21,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_torchprof as otp
 from otel_torchprof._encode import attribute_source
 from otel_torchprof._export.backlog import Backlog
-from otel_torchprof._instrument import instrumentor, processor
+from otel_torchprof._export.span_buffer import SpanBuffer
+from otel_torchprof._instrument import gpu_metrics, instrumentor, processor
 from otel_torchprof._instrument.instrumentation import Instrumentation
 from otel_torchprof._instrument.live_recording import LiveRecording
-from otel_torchprof._metrics import gpu_metrics
+from otel_torchprof._model.averages import RunningAverages
+from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._process.after_import import when_imported
-from otel_torchprof._sampling.span_buffer import SpanBuffer
-from otel_torchprof._sources.contexts import ContextTable
-from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._tree.averages import RunningAverages
+from otel_torchprof._record.contexts import ContextTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

@@ -19,8 +19,8 @@ from otel_torchprof._columns.frame_info import (
     TensorInfo,
 )
 from otel_torchprof._columns.joined import joined, without
-from otel_torchprof._events.events import EventList
 from otel_torchprof._native.frame_book import ObjectNotes
+from otel_torchprof._profile.events import EventList
 
 FRAME = 4
 

@@ -12,10 +12,10 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._model.frames import ShortFrames
+from otel_torchprof._record.frame_filter import FrameFilter
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.frame_filter import FrameFilter
-from otel_torchprof._sources.source import RecordingOptions
-from otel_torchprof._tree.frames import ShortFrames
+from otel_torchprof._record.source import RecordingOptions
 from otel_torchprof.errors import forget_warnings
 
 

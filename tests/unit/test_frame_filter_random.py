@@ -11,7 +11,7 @@ from model_of_calls import Call, Model, undisturbed
 from random_calls import CAUGHT_AFTER_CLOSE, RESUMES_ITSELF, Program, drawn_programs
 
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._record.frame_filter import FrameFilter
 
 PARTS = ("one", "two", "three")
 _parts = st.sets(st.sampled_from(PARTS))

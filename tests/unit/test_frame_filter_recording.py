@@ -13,7 +13,7 @@ from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native import frames
-from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._record.frame_filter import FrameFilter
 from otel_torchprof.profiler import profile
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ _TOO_DEEP = """
     import contextlib, threading
     from otel_torchprof import FrameFilter
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     made = []
     for number in range(3000):

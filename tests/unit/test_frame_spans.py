@@ -13,7 +13,7 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._spans.frame_spans import displayed, with_plain_names
+from otel_torchprof._model.frame_spans import displayed, with_plain_names
 
 NAMES = [
     "",

@@ -261,7 +261,7 @@ void end(void) {
 _AMID_NATIVE_THREADS = """
     import ctypes, sys
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     sys.setswitchinterval(1e-5)
     native = ctypes.CDLL({library!r})
@@ -287,7 +287,7 @@ def test_start_while_native_threads_ask_for_the_lock(tmp_path):
 _STOPPED_ELSEWHERE = """
     import sys, threading
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     sys.setswitchinterval(1e-6)
 

@@ -10,7 +10,7 @@ import pytest
 from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 
 def _leaf():
@@ -107,7 +107,7 @@ def test_interpreter_that_ends_while_calls_are_recorded():
     program = """
         import threading
         from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._sources.source import RecordingOptions
+        from otel_torchprof._record.source import RecordingOptions
 
         def work():
             while True:

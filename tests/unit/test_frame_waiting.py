@@ -14,7 +14,7 @@ from waiting_threads import Gate, rows_of_thread, waiting
 import otel_torchprof
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._record.frame_filter import FrameFilter
 
 
 def _outer(gate):

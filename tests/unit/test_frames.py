@@ -11,9 +11,9 @@ import pytest
 from frame_trees import by_profile_function, flags_of, masked, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._record.labels import record_function
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.labels import record_function
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 
 def _leaf():

@@ -13,12 +13,12 @@ from frame_trees import masked, recorded, recording, tree
 from examples import one_in
 from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 START = """
 import atexit, os, sys, threading, _thread
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 def leaf():
     return len("leaf")

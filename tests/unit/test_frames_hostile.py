@@ -8,7 +8,7 @@ import threading
 from frame_trees import by_profile_function, recorded, recording, tree
 
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 
 def _leaf():
@@ -97,7 +97,7 @@ def test_tool_that_has_the_threads_to_come_keeps_them(caplog):
 
 _STOPS_INSIDE = """
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     record = ProfileSegment(RecordingOptions(operators=False, frames=True))
 
@@ -125,7 +125,7 @@ _REFUSES = """
     import logging
     import sys
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False

@@ -7,9 +7,9 @@ import pytest
 from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._record.frame_filter import FrameFilter
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.frame_filter import FrameFilter
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 
 def _leaf():
@@ -21,7 +21,7 @@ def test_process_that_ends_inside_of_the_tracer():
     program = """
         import threading
         from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._sources.source import RecordingOptions
+        from otel_torchprof._record.source import RecordingOptions
         inside = threading.Event()
 
         class Waiting(type):
@@ -47,7 +47,7 @@ def test_process_that_ends_with_the_tracer_on():
     program = """
         import atexit
         from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._sources.source import RecordingOptions
+        from otel_torchprof._record.source import RecordingOptions
 
         def late():
             record.start()
@@ -164,7 +164,7 @@ def test_c_thread_that_python_knows_again_and_again():
         import ctypes, threading
         from otel_torchprof._native.ffi import python_sources
         from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._sources.source import RecordingOptions
+        from otel_torchprof._record.source import RecordingOptions
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         key, thread, variables = ctypes.c_uint(), ctypes.c_ulong(), threading.local()
@@ -261,7 +261,7 @@ _TIMED_OUT = """
     import signal, types
     from otel_torchprof import FrameFilter
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     class TimedOut(Exception):
         pass
@@ -303,7 +303,7 @@ def test_what_a_handler_of_a_signal_raises_reaches_the_program():
 _IN_A_FINALIZER = """
     import gc, sys, threading
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     class Trash:
         def __init__(self):
@@ -389,7 +389,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
     program = """
         import gc, sys, threading
         from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._sources.source import RecordingOptions
+        from otel_torchprof._record.source import RecordingOptions
 
         def leaf():
             return len("leaf")

@@ -10,7 +10,7 @@ from frame_runs import printed
 from frame_trees import masked, recorded, recording, tree
 
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 USES_MONITORING = sys.version_info >= (3, 12)
 

@@ -19,8 +19,8 @@ from label_trees import tree
 
 import otel_torchprof as otp
 from otel_torchprof._process import after_import
-from otel_torchprof._sources import function_labels
-from otel_torchprof._sources.labels import record_function
+from otel_torchprof._record import function_labels
+from otel_torchprof._record.labels import record_function
 from otel_torchprof.errors import forget_warnings
 
 LIBRARY = '''

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
-from otel_torchprof._sources import function_labels
+from otel_torchprof._record import function_labels
 from otel_torchprof.errors import forget_warnings
 
 

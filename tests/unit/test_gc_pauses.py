@@ -15,12 +15,12 @@ from frame_trees import masked, recorded, recording, tree
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._model.frames import collection_generation
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
+from otel_torchprof._record.frame_filter import FrameFilter
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.frame_filter import FrameFilter
-from otel_torchprof._sources.source import RecordingOptions
-from otel_torchprof._tree.frames import collection_generation
+from otel_torchprof._record.source import RecordingOptions
 
 OLDEST = "gc.collect: generation 2"
 
@@ -365,7 +365,7 @@ import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 def recorded():
     record = ProfileSegment(RecordingOptions(operators=False, frames=True))
@@ -399,7 +399,7 @@ assert recorded() == 1
 EXITS = """
 import gc, threading
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
+from otel_torchprof._record.source import RecordingOptions
 
 class Late:
     def __init__(self):

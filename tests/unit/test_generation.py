@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from otel_torchprof._columns.generation import Generation
-from otel_torchprof._sources import generations
-from otel_torchprof._sources.generations import Generations
+from otel_torchprof._record import generations
+from otel_torchprof._record.generations import Generations
 
 CALL = Generation("tiny", 2, 10, 1, 8, 4, False, 1.0, 0.4)
 

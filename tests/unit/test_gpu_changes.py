@@ -12,7 +12,7 @@ import pynvml
 from gpu_collector import FAILED, IDEAL
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH
 
-from otel_torchprof._metrics.gpu_metrics import BUDGET, REDISCOVERY, GpuPass
+from otel_torchprof._instrument.gpu_metrics import BUDGET, REDISCOVERY, GpuPass
 
 clock, collector, watch = gpu_collector.clock, gpu_collector.collector, gpu_collector.watch
 nvml = nvml_stand_in.nvml

@@ -18,7 +18,7 @@ from opentelemetry.semconv._incubating.attributes import hw_attributes
 from opentelemetry.semconv._incubating.metrics import hw_metrics
 
 import otel_torchprof as otp
-from otel_torchprof._metrics.gpu_metrics import GPU_ATTRIBUTES, METRICS
+from otel_torchprof._instrument.gpu_metrics import GPU_ATTRIBUTES, METRICS
 from otel_torchprof.errors import forget_warnings
 
 clock, collector, watch = gpu_collector.clock, gpu_collector.collector, gpu_collector.watch

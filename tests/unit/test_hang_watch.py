@@ -13,14 +13,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, TraceFlags
 
 import otel_torchprof as otp
-from otel_torchprof._blackbox import box as box_module
-from otel_torchprof._blackbox.box_file import SUFFIX
-from otel_torchprof._blackbox.rank_state import python_line
+from otel_torchprof._files import box as box_module
+from otel_torchprof._files.box_file import SUFFIX
+from otel_torchprof._files.rank_state import python_line
 from otel_torchprof._native.blackbox import read_image
 
 HANG = """\
 import ctypes, sys, threading
-from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof.parsers import black_box
 from otel_torchprof import record_function
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._native.torch_library import InputWords
-from otel_torchprof._tree import inputs as inputs_module
-from otel_torchprof._tree.inputs import (
+from otel_torchprof._model import inputs as inputs_module
+from otel_torchprof._model.inputs import (
     DistinctInputs,
     Input,
     InputKept,
@@ -36,6 +35,7 @@ from otel_torchprof._tree.inputs import (
     types_in,
     values_in,
 )
+from otel_torchprof._native.torch_library import InputWords
 
 NAMES = ["", "aten::f", "k", "Tensor", "a: b\nc: d", "TOP.m", "text"]
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -14,7 +14,7 @@ from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanConte
 import otel_torchprof as otp
 from otel_torchprof._instrument.instrumentation import Instrumentation
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, recorder_stats
-from otel_torchprof._sources.contexts import ContextTable
+from otel_torchprof._record.contexts import ContextTable
 
 LONG = 60
 LABELS = {"detail": "modules", "skip_dep_check": True}

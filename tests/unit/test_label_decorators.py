@@ -9,7 +9,7 @@ import pytest
 from label_trees import tree
 
 import otel_torchprof as otp
-from otel_torchprof._sources.labels import record_function
+from otel_torchprof._record.labels import record_function
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from recorded_tables import recorded_table
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._model.inputs import concrete_inputs, input_dtypes, input_shapes
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
-from otel_torchprof._tree.inputs import concrete_inputs, input_dtypes, input_shapes
+from otel_torchprof._record.source import RecordingOptions
 
 ONCE = "_call_end_callbacks_on_future can only be called once."
 

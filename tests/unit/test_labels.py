@@ -11,7 +11,7 @@ from label_trees import tree
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._sources.labels import record_function
+from otel_torchprof._record.labels import record_function
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import legacy
+from otel_torchprof._profile import legacy_state as state
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
-from otel_torchprof._torch_compat import legacy_state as state
+from otel_torchprof._record.source import RecordingOptions
 from otel_torchprof.errors import ExportError, TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, RecordProfile
 
@@ -109,7 +109,7 @@ def test_disabled():
 
 def test_without_cuda(monkeypatch):
     """Asked for CUDA where there is none it says so in torch's words and goes on with the CPU."""
-    monkeypatch.setattr("otel_torchprof._torch_compat.legacy._has_cuda", lambda: False)
+    monkeypatch.setattr("otel_torchprof._profile.legacy._has_cuda", lambda: False)
     with pytest.warns(UserWarning, match="CUDA is not available, disabling CUDA profiling"):
         prof = legacy.profile(use_cuda=True)
     assert (prof.use_cuda, prof.profiler_kind) == (False, legacy.ProfilerState.CPU)

@@ -12,9 +12,9 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof import legacy
 from otel_torchprof._native.recorder import recorder_stats
+from otel_torchprof._profile import legacy_state as state
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._sources.source import RecordingOptions
-from otel_torchprof._torch_compat import legacy_state as state
+from otel_torchprof._record.source import RecordingOptions
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, ProfilerConfig, ProfilerDisableOptions
 

@@ -19,8 +19,8 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import sdk
-from otel_torchprof._spans.limits import limited
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.limits import limited
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
 from otel_torchprof.errors import forget_warnings
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}

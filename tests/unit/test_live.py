@@ -10,9 +10,9 @@ from opentelemetry.sdk.resources import Resource
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_table import REMEMBERED, CallRules
-from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._model.live import LiveTrees
+from otel_torchprof._model.live_table import REMEMBERED, CallRules
+from otel_torchprof._model.step_spans import Trace
 
 
 @pytest.fixture

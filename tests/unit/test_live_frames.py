@@ -6,8 +6,8 @@ import pytest
 from live_batches import Event, Service, in_request
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._spans.live import LiveTrees
-from otel_torchprof._spans.live_table import CallRules
+from otel_torchprof._model.live import LiveTrees
+from otel_torchprof._model.live_table import CallRules
 
 
 @pytest.fixture

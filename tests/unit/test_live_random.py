@@ -14,11 +14,11 @@ from live_batches import Event, Service, Span, readable, span_context
 from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
 from otel_torchprof._instrument.live_recording import _displayed
+from otel_torchprof._model.averages import RunningAverages
+from otel_torchprof._model.live_table import live_table
+from otel_torchprof._model.operator_roots import OPERATORS_NAME, SLICE_NS
+from otel_torchprof._model.step_spans import Trace
 from otel_torchprof._native.recorder import CONTEXT_MUTED
-from otel_torchprof._spans.live_table import live_table
-from otel_torchprof._spans.operator_roots import OPERATORS_NAME, SLICE_NS
-from otel_torchprof._spans.step_spans import Trace
-from otel_torchprof._tree.averages import RunningAverages
 
 LOOP = threading.get_ident()
 THREADS = tuple(RecordedThread(i, LOOP + i, i, f"thread {i}") for i in range(3))

@@ -9,10 +9,10 @@ from live_batches import Event, Service, in_request, label
 from opentelemetry.trace import SpanContext
 
 from otel_torchprof._columns.batch import RecordedThread
+from otel_torchprof._columns.phases import SegmentChange
 from otel_torchprof._instrument.live_recording import _next_slice
+from otel_torchprof._model.step_spans import Trace
 from otel_torchprof._native.recorder import CONTEXT_MUTED, SLICE_BYTES
-from otel_torchprof._sources.step_marks import SegmentChange
-from otel_torchprof._spans.step_spans import Trace
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from memory_runs import Run, parameter, written_inputs
 
 from otel_torchprof._columns.schema import Scope
+from otel_torchprof._model.memory import Category, MemoryAction
+from otel_torchprof._model.memory_categories import memory_changes
 from otel_torchprof._native.ffi import ffi, lib
 from otel_torchprof._profile.memory_timeline import in_use
-from otel_torchprof._tree.memory import Category, MemoryAction
-from otel_torchprof._tree.memory_categories import memory_changes
 
 X, W, Y, G, M, Z = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000
 

@@ -9,8 +9,8 @@ import pytest
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, MemoryFlag
-from otel_torchprof._tree.memory import CPU_TYPES, DEVICE_TYPES, memory_of, moved_memory, with_memory_events
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, memory_of, moved_memory, with_memory_events
+from otel_torchprof._model.tree import torch_view
 
 CPU, CUDA, MTIA = 0, 1, 19
 THREADS = (RecordedThread(1, 1, 1, "one"), RecordedThread(2, 2, 2, "two"))

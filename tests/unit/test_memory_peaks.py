@@ -13,8 +13,7 @@ from otel_torchprof import EventList
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, MemoryFlag
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.memory import (
+from otel_torchprof._model.memory import (
     CPU_TYPES,
     DEVICE_TYPES,
     NO_PEAK,
@@ -24,7 +23,8 @@ from otel_torchprof._tree.memory import (
     places_of,
     with_memory_events,
 )
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.tree import torch_view
 
 CPU, CUDA = 0, 1
 THREADS = (RecordedThread(1, 1, 1, "one"), RecordedThread(2, 2, 2, "two"))

@@ -9,7 +9,7 @@ import pytest
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import MEMORY_COLUMNS
-from otel_torchprof._tree.memory import MOST_SAMPLES, thinned, totals_over_time
+from otel_torchprof._model.memory import MOST_SAMPLES, thinned, totals_over_time
 
 CPU, CUDA = 0, 1
 

@@ -17,7 +17,7 @@ import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read
 from otel_torchprof._encode import otlp_json
-from otel_torchprof._trace_files.merge import merge
+from otel_torchprof._files.merge import merge
 
 CLOCKS = [WrongClock(), WrongClock(10**9, 50e-6), WrongClock(-(10**9), -50e-6)]
 

@@ -14,14 +14,13 @@ from torch_metrics import data_points, points, value
 
 import otel_torchprof as otp
 from otel_torchprof._export import draining
-from otel_torchprof._instrument import instrumentor
-from otel_torchprof._metrics import metrics_instrumentation
-from otel_torchprof._metrics.metrics_instrumentation import MetricsInstrumentation
-from otel_torchprof._metrics.operator_metrics import has_sdk, metrics_of
+from otel_torchprof._instrument import instrumentor, metrics_instrumentation
+from otel_torchprof._instrument.metrics_instrumentation import MetricsInstrumentation
+from otel_torchprof._instrument.operator_metrics import has_sdk, metrics_of
 from otel_torchprof._native.recorder import Session, recorder_stats
 from otel_torchprof._process import process_changes
 from otel_torchprof._record import recording
-from otel_torchprof._sources.step_marks import StepTracker
+from otel_torchprof._record.step_marks import StepTracker
 
 LONG = 30
 

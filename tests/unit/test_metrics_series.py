@@ -20,12 +20,12 @@ from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.ledger import Entries
 from otel_torchprof._export.queue import ExportQueue
-from otel_torchprof._metrics import operator_metrics
-from otel_torchprof._metrics.operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
-from otel_torchprof._metrics.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
+from otel_torchprof._instrument import operator_metrics
+from otel_torchprof._instrument.operator_metrics import STEP_BUCKETS, ThinnedDurations, TorchMetrics, metrics_of
+from otel_torchprof._instrument.recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
+from otel_torchprof._model.phases import PhaseTimes, exclusive_times
+from otel_torchprof._model.step_spans import StepSpan, Trace
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._spans.step_spans import StepSpan, Trace
-from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
 from otel_torchprof.health import QueueStats
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._tree.flops import flops_of
+from otel_torchprof._model.flops import flops_of
 
 SIZES = st.integers(1, 9)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._tree.modules import module_hierarchy
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.modules import module_hierarchy
+from otel_torchprof._model.tree import torch_view
 
 NAMES = ["", "Net", "part", "part.inner", "Other", "aten::mm", "label"]
 MODULE_NAMES, REST = (1, 2, 3, 4), (5, 6)

@@ -12,7 +12,7 @@ import pytest
 from frame_trees import printed_by, recorded, recording, tree
 
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._record.frame_filter import FrameFilter
 
 pytestmark = pytest.mark.skipif(
     not python_sources.monitors_calls, reason="sys.monitoring is there since Python 3.12; before, a profile function is"
@@ -219,7 +219,7 @@ def test_forked_child_has_no_tool():
 _REFUSES = """
     import logging, sys
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     logging.disable(logging.CRITICAL)
     refuses = False
@@ -250,7 +250,7 @@ def test_audit_hook_that_forbids_callbacks():
 _ENDS = """
     import sys, threading
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     class AtTheEnd:
         def __del__(self):
@@ -287,7 +287,7 @@ _IN_ANOTHER = """
     except ImportError:
         import _xxsubinterpreters as interpreters
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     other = interpreters.create()
     record = ProfileSegment(RecordingOptions(operators=False, frames=True))

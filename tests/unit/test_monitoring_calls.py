@@ -15,7 +15,7 @@ from frame_trees import masked, printed_by, recorded, recording, tree
 
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._sources.frame_filter import FrameFilter
+from otel_torchprof._record.frame_filter import FrameFilter
 
 pytestmark = pytest.mark.skipif(
     not python_sources.monitors_calls, reason="sys.monitoring is there since Python 3.12; before, a profile function is"
@@ -371,7 +371,7 @@ _GREENLETS = """
     from collections import Counter
     import greenlet
     from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._sources.source import RecordingOptions
+    from otel_torchprof._record.source import RecordingOptions
 
     def outer(number):
         for _ in range(3):

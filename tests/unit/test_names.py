@@ -17,14 +17,14 @@ from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.chrome_spans import Columns
 from otel_torchprof._encode.spans import CheckedSpans, SpanList
+from otel_torchprof._model.averages import Averages, RunningAverages
+from otel_torchprof._model.inputs import InputKind, text_ids
+from otel_torchprof._model.limits import span_sizes
+from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
+from otel_torchprof._model.span_tables import joined_tables, narrowed, taken
+from otel_torchprof._model.tree import torch_view
 from otel_torchprof._native.ffi import ffi
 from otel_torchprof._native.recorder import NAME_KINDS, Session, notes_on_names, recorder_stats
-from otel_torchprof._spans.limits import span_sizes
-from otel_torchprof._spans.span_tables import joined_tables, narrowed, taken
-from otel_torchprof._tree.averages import Averages, RunningAverages
-from otel_torchprof._tree.inputs import InputKind, text_ids
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, SpanTable, extend_names
-from otel_torchprof._tree.tree import torch_view
 
 MOST_LABELS = 1 << 15
 """``kNameLimits`` in ``interner.h``."""

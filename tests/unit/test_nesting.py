@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._tree.tree import nested_rows, not_nested
+from otel_torchprof._model.tree import nested_rows, not_nested
 
 THREADS = (RecordedThread(1, 11, 11, "main"), RecordedThread(2, 12, 12, "autograd"))
 

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, VERSION_MISMATCH
 
-from otel_torchprof._sources.nvml import Gpu, Nvml, RefusedError, visible
+from otel_torchprof._record.nvml import Gpu, Nvml, RefusedError, visible
 
 nvml = nvml_stand_in.nvml
 stand_in_library = nvml_stand_in.stand_in_library
@@ -276,7 +276,7 @@ def test_pynvml_finds_the_stand_in_by_itself(stand_in_library):
     stand_in = f"import ctypes, nvml_stand_in as s; ctypes.CDLL({str(stand_in_library)!r})"
     read = f"{stand_in}.stand_in_read(str(s.HERE / 'recordings' / 'data_centre.txt').encode())"
     program = (
-        f"{read}\nfrom otel_torchprof._sources.nvml import Nvml\nn = Nvml(); n.open(); print(n.cards({{}})[0][0].model)"
+        f"{read}\nfrom otel_torchprof._record.nvml import Nvml\nn = Nvml(); n.open(); print(n.cards({{}})[0][0].model)"
     )
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
     environment = os.environ | {"LD_LIBRARY_PATH": str(stand_in_library.parent), "PYTHONPATH": paths}

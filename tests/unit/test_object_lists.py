@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch_forests import as_batch, as_torch, forests
 
 from otel_torchprof import profiler_util as ours
-from otel_torchprof._events.events import EventList
+from otel_torchprof._profile.events import EventList
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's lists")
 

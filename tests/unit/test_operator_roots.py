@@ -10,16 +10,16 @@ from live_batches import Event, Service, in_request, label, readable
 
 from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._sampling.span_policy import SelectionRules
-from otel_torchprof._spans.limits import Budget
-from otel_torchprof._spans.live_table import live_table
-from otel_torchprof._spans.operator_roots import OPERATORS_NAME as ROOT
-from otel_torchprof._spans.operator_roots import SLICE_NS
-from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
+from otel_torchprof._export.span_policy import SelectionRules
+from otel_torchprof._model.limits import Budget
+from otel_torchprof._model.live_table import live_table
+from otel_torchprof._model.operator_roots import OPERATORS_NAME as ROOT
+from otel_torchprof._model.operator_roots import SLICE_NS
+from otel_torchprof._model.step_spans import Trace
 
 if TYPE_CHECKING:
-    from otel_torchprof._tree.span_table import SpanTable
+    from otel_torchprof._model.span_table import SpanTable
 
 SECOND = SLICE_NS
 THREADS = (RecordedThread(11, 101, 1, "main"), RecordedThread(12, 102, 2, "worker"))
@@ -214,7 +214,7 @@ def test_operators_wait_for_their_root():
 
 def test_what_ends_late_is_sent_at_once_however_late(monkeypatch):
     """An operator that outlives its root, by more roots than are remembered, is sent when it ends, and is not held."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer._MOST_PAST", 3)
+    monkeypatch.setattr("otel_torchprof._export.span_buffer._MOST_PAST", 3)
     buffered = Buffered(SelectionRules(Budget()))
     buffered.sent(Event("async", 0), watermark=1)
     for number in range(1, 10):

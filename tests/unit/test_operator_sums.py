@@ -6,7 +6,7 @@ from live_batches import Event, Recorder
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Kind, Scope
-from otel_torchprof._tree.averages import OTHER, Average, OperatorSums
+from otel_torchprof._model.averages import OTHER, Average, OperatorSums
 
 
 def batch(*own: tuple[str, int]) -> Batch:

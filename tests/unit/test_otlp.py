@@ -26,8 +26,8 @@ from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, F
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.step_spans import RecordedStep
 
 RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})

@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
 from otel_torchprof._encode import otlp, otlp_json
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType
+from otel_torchprof._model.span_table import AttributeColumn, AttributeType
 
 RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
 SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})

@@ -19,11 +19,11 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED, Part, Segment
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._spans.live_table import Flows, live_table
-from otel_torchprof._spans.step_spans import RecordedStep, StepSpan, Trace
-from otel_torchprof._tree.averages import RunningAverages
-from otel_torchprof._tree.phases import PhaseTimes, exclusive_times
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.averages import RunningAverages
+from otel_torchprof._model.live_table import Flows, live_table
+from otel_torchprof._model.phases import PhaseTimes, exclusive_times
+from otel_torchprof._model.step_spans import RecordedStep, StepSpan, Trace
+from otel_torchprof._model.tree import torch_view
 
 LOOP = RecordedThread(1, threading.get_ident(), 1, "loop")
 OTHER = RecordedThread(2, LOOP.ident + 1, 2, "loader")

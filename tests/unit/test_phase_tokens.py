@@ -7,7 +7,7 @@ from live_batches import Event, Recorder
 
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import NEVER, Kind
-from otel_torchprof._spans.phase_tokens import PhaseTokens
+from otel_torchprof._model.phase_tokens import PhaseTokens
 
 
 def phase(name, start, end, part, parent="", *, key=7, context=0):

@@ -20,9 +20,9 @@ from trace_group_tables import (
     trace_group_of,
 )
 
-from otel_torchprof._sampling.policy import Reduction, TracePart, fits
-from otel_torchprof._spans.limits import LINK_SIZE, Budget
-from otel_torchprof._tree.span_table import LINK, AttributeType
+from otel_torchprof._export.policy import Reduction, TracePart, fits
+from otel_torchprof._model.limits import LINK_SIZE, Budget
+from otel_torchprof._model.span_table import LINK, AttributeType
 
 INT64, DOUBLE, BOOL, NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 SHORT = 0.01

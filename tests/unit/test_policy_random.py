@@ -27,12 +27,12 @@ from trace_group_tables import (
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import REDUCTIONS, add_attributes
 from otel_torchprof._encode.otlp import encode
-from otel_torchprof._sampling.aggregating import aggregated
-from otel_torchprof._sampling.policy import Reduction, fits
-from otel_torchprof._sampling.root_only import root_only
-from otel_torchprof._spans.limits import Budget, largest_size, span_sizes
-from otel_torchprof._spans.span_tables import joined_tables, taken
-from otel_torchprof._spans.step_spans import RecordedStep
+from otel_torchprof._export.aggregating import aggregated
+from otel_torchprof._export.policy import Reduction, fits
+from otel_torchprof._export.root_only import root_only
+from otel_torchprof._model.limits import Budget, largest_size, span_sizes
+from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.step_spans import RecordedStep
 
 SEEDS = range(60)
 LEFT_OUT = 9 + 9 + 2 + 1

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._sources.contexts import ContextTable
+from otel_torchprof._record.contexts import ContextTable
 
 
 @pytest.fixture

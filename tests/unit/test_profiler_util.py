@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof import profiler_util
 from otel_torchprof._columns.batch import Batch
-from otel_torchprof._events import function_event
+from otel_torchprof._profile import function_event
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's module")
 

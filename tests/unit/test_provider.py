@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, Sa
 from opentelemetry.trace import TraceState
 
 from otel_torchprof._export.provider import Provider
-from otel_torchprof._spans.step_spans import Trace
+from otel_torchprof._model.step_spans import Trace
 
 
 class Answers(Sampler):

@@ -23,9 +23,9 @@ from otel_torchprof._encode import chrome, otlp
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._encode.table import SORT_KEYS
-from otel_torchprof._events.events import EventList
-from otel_torchprof._tree.frames import without_frames
-from otel_torchprof._tree.memory import CPU_TYPES, moved_memory
+from otel_torchprof._model.frames import without_frames
+from otel_torchprof._model.memory import CPU_TYPES, moved_memory
+from otel_torchprof._profile.events import EventList
 
 SEEDS = st.integers(0, 1 << 32)
 MOVES = st.integers(0, 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torchprof._distributed.ranks import Place, RunName, place_in, restart_in, role_in, run_name_in
+from otel_torchprof._ranks.ranks import Place, RunName, place_in, restart_in, role_in, run_name_in
 
 TORCHRUN = {
     "RANK": "5",

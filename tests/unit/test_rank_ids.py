@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from otel_torchprof import config
-from otel_torchprof._distributed.rank_ids import (
+from otel_torchprof._ranks.rank_ids import (
     Run,
     collective_span_id,
     linked_peers,
@@ -15,7 +15,7 @@ from otel_torchprof._distributed.rank_ids import (
     step_span_id,
     step_trace_id,
 )
-from otel_torchprof._distributed.ranks import Place, exporting
+from otel_torchprof._ranks.ranks import Place, exporting
 
 RUN = Run("job", 1, "a")
 

@@ -15,10 +15,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
-from otel_torchprof._distributed import ranks as ranks_module
-from otel_torchprof._distributed.ranks import Ranks, ranges
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._instrument.step_contexts import RankResourceDetector
+from otel_torchprof._ranks import ranks as ranks_module
+from otel_torchprof._ranks.ranks import Ranks, ranges
 
 MODULE = "torch.distributed.distributed_c10d"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}

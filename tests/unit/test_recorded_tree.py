@@ -9,7 +9,7 @@ from memory_runs import Run, parameter
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._tree.recorded_tree import recorded_tree, tensor_ids
+from otel_torchprof._model.recorded_tree import recorded_tree, tensor_ids
 
 FORWARD, BACKWARD = RecordedThread(11, 101, 1, "forward"), RecordedThread(12, 102, 2, "backward")
 

@@ -8,7 +8,7 @@ from forked import in_child
 from otel_torchprof._native.ffi import lib
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._record.recording import Recording, State
-from otel_torchprof._sources.source import Source
+from otel_torchprof._record.source import Source
 from otel_torchprof.errors import NativeError
 
 MAX_SESSIONS: int = lib.OTP_MAX_SESSIONS

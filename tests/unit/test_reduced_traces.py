@@ -25,17 +25,17 @@ from otel_torchprof._columns.phases import Segment
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
 from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._export import span_buffer
+from otel_torchprof._export.aggregating import aggregated
+from otel_torchprof._export.policy import Reduction, collapsed, split, with_links
 from otel_torchprof._export.queue import Deadline, ExportQueue
-from otel_torchprof._sampling import span_buffer
-from otel_torchprof._sampling.aggregating import aggregated
-from otel_torchprof._sampling.policy import Reduction, collapsed, split, with_links
-from otel_torchprof._sampling.root_only import root_only
-from otel_torchprof._sampling.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._sampling.span_policy import SelectionRules
-from otel_torchprof._spans.limits import Budget, limited
-from otel_torchprof._spans.span_tables import joined_tables, taken
-from otel_torchprof._spans.step_spans import StepSpan, Trace
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof._export.root_only import root_only
+from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
+from otel_torchprof._export.span_policy import SelectionRules
+from otel_torchprof._model.limits import Budget, limited
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.step_spans import StepSpan, Trace
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 

@@ -14,8 +14,8 @@ from trace_group_tables import (
     with_collectives,
 )
 
-from otel_torchprof._sampling.root_only import root_only
-from otel_torchprof._tree.span_table import AttributeType
+from otel_torchprof._export.root_only import root_only
+from otel_torchprof._model.span_table import AttributeType
 
 
 def averages(table):

@@ -14,7 +14,7 @@ from span_tables import span_rows
 from otel_torchprof import ChromeTraceExporter
 from otel_torchprof._encode.spans import SpanList, picked, step_ends
 from otel_torchprof._export.sdk import instrumentation_scope
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
 
 STEP = 1_000
 """Nanoseconds that a step of these tests takes."""

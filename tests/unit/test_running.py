@@ -7,9 +7,9 @@ import pytest
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
-from otel_torchprof._events.events import EventList, averages_list
-from otel_torchprof._tree.averages import MAX_NAMES, OTHER_NAMES, Average, RunningAverages
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.averages import MAX_NAMES, OTHER_NAMES, Average, RunningAverages
+from otel_torchprof._model.tree import torch_view
+from otel_torchprof._profile.events import EventList, averages_list
 
 
 def batch(*events: tuple[int, int, int, int], names: list[str], scopes: list[int] | None = None) -> Batch:

@@ -7,10 +7,9 @@ import itertools
 import pytest
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from otel_torchprof._columns.phases import Segment
-from otel_torchprof._sources.step_marks import SegmentChange
-from otel_torchprof._spans.step_spans import Trace
-from otel_torchprof._spans.steps import Steps
+from otel_torchprof._columns.phases import Segment, SegmentChange
+from otel_torchprof._model.step_spans import Trace
+from otel_torchprof._model.steps import Steps
 
 STEP = SegmentChange(Segment.STEP, False, False, {})
 APPLICATION = SpanContext(99, 77, is_remote=False, trace_flags=TraceFlags(1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from otel_torchprof._metrics.sampler import NEVER, Allowance, Comparison, Rate, Sampler
+from otel_torchprof._instrument.sampler import NEVER, Allowance, Comparison, Rate, Sampler
 
 LOOK = 0.25
 """Seconds between two looks of the thread that reads out."""

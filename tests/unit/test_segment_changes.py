@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from otel_torchprof._columns.phases import Segment
-from otel_torchprof._sources.step_marks import NEXT_STEP, LoopMarks, SegmentChange
-from otel_torchprof._spans.step_spans import Trace
-from otel_torchprof._spans.steps import Steps
+from otel_torchprof._columns.phases import NEXT_STEP, Segment, SegmentChange
+from otel_torchprof._model.step_spans import Trace
+from otel_torchprof._model.steps import Steps
+from otel_torchprof._record.step_marks import LoopMarks
 
 BEGIN = SegmentChange(ends_step=False)
 

@@ -203,7 +203,7 @@ def test_a_step_above_the_budget_is_reduced_and_says_so():
 
 def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
     """Of a step beyond what may be held, linked parts go out while it runs; in the end everything is accounted for, once."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.MAX_BUFFERED_BYTES", 20_000)
+    monkeypatch.setattr("otel_torchprof._export.span_buffer.MAX_BUFFERED_BYTES", 20_000)
     with job(otp.SpanPolicy(keep="slow", slow_quantile=None, max_spans=100, short=0)) as program:
         program.step()  # from now on it is known that there are steps
         program.drain()
@@ -233,7 +233,7 @@ def test_a_step_too_large_to_be_held_is_sent_in_parts(monkeypatch):
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_label_that_goes_on_and_on_hides_nothing(monkeypatch, keep, inside):
     """What is below a label around the whole program is sent in linked parts, also in a request; then the label, with the sum."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.MAX_BUFFERED_NS", 0)
+    monkeypatch.setattr("otel_torchprof._export.span_buffer.MAX_BUFFERED_NS", 0)
     with job(otp.SpanPolicy(keep=keep, slow_quantile=None)) as program:
         request = program.provider.get_tracer("app").start_as_current_span("request") if inside else nullcontext()
         with request, otp.record_function("program"):

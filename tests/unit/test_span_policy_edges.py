@@ -7,7 +7,7 @@ import threading
 from policy_jobs import job
 
 import otel_torchprof as otp
-from otel_torchprof._sampling.span_buffer import SpanBuffer
+from otel_torchprof._export.span_buffer import SpanBuffer
 
 
 def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
@@ -59,7 +59,7 @@ def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):
 
 def test_crossing_labels_stay_together(monkeypatch):
     """A label that ends after the one it began in belongs to it, in what is kept, in the budget, and in what is sent in parts."""
-    monkeypatch.setattr("otel_torchprof._sampling.span_buffer.MAX_BUFFERED_NS", 0)
+    monkeypatch.setattr("otel_torchprof._export.span_buffer.MAX_BUFFERED_NS", 0)
     with job(otp.SpanPolicy(max_spans=10, job_interval=0)) as program:
         outer, inner = otp.record_function("outer"), otp.record_function("inner")
         with program.provider.get_tracer("app").start_as_current_span("request") as request:

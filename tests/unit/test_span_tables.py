@@ -15,8 +15,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._spans.span_tables import joined_tables, packed, taken
-from otel_torchprof._tree.span_table import COLUMN_TYPES, LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.span_table import COLUMN_TYPES, LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.span_tables import joined_tables, packed, taken
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 

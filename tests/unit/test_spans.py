@@ -20,7 +20,7 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._spans.step_spans import RecordedStep
+from otel_torchprof._model.step_spans import RecordedStep
 
 RESOURCE = Resource({"service.name": "trainer"})
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -191,7 +191,7 @@ def test_threads_that_call_and_end_meanwhile_do_no_harm(tmp_path):
 
 STATE = """\
 {}
-from otel_torchprof._blackbox.box import BlackBox
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof.parsers import black_box
 
 box = BlackBox(black_box("ops,2M,hang=100"))

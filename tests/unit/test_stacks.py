@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind, Scope
-from otel_torchprof._events.events import EventList
-from otel_torchprof._tree.frames import python_ids, stack_codes, without_frames
-from otel_torchprof._tree.tree import torch_view
+from otel_torchprof._model.frames import python_ids, stack_codes, without_frames
+from otel_torchprof._model.tree import torch_view
+from otel_torchprof._profile.events import EventList
 
 _NAMES = ["", "a.py(1): f", "a.py(2): g", "torch/autograd/__init__.py(3): backward", "nn.Module: Net_4", "aten::add"]
 _OPERATOR = len(_NAMES) - 1

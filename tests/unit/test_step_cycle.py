@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from step_programs import Program, check
 
-from otel_torchprof._spans.step_cycle import StepCycle
+from otel_torchprof._model.step_cycle import StepCycle
 
 
 def trainer(p):

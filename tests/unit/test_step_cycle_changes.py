@@ -10,8 +10,8 @@ from step_programs import OPTIMIZER, TRAIN, Program, at_once, boundaries, check,
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._spans.step_cycle import StepCycle
-from otel_torchprof._spans.step_rules import Boundary
+from otel_torchprof._model.step_cycle import StepCycle
+from otel_torchprof._model.step_rules import Boundary
 
 SECOND = 1_000_000_000
 

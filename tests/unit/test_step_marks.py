@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._sources.step_marks import StepMarks
+from otel_torchprof._record.step_marks import StepMarks
 
 SLACK_NS = 1_000_000
 

@@ -9,13 +9,13 @@ from live_batches import Recorder
 from opentelemetry.context import Context
 from test_phase_tokens import phase
 
-from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.phases import LOOP_END, NEXT_STEP, Part, Segment, SegmentChange
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._instrument.step_segments import MAX_HELD_NS, StepRule, StepSegments
-from otel_torchprof._sources.step_marks import LOOP_END, NEXT_STEP, SegmentChange, StepMark
-from otel_torchprof._spans.step_cycle import StepCycle
-from otel_torchprof._spans.step_spans import Trace
-from otel_torchprof._spans.steps import Steps
+from otel_torchprof._model.step_cycle import StepCycle
+from otel_torchprof._model.step_spans import Trace
+from otel_torchprof._model.steps import Steps
+from otel_torchprof._record.step_marks import StepMark
 
 
 class Loop:

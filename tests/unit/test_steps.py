@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from otel_torchprof._sources.step_marks import StepTracker
+from otel_torchprof._record.step_marks import StepTracker
 
 
 class Optimizer:

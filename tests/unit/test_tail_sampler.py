@@ -7,10 +7,10 @@ import random
 import pytest
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._sampling.span_buffer import TailSampler
-from otel_torchprof._sampling.span_policy import SelectionRules
-from otel_torchprof._spans.limits import Budget
-from otel_torchprof._spans.step_spans import StepSpan, Trace
+from otel_torchprof._export.span_buffer import TailSampler
+from otel_torchprof._export.span_policy import SelectionRules
+from otel_torchprof._model.limits import Budget
+from otel_torchprof._model.step_spans import StepSpan, Trace
 
 MS = 1_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from trace_group_tables import TARGET, attribute, cut, displayed, trace_group, trace_group_of
 
-from otel_torchprof._spans.limits import Budget
-from otel_torchprof._tree.span_table import AttributeType
+from otel_torchprof._model.limits import Budget
+from otel_torchprof._model.span_table import AttributeType
 
 GENERATE, PREFILL, DECODE = (f"torch.phase.{phase}" for phase in ("generate", "prefill", "decode"))
 

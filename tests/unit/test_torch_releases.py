@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from otel_torchprof._answers.details import Details
+from otel_torchprof._answers.rank_reading import read_steps
+from otel_torchprof._answers.tree_times import TreeTimes
 from otel_torchprof._cli.show import read
-from otel_torchprof._explain.details import Details
-from otel_torchprof._explain.rank_reading import read_steps
-from otel_torchprof._explain.tree_times import TreeTimes
-from otel_torchprof._trace_files.merge import FileOutline
-from otel_torchprof._trace_files.records import RecordReading
+from otel_torchprof._files.merge import FileOutline
+from otel_torchprof._files.records import RecordReading
 
 FOLDER = Path(__file__).resolve().parents[1] / "helpers" / "recordings" / "torch"
 FILES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read
-from otel_torchprof._trace_files.chrome_events import KINDS, SliceKind
+from otel_torchprof._files.chrome_events import KINDS, SliceKind
 
 SPACES = {
     "line feed": b"\n",

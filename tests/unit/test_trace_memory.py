@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from examples import one_in
 from otel_torchprof._cli import show
 from otel_torchprof._cli.show import TraceSums
-from otel_torchprof._trace_files import self_times
+from otel_torchprof._files import self_times
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20
@@ -77,7 +77,7 @@ def test_memory_of_an_endless_file():
     """A stream without an end is read in constant memory until the user has seen enough, and what was read is shown."""
     source = subprocess.Popen(["yes", f"{json.dumps(GOOD)},"], stdout=subprocess.PIPE)
     program = (
-        "import signal, otel_torchprof._trace_files.self_times as times\n"
+        "import signal, otel_torchprof._files.self_times as times\n"
         "settle, turns = times.SelfTimes.settle, []\n"
         "def counted(*words):\n"
         "    turns.append(1)\n"

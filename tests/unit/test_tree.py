@@ -7,7 +7,7 @@ from torch_forests import Event, as_batch, as_torch, forests
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._tree.tree import HIDDEN_NAMES, TreeView, torch_view
+from otel_torchprof._model.tree import HIDDEN_NAMES, TreeView, torch_view
 
 
 def _described(view: TreeView):

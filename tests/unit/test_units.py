@@ -14,8 +14,8 @@ from recorded_tables import recorded_table
 
 from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.schema import Flag, Scope
-from otel_torchprof._spans.step_spans import RecordedStep
-from otel_torchprof._tree.span_table import AttributeColumn, AttributeType, event_span_ids, extend_names
+from otel_torchprof._model.span_table import AttributeColumn, AttributeType, event_span_ids, extend_names
+from otel_torchprof._model.step_spans import RecordedStep
 
 KEY, ROOT = 0xABCDEF0123456789, 1000
 THREADS = (RecordedThread(11, 101, 1, "main"), RecordedThread(12, 102, 2, "autograd"))

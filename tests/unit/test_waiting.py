@@ -6,7 +6,7 @@ import pytest
 
 from otel_torchprof._columns.batch import Batch, RecordedThread, WaitingStack
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._tree.waiting import with_waiting
+from otel_torchprof._model.waiting import with_waiting
 
 FIRST, SECOND, THIRD = (
     RecordedThread(11, 1, 5, "first"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._tree.tree import HIDDEN_NAMES, display_name
+from otel_torchprof._model.tree import HIDDEN_NAMES, display_name
 
 NAMES = (
     "aten::mm",

@@ -12,8 +12,8 @@ import numpy as np
 from span_tables import span_rows
 
 from otel_torchprof._columns.batch import Names
-from otel_torchprof._sampling.policy import TargetTrace, reduced
-from otel_torchprof._tree.span_table import LINK, AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._export.policy import TargetTrace, reduced
+from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 TRACE = 0xA5
 ROOT = 1

@@ -1,0 +1,252 @@
+"""Ranks from spans of a trace file or of a profile, or from the last steps of this process.
+
+Files and profiles are read twice, first for the steps, then for what ran in them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_torchprof._columns.phases import Segment
+from otel_torchprof._files import attribute_keys
+from otel_torchprof._files.reading import hand_over, read_events
+from otel_torchprof._files.records import check_can_be_read_twice, check_given_once
+from otel_torchprof.errors import TorchProfError
+
+from .details import Details, StepsOfProcess
+from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, ProcessSteps, StepList, step_row
+from .steps import COUNTERS, PAUSES, Pause, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from otel_torchprof._encode.spans import SpanList
+    from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._files.chrome_events import Events
+    from otel_torchprof._model.step_spans import StepSpan
+
+    from .steps import OperatorTime
+
+_PART = re.compile(r"\.\d{6}(?=\.)")
+"""In the name of a file that others follow: its number."""
+
+
+def read_ranks(
+    paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
+) -> tuple[list[Rank], list[str]]:
+    """The ranks that the files hold, in order, and what is to be said of the files.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has no steps.
+    """
+    check_given_once(paths)
+    ranks: list[tuple[int | None, Rank]] = []
+    problems: list[str] = []
+    for parts in _recordings(paths):
+        listed, said, read_again = read_steps(parts, watch)
+        ranks += _ranks_of(Path(parts[0]).name, listed, read_again)
+        problems += said
+    return _named(ranks), problems
+
+
+def rank_of_spans(name: str, spans: SpanList) -> Rank:
+    """The rank whose steps are among the spans, as a file of them would have it.
+
+    Raises:
+        TorchProfError: there are no steps.
+    """
+    listed, _ = _steps_of(name, lambda events: hand_over(spans, events))
+    return _named(_ranks_of(name, listed, lambda events: hand_over(spans, events)))[0]
+
+
+def _named(ranks: list[tuple[int | None, Rank]]) -> list[Rank]:
+    """In order, by their numbers where all have one."""
+    numbers = [number for number, _ in ranks]
+    if None not in numbers and len(set(numbers)) == len(numbers):
+        ranks.sort(key=lambda each: each[0] or 0)
+        for number, rank in ranks:
+            rank.name = f"rank {number}"
+    elif len({rank.name for _, rank in ranks}) < len(ranks):
+        for place, (_, rank) in enumerate(ranks):
+            rank.name += f" ({place})"
+    return [rank for _, rank in ranks]
+
+
+def _recordings(paths: Sequence[str]) -> list[list[str]]:
+    """Files that follow one another together: their names differ in their number only."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(_PART.sub("", path), []).append(path)
+    return [sorted(parts) for parts in found.values()]
+
+
+def read_steps(
+    paths: Sequence[str], watch: Callable[[str, ByteStream], None]
+) -> tuple[StepList, list[str], Callable[[Events], object]]:
+    """The steps of a recording, what is to be said of its files, and what reads them again.
+
+    Raises:
+        TorchProfError: one cannot be read twice, or there are no steps.
+    """
+
+    def read(events: Events) -> list[str]:
+        return [said for path in paths for said in read_events(path, events, partial(watch, path)).problems]
+
+    for each in paths:
+        check_can_be_read_twice(each)
+    return *_steps_of(paths[0], read), read
+
+
+def _steps_of(path: str, read: Callable[[Events], list[str] | None]) -> tuple[StepList, list[str]]:
+    """The steps in what is read, and what is to be said of it."""
+    listed = StepList()
+    problems = read(listed) or []
+    listed.settle()
+    problems += _left_out(path, listed)
+    if not listed.processes:
+        raise TorchProfError(
+            f"{path!r} has {len(listed):,} events and no step: steps are known of loops with a backward pass; any other loop says where "
+            "each ends, by TorchInstrumentor().step(), prof.step(), or a schedule of torch.profiler"
+            + "".join(f"; {problem}" for problem in problems)
+        )
+    return listed, problems
+
+
+def _left_out(path: str, listed: StepList) -> list[str]:
+    found = []
+    if listed.left_out:
+        found.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
+    if listed.without_duration:
+        found.append(f"{path!r}: {listed.without_duration:,} steps that do not last are left out")
+    if listed.of_other_processes:
+        count = listed.of_other_processes
+        found.append(f"{path!r}: {count:,} events of processes beyond {MOST_PROCESSES:,} are left out")
+    return found
+
+
+def _ranks_of(name: str, listed: StepList, read_again: Callable[[Events], object]) -> list[tuple[int | None, Rank]]:
+    """The processes whose steps are known, each with its rank's number."""
+    details = Details(listed)
+    read_again(details)
+    details.settle()
+    operators = details.longest_operators()
+    ranks = []
+    for place, process in enumerate(listed.processes.values()):
+        steps = details.steps(place)
+        of_steps = operators[steps.first : steps.first + len(process.steps)]
+        rank = rank_of_process(name, process, steps, of_steps, knows_gaps=details.knows_gaps(place))
+        if len(listed.processes) == 1:
+            rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
+            if listed.device_slices:
+                rank.device = np.minimum(details.device_times(len(process.steps)), rank.seconds)
+        ranks.append((process.rank, rank))
+    return ranks
+
+
+def rank_of_process(
+    name: str, process: ProcessSteps, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
+) -> Rank:
+    """What is known of the steps of a process, as columns."""
+    rows = process.steps
+    seconds = np.array([row.duration for row in rows]) / 1e9
+    phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases
+    numbers = [row.number for row in rows]
+    unknown = np.full(len(rows), NAN)
+    drained = np.minimum([row.drained for row in rows], seconds)
+    return Rank(
+        name=name,
+        number=np.array(numbers, np.int64),
+        start=steps.start,
+        seconds=seconds,
+        is_training=np.array([row.is_training for row in rows]),
+        phases=_within(phases, seconds),
+        is_derived=not process.has_phases,
+        revision=np.array([row.revision for row in rows], np.int64),
+        runnable=np.array([row.runnable for row in rows]),
+        blocked=np.array([row.blocked for row in rows]),
+        other_threads=np.array([row.other_threads for row in rows]),
+        counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
+        gap=np.minimum(steps.gap, seconds) if knows_gaps else unknown,
+        operating=np.minimum(steps.operating, seconds) if knows_gaps else unknown,
+        device=seconds - drained,
+        drained=drained,
+        operators=operators,
+        pauses=sorted(process.pauses, key=lambda pause: pause.start),
+        collectives=process.collectives.settled(),
+        communicates=process.collectives.count > 0,
+        events=process.events,
+        dropped=process.dropped,
+        has_twin_steps=len(set(numbers)) < len(numbers),
+    )
+
+
+def _within(phases: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Phases of no more than the step: those of several threads together may be more, and a file may say anything."""
+    total = phases.sum(axis=1)
+    scale = np.where(total > seconds, seconds / np.maximum(total, 1e-12), 1.0)
+    return phases * scale[:, None]
+
+
+_MOST = 1_000
+_SEGMENTS = tuple(Segment)
+_OF_SPAN = (
+    attribute_keys.REVISION,
+    attribute_keys.RUNNABLE,
+    *attribute_keys.COUNTERS,
+    attribute_keys.BLOCKED,
+    attribute_keys.OTHER_THREADS,
+    attribute_keys.DRAINED,
+    *attribute_keys.PHASE_OF,
+)
+"""The attributes that are kept."""
+_ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
+"""Segment, number, begin (Unix ns), duration (ns), and attributes, NaN for what is not known."""
+
+
+class LiveSteps:
+    """The last 1,000 steps and what stood between them, 150 bytes each. For one thread that adds, and any that read."""
+
+    def __init__(self) -> None:
+        self._rows: deque[bytes] = deque(maxlen=_MOST)
+
+    def add(self, spans: Iterable[StepSpan]) -> None:
+        """Adds whole steps, and what stood between them."""
+        for span in spans:
+            if span.segment is not None:
+                duration = span.end - span.start
+                phases = {} if span.phases is None else span.phases.attributes(span.thread, duration)
+                known = {**span.attributes, **phases}
+                values = (known.get(key, NAN) for key in _OF_SPAN)
+                kind = _SEGMENTS.index(span.segment)
+                self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
+
+    def rank(self, *, events: int, dropped: int) -> Rank | None:
+        """What is known of them without a file: phases, and what the system counts; None where there is no step.
+
+        Not operators: sums over the life of a process are also of what ran before steps and between them.
+
+        Args:
+            events: that were recorded.
+            dropped: and those that were lost.
+        """
+        process = ProcessSteps(events=events, dropped=dropped)
+        for row in tuple(self._rows):
+            kind, number, start, duration, *values = _ROW.unpack(row)
+            segment = _SEGMENTS[kind]
+            attributes = {key: value for key, value in zip(_OF_SPAN, values, strict=True) if not math.isnan(value)}
+            if segment is Segment.STEP and duration > 0:
+                process.steps.append(step_row(start, duration, {attribute_keys.STEP: number, **attributes}))
+            elif segment.span_name in PAUSES:
+                process.pauses.append(Pause(segment.value, start, duration))
+        if not process.steps:
+            return None
+        operators: list[list[OperatorTime]] = [[] for _ in process.steps]
+        return rank_of_process("this process", process, StepsOfProcess(process, 0), operators, knows_gaps=False)

@@ -1,1 +1,0 @@
-"""Events and averages as torch's profiler gives them: lists, tables, objects."""

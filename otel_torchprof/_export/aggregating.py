@@ -1,0 +1,332 @@
+"""Runs of short spans of one name as aggregate spans: one span that says how many they were and how long they took together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.phases import PHASE_PREFIX, Part
+from otel_torchprof._model.limits import LINK_SIZE, limited, span_sizes
+from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable
+from otel_torchprof._model.span_tables import taken
+from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# ---- Spans that stand for others: what becomes of parents, links and attributes when spans leave a table ----
+
+Array = npt.NDArray[Any]
+
+AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
+COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
+PRECIOUS = "torch.collective."
+"""What has such an attribute is looked for from other processes: it is never aggregated, and collapsed last."""
+MOST_LINKS = 128
+"""Of a span that has absorbed others; those beyond are counted as dropped. OpenTelemetry's default limit."""
+
+
+def counts_of(table: SpanTable) -> npt.NDArray[np.int64]:
+    """How many recorded spans each one stands for, those that were collapsed into it not among them."""
+    return _numbers(table, AGGREGATED_COUNT, 1)
+
+
+def collapsed_of(table: SpanTable) -> npt.NDArray[np.int64]:
+    """How many recorded spans were collapsed into each."""
+    return _numbers(table, COLLAPSED_COUNT, 0)
+
+
+def durations_of(table: SpanTable) -> npt.NDArray[np.int64]:
+    """How long each took, ns; of an aggregate span the sum."""
+    own = table.end - table.start
+    found = column_of(table, AGGREGATED_DURATION)
+    return own if found is None else np.where(found[1], np.rint(found[0] * 1e9), own).astype(np.int64)
+
+
+def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
+    """Which spans others look for."""
+    found = np.zeros(len(table), dtype=np.bool_)
+    for column in table.attributes:
+        if column.key.startswith(PRECIOUS):
+            found |= True if column.present is None else column.present != 0
+    return found
+
+
+def phases(table: SpanTable) -> npt.NDArray[np.bool_]:
+    """Which spans are phases: they are never aggregated nor collapsed, but for tokens, of which there may be thousands."""
+    named = table.names.matching((), prefixes=(PHASE_PREFIX,))
+    return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name] & ~tokens(table)
+
+
+def tokens(table: SpanTable) -> npt.NDArray[np.bool_]:
+    """Which spans are calls of a model that ``generate`` makes for one token more."""
+    named = table.names.matching((Part.DECODE.event_name,))
+    return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name]
+
+
+def _numbers(table: SpanTable, key: str, otherwise: int) -> npt.NDArray[np.int64]:
+    found = column_of(table, key)
+    if found is None:
+        return np.full(len(table), otherwise, dtype=np.int64)
+    return np.where(found[1], found[0], otherwise)
+
+
+def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, values: Any) -> SpanTable:
+    """The table with an attribute on some rows; other rows keep theirs."""
+    before = column_of(table, key)
+    column = np.zeros(len(table), dtype=kind.dtype) if before is None else before[0].copy()
+    present = np.zeros(len(table), dtype=np.uint8) if before is None else before[1].astype(np.uint8)
+    column[rows], present[rows] = values, 1
+    others = tuple(c for c in table.attributes if c.key != key)
+    return replace(table, attributes=(*others, AttributeColumn(key, kind, column, None if present.all() else present)))
+
+
+def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool = True) -> SpanTable:
+    """Only the spans that stay, as parents and in links where those were that went into them.
+
+    ``into``: for each row the one that it goes into, itself for what stays. Attributes and times stay as they are.
+    ``with_links``: what stays has the links of what went into it, too.
+    """
+    if not with_links:
+        links = table.links
+        table = replace(table, links=links[into[links["row"].astype(np.int64)] == links["row"].astype(np.int64)])
+    parent = np.where(tree.parent >= 0, table.span_id[into[tree.parent]], table.parent_span_id)
+    surviving = np.flatnonzero(into == np.arange(len(into)))
+    links = _moved_links(table, into)
+    dropped = table.dropped_links
+    if dropped is not None:
+        dropped = np.bincount(into, weights=dropped, minlength=len(into)).astype(np.uint32)
+    whole = replace(table, parent_span_id=parent, links=links, dropped_links=dropped)
+    return limited(taken(whole, surviving), max_attributes=None, max_links=MOST_LINKS, max_attribute_length=None)
+
+
+def _moved_links(table: SpanTable, into: Array) -> Array:
+    """By rising row, each once, none from a span to what has absorbed it."""
+    if not len(table.links):
+        return table.links
+    links = table.links.copy()
+    row = into[links["row"].astype(np.int64)]
+    target, inside = linked_rows(table)
+    target = np.where(inside, into[target], -1)
+    links["span_id"] = np.where(inside, table.span_id[target], links["span_id"])
+    links["row"] = row
+    return links_once(links[target != row])
+
+
+def links_once(links: Array) -> Array:
+    """The links by rising row, without those that lead from one row to the same span id again."""
+    row, span_id = links["row"], links["span_id"]
+    order = np.lexsort((span_id, row))
+    again = (row[order][1:] == row[order][:-1]) & (span_id[order][1:] == span_id[order][:-1])
+    surviving = np.sort(order[np.concatenate((np.ones(min(len(row), 1), np.bool_), ~again))])
+    found: Array = links[surviving[np.argsort(row[surviving], kind="stable")]]
+    return found
+
+
+def linked_rows(table: SpanTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The row that each link points to, and whether it is in the table."""
+    target = rows_of_spans(table, table.links["span_id"])
+    inside = target >= 0
+    inside &= (table.trace_ids[table.trace[target]] == table.links["trace_id"]).all(axis=1)
+    return target, inside
+
+
+STEPS = 10
+"""Thresholds that are tried: the longest, half of it and so on. Twice as short is seldom many spans less."""
+_AGGREGATE_SIZE = 110
+"""Bytes of what an aggregate span says more than its first span does, at most: the two attributes, and longer numbers."""
+
+_ADDED = frozenset(
+    (
+        COLLAPSED_COUNT,
+        COLLAPSED_DURATION,
+        "torch.op.flops",
+        "torch.self_duration",
+        "torch.device.duration",
+        "torch.device.self_duration",
+        "torch.device.drained_duration",
+        "torch.device.energy",
+        "torch.memory.allocated",
+        "torch.memory.released",
+        "torch.device.memory.allocated",
+        "torch.device.memory.released",
+        "torch.dropped_events",
+    )
+)
+_HIGHEST = frozenset(("torch.memory.peak", "torch.device.memory.peak", "torch.unfinished", "torch.dropped_before"))
+"""Of flags, true where it is true of one."""
+
+
+NOT_SHORT = int(np.iinfo(np.int64).max)
+"""More than any threshold."""
+
+
+class Siblings(NamedTuple):
+    """What does not depend on which spans are aggregated."""
+
+    tree: SpanTree
+    label: npt.NDArray[np.int64]
+    """The same number for what may become one: name, thread, and whether it is in error."""
+    is_next: npt.NDArray[np.bool_]
+    """By place in the order of the tree: comes right after a sibling of the same label."""
+    length: npt.NDArray[np.int64]
+    """How long each took, ns, of aggregate spans on average; :data:`NOT_SHORT` where it must not be aggregated."""
+    is_aggregate: npt.NDArray[np.bool_]
+
+
+def aggregated(
+    table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]
+) -> tuple[SpanTable, Array]:
+    """The table with as few spans aggregated as will do, of those that took up to ``shortest`` ns.
+
+    Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
+    what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
+    short is aggregated. ``root``, phases, and what others look for, are not. Returns too for each row the one that it became.
+    """
+    siblings, sizes = siblings_of(table, root), Sizes(table)
+
+    def try_out(step: int) -> tuple[Array, bool]:
+        into = _groups(siblings, shortest / 2**step)
+        return into, fits(*sizes.of(into))
+
+    best, enough = try_out(0)
+    low, high = 0, STEPS  # thresholds that do, or are the longest; and that do not
+    while enough and high - low > 1:
+        middle = (low + high) // 2
+        into, does = try_out(middle)
+        low, high = (middle, high) if does else (low, middle)
+        best = into if does else best
+    return composed(table, siblings.tree, best), best
+
+
+class Sizes:
+    """How large a table is where some of its spans are aggregated."""
+
+    def __init__(self, table: SpanTable) -> None:
+        sizes = span_sizes(table)
+        self._own = sizes - LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
+        self._links = int(sizes.sum() - self._own.sum())
+
+    def of(self, into: Array) -> tuple[int, int]:
+        """Spans and, at most, bytes. ``into``: for each row the one that it becomes one with."""
+        surviving = into == np.arange(len(into))
+        aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
+        return int(surviving.sum()), int(self._own[surviving].sum()) + self._links + aggregates * _AGGREGATE_SIZE
+
+
+def siblings_of(table: SpanTable, root: int) -> Siblings:
+    """The spans as siblings. ``root``, phases, and what others look for, are not short."""
+    tree = SpanTree(table, root)
+    count = counts_of(table)
+    length = durations_of(table) // count
+    apart = tree.raise_up(precious(table) | phases(table), np.logical_or)
+    if root >= 0:
+        apart[root] = True
+    length[apart] = NOT_SHORT
+    label = ((table.name.astype(np.int64) << 1) | (table.error != 0)) * (tree.thread.max(initial=0) + 1) + tree.thread
+    order, is_next = tree.order, np.zeros(len(table), dtype=np.bool_)
+    family, same = tree.siblings[order], label[order]
+    is_next[1:] = (family[1:] == family[:-1]) & (same[1:] == same[:-1])
+    return Siblings(tree, label, is_next, length, count > 1)
+
+
+def _groups(siblings: Siblings, threshold: float) -> npt.NDArray[np.int64]:
+    """For each row the first of those that it becomes one with."""
+    order = siblings.tree.order
+    short = siblings.length[order] <= threshold
+    begins = ~siblings.is_next
+    begins[1:] |= ~(short[1:] & short[:-1])
+    into = np.empty(len(order), dtype=np.int64)
+    into[order] = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    return with_all_below(siblings, into)
+
+
+def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """``into``, where what is below the spans that become one becomes one too, level by level, as far as it has one name."""
+    tree = siblings.tree
+    in_run = np.bincount(into, minlength=len(into))[into] > 1
+    top = tree.topmost(in_run | siblings.is_aggregate)
+    below = tree.by_start[top[tree.by_start] >= 0]
+    into[below] = below
+    # Below aggregate spans round by round, one for each level under them: what hangs under one aggregate span and has one name.
+    level = tree.depth[below] - tree.depth[top[below]]
+    labels = siblings.label.max(initial=0) + 1
+    for number in range(1, int(level.max(initial=0)) + 1):
+        nodes = below[level == number]
+        into[nodes] = first_alike(nodes, into[tree.above[nodes]] * labels + siblings.label[nodes])
+    return into
+
+
+def first_alike(nodes: Array, key: Array) -> Array:
+    """For each node the first one with its key."""
+    order = np.argsort(key, kind="stable")
+    first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
+    found = np.empty(len(nodes), dtype=np.int64)
+    found[order] = nodes[order[first]][np.cumsum(first) - 1]
+    return found
+
+
+class _SiblingGroups(NamedTuple):
+    """The rows of all groups of several, group by group."""
+
+    rows: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    """Where each group begins among ``rows``."""
+    into: npt.NDArray[np.int64]
+    """The row that each group becomes."""
+    which: npt.NDArray[np.int64]
+    """The group of each of ``rows``."""
+
+
+def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
+    """The table with aggregate spans instead of groups. ``into``: for each row the first of its group."""
+    rows = np.flatnonzero(np.bincount(into, minlength=len(into))[into] > 1)
+    if not rows.size:
+        return table
+    rows = rows[np.argsort(into[rows], kind="stable")]
+    first = np.concatenate(([True], into[rows][1:] != into[rows][:-1]))
+    groups = _SiblingGroups(rows, np.flatnonzero(first), into[rows][first], np.cumsum(first) - 1)
+    end = table.end.copy()
+    end[groups.into] = np.maximum.reduceat(table.end[rows], groups.begins)
+    count = np.add.reduceat(counts_of(table)[rows], groups.begins)
+    seconds = np.add.reduceat(durations_of(table)[rows], groups.begins) / 1e9
+    attributes = tuple(_combined(column, groups) for column in table.attributes)
+    whole = replace(table, end=end, attributes=attributes)
+    whole = with_values(whole, AGGREGATED_COUNT, AttributeType.INT64, groups.into, count)
+    whole = with_values(whole, AGGREGATED_DURATION, AttributeType.DOUBLE, groups.into, seconds)
+    return absorbed(whole, tree, into)
+
+
+def _combined(column: AttributeColumn, groups: _SiblingGroups) -> AttributeColumn:
+    """An attribute of aggregate spans: what their spans have together where it can be added up, else what all agree on."""
+    values = column.values[groups.rows]
+    here = np.ones(len(values), np.bool_) if column.present is None else column.present[groups.rows] != 0
+    if column.key in _ADDED:
+        found = _sums(np.where(here, values, column.type.dtype.type(0)), groups)
+        has = np.logical_or.reduceat(here, groups.begins)
+    elif column.key in _HIGHEST:
+        lowest = 0 if column.type == AttributeType.BOOL else np.iinfo(np.int64).min
+        found = np.maximum.reduceat(np.where(here, values, column.type.dtype.type(lowest)), groups.begins)
+        has = np.logical_or.reduceat(here, groups.begins)
+    else:
+        found = column.values[groups.into]
+        has = np.logical_and.reduceat(here & (values == found[groups.which]), groups.begins)
+    if column.present is None and has.all() and column.key not in _ADDED | _HIGHEST:
+        return column
+    whole, present = column.values.copy(), np.ones(len(column.values), dtype=np.uint8)
+    if column.present is not None:
+        present = column.present.copy()
+    whole[groups.into], present[groups.into] = found, has
+    return replace(column, values=whole, present=present)
+
+
+def _sums(values: Array, groups: _SiblingGroups) -> Array:
+    """Whole numbers stop at the largest that there is."""
+    found = np.add.reduceat(values, groups.begins)
+    if values.dtype == np.int64 and values.size:
+        about = np.add.reduceat(values.astype(np.float64), groups.begins)
+        found = np.where(about >= 2.0**63, np.iinfo(np.int64).max, found)
+    return found

@@ -1,0 +1,124 @@
+"""Where spans are that were sent elsewhere, or left in a reduction, for links of later drains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._model.live_table import REMEMBERED
+from otel_torchprof._model.span_table import LINK
+from otel_torchprof._model.span_tree import column_of, rows_of_spans
+
+from .aggregating import AGGREGATED_COUNT, COLLAPSED_COUNT, links_once
+from .policy import RECORDED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_torchprof._model.span_table import SpanTable
+
+Array = npt.NDArray[Any]
+
+_LINKED = ("torch.op.sequence_nr", COLLAPSED_COUNT, AGGREGATED_COUNT, RECORDED)
+"""What links of later drains lead to is a root, or has one of these attributes: the others since it stands for such a span."""
+_MOST_MOVES = 3
+"""Of one span: into another of its trace group, with that in the trace of a request, and with the root to another trace."""
+
+
+class MovedSpans:
+    """The latest :data:`REMEMBERED` of them, or up to twice as many: 56 bytes each. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._span_ids = self._sorted = np.empty(0, dtype=np.uint64)
+        self._order: npt.NDArray[np.int64] | None = None
+        self._ends = np.empty(0, dtype=LINK)
+
+    def note(self, before: SpanTable, after: SpanTable, root: int, *, became: Array | None = None) -> None:
+        """The spans of a trace group are in ``after`` now; those that are not there are their ``root``, wherever that is.
+
+        ``became``: of each span of ``before`` the id of the one that it is part of; by default its own.
+        """
+        rows = _linked_rows(before, root)
+        ends = np.zeros(len(rows), dtype=LINK)
+        ends["span_id"] = before.span_id[rows] if became is None else became[rows]
+        ends["trace_id"] = before.trace_ids[before.trace[rows]]
+        at = rows_of_spans(after, ends["span_id"])
+        above = rows_of_spans(after, np.array([root], dtype=np.uint64))
+        ends["span_id"][at < 0] = root
+        at[at < 0] = above
+        here = at >= 0
+        ends["trace_id"][here] = after.trace_ids[after.trace[at[here]]]
+        elsewhere = ends["span_id"] != before.span_id[rows]
+        elsewhere |= (ends["trace_id"] != before.trace_ids[before.trace[rows]]).any(axis=1)
+        self._add(before.span_id[rows[elsewhere]], ends[elsewhere])
+
+    def note_left(self, table: SpanTable, rows: Array, roots: npt.NDArray[np.uint64]) -> None:
+        """The spans at ``rows`` are not sent; each one's root is, in the same trace."""
+        chosen = np.isin(rows, _linked_rows(table))
+        ends = np.zeros(int(chosen.sum()), dtype=LINK)
+        ends["span_id"], ends["trace_id"] = roots[chosen], table.trace_ids[table.trace[rows[chosen]]]
+        self._add(table.span_id[rows[chosen]], ends)
+
+    def followed(self, table: SpanTable) -> SpanTable:
+        """The table, whose links lead to where spans are now; the table itself where none leads to one that moved."""
+        if not len(self._span_ids) or not len(table.links):
+            return table
+        links = table.links
+        for _ in range(_MOST_MOVES):
+            links = self._at_their_ends(links)
+        if links is table.links:
+            return table
+        return replace(table, links=links_once(links[links["span_id"] != table.span_id[links["row"]]]))
+
+    def _at_their_ends(self, links: Array) -> Array:
+        if self._order is None:
+            self._order = np.argsort(self._span_ids, kind="stable")
+            self._sorted = self._span_ids[self._order]
+        place = np.searchsorted(self._sorted, links["span_id"], side="right") - 1  # the latest
+        moved = np.flatnonzero((place >= 0) & (self._sorted[place] == links["span_id"]))
+        if not moved.size:
+            return links
+        links, ends = links.copy(), self._ends[self._order[place[moved]]]
+        links["span_id"][moved], links["trace_id"][moved] = ends["span_id"], ends["trace_id"]
+        return links
+
+    def _add(self, span_ids: Array, ends: Array) -> None:
+        if not len(span_ids):
+            return
+        self._order = None
+        self._span_ids = np.concatenate((self._span_ids, span_ids))
+        self._ends = np.concatenate((self._ends, ends))
+        if len(self._span_ids) > 2 * REMEMBERED:  # not at every drain
+            self._span_ids, self._ends = self._span_ids[-REMEMBERED:].copy(), self._ends[-REMEMBERED:].copy()
+
+
+def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]]) -> SpanTable:
+    """The table without links to spans that wait: what becomes of these is not decided. They are counted as dropped.
+
+    ``waiting``: spans of trace groups by their roots, to which links stay.
+    """
+    if not waiting or not len(table.links):
+        return table
+    targets, roots = table.links["span_id"], np.fromiter(waiting, np.uint64, len(waiting))
+    away = np.flatnonzero((rows_of_spans(table, targets) < 0) & ~np.isin(targets, roots))
+    stays = np.ones(len(targets), dtype=np.bool_)
+    for other in chain.from_iterable(waiting.values()) if away.size else ():
+        stays[away[np.isin(targets[away], other.span_id)]] = False
+    if stays.all():
+        return table
+    dropped = np.bincount(table.links["row"][~stays].astype(np.int64), minlength=len(table)).astype(np.uint32)
+    before = table.dropped_links
+    return replace(table, links=table.links[stays], dropped_links=dropped if before is None else before + dropped)
+
+
+def _linked_rows(table: SpanTable, root: int = 0) -> npt.NDArray[np.int64]:
+    found = table.span_id == np.uint64(root)
+    if column_of(table, _LINKED[0]) is None:  # hidden
+        found[:] = True
+    for column in filter(None, (column_of(table, key) for key in _LINKED)):
+        found |= column[1]
+    return np.flatnonzero(found)

@@ -1,0 +1,463 @@
+"""What a trace may be, and how one that is more becomes that: merge, fold, split, in this order and only as far as needed.
+
+All of it is pure: tables in, tables out. What is sent, what was aggregated and what was collapsed always adds up to what was
+recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof import config
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.batch import Names
+from otel_torchprof._model.limits import LINK_SIZE, span_sizes
+from otel_torchprof._model.span_table import LINK, STEP_NUMBER, AttributeType, SpanTable
+from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.span_tree import SpanTree, column_of
+
+from .aggregating import (
+    COLLAPSED_COUNT,
+    COLLAPSED_DURATION,
+    NOT_SHORT,
+    Sizes,
+    absorbed,
+    aggregated,
+    collapsed_of,
+    composed,
+    counts_of,
+    durations_of,
+    first_alike,
+    linked_rows,
+    links_once,
+    phases,
+    precious,
+    siblings_of,
+    tokens,
+    with_all_below,
+    with_values,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_torchprof._model.limits import Budget
+
+    from .aggregating import Siblings
+
+__all__ = ["RECORDED", "Reduction", "TargetTrace", "TracePart", "fits", "reduced", "without_hidden"]
+
+# ---- Generated tokens by the thousand: the slowest as they were, and all others as sums ----
+
+Array = npt.NDArray[Any]
+
+
+def tokens_aggregated(
+    table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool]
+) -> tuple[SpanTable, Array]:
+    """The table with all tokens of a call of ``generate`` aggregated but the slowest, as many of which stay as fit.
+
+    Of what stands between two tokens that stay, tokens and all that is beside them, everything of one name becomes one span, and so
+    does what is below that, level by level. ``fits`` is asked for numbers of spans and bytes, and how many stay is doubled as long as
+    it says yes; where nothing fits, none does. ``root``: as for :func:`~.aggregating.aggregated`, whose rule holds for what is never aggregated,
+    and so does what is returned.
+    """
+    found = np.flatnonzero(tokens(table))
+    if len(found) < 2:  # noqa: PLR2004 - one stands for itself
+        return table, np.arange(len(table))
+    siblings, sizes = siblings_of(table, root), Sizes(table)
+    may_go = siblings.length[found] != NOT_SHORT
+    by_length = found[may_go][np.argsort(-durations_of(table)[found[may_go]], kind="stable")]
+    into = best = _groups(siblings, found, found[~may_go])
+    whole = 1
+    while fits(*sizes.of(into)) and whole <= len(by_length):
+        best = into
+        into = _groups(siblings, found, np.concatenate((found[~may_go], by_length[:whole])))
+        whole *= 2
+    return composed(table, siblings.tree, best), best
+
+
+def _groups(siblings: Siblings, found: Array, whole: Array) -> npt.NDArray[np.int64]:
+    """For each row the first of those that it becomes one with. ``found``: the tokens, and those that stay ``whole``."""
+    tree, order = siblings.tree, siblings.tree.order
+    stays = np.zeros(len(order), dtype=np.bool_)
+    stays[whole] = True
+    family = tree.siblings[order]
+    begins = stays[order]
+    begins[1:] |= family[1:] != family[:-1]
+    run = np.cumsum(begins)
+    may_go = np.isin(family, tree.siblings[found]) & ~stays[order] & (siblings.length[order] != NOT_SHORT)
+    nodes = order[may_go]
+    into = np.arange(len(order))
+    into[nodes] = first_alike(nodes, run[may_go] * (siblings.label.max(initial=0) + 1) + siblings.label[nodes])
+    return with_all_below(siblings, into)
+
+
+# ---- Collapsing: spans too short to be seen leave ----
+# The nearest one above that stays says how many they were and how long they took.
+
+
+_COLLAPSED_SIZE = 80
+"""Bytes that the two attributes add to a span, at most."""
+
+
+def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> tuple[SpanTable, Array]:
+    """The table with as few spans collapsed as will do, of those with nothing below them that took more than ``longest`` ns.
+
+    The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
+    ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes. Returns too for each row the one that it went into.
+    """
+    tree = SpanTree(table, root)
+    goes = _order_of_leaving(table, tree, longest)
+    if not goes.size:
+        return table, np.arange(len(table))
+    sizes = span_sizes(table)
+    count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, sizes, goes[:count])))
+    return _without(table, tree, goes[:count])
+
+
+def _order_of_leaving(table: SpanTable, tree: SpanTree, longest: float) -> npt.NDArray[np.int64]:
+    """The rows that may go: each before what is above it."""
+    key = tree.raise_up(durations_of(table), np.maximum)
+    late = tree.raise_up(precious(table) | (table.error != 0), np.logical_or)
+    has_phase = tree.raise_up(phases(table), np.logical_or)
+    rows = np.flatnonzero((key <= longest) & (tree.above >= 0) & ~has_phase)
+    in_order: npt.NDArray[np.int64] = rows[np.lexsort((-tree.depth[rows], key[rows], late[rows]))]
+    return in_order
+
+
+def _fewest(most: int, enough: Callable[[int], bool]) -> int:
+    """The smallest count that is enough, or ``most``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
+    left = int(sizes.sum() - sizes[goes].sum())
+    above = np.zeros(len(sizes), dtype=np.bool_)
+    above[tree.above[goes]] = True
+    above[goes] = False
+    return left + int(above.sum()) * _COLLAPSED_SIZE
+
+
+def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, Array]:
+    leaves = np.zeros(len(table), dtype=np.bool_)
+    leaves[goes] = True
+    into = np.where(leaves, tree.above, np.arange(len(table)))
+    while (on := np.flatnonzero(leaves[into])).size:
+        into[on] = into[into[on]]
+    rows = distinct_values(into[goes])
+    counts = np.bincount(into[goes], weights=(counts_of(table) + collapsed_of(table))[goes], minlength=len(table))
+    top_level = goes[~leaves[tree.parent[goes]]]
+    nanoseconds = np.zeros(len(table), dtype=np.int64)
+    np.add.at(nanoseconds, into[top_level], durations_of(table)[top_level])
+    before = column_of(table, COLLAPSED_DURATION)
+    if before is not None:
+        nanoseconds += np.where(before[1], np.rint(before[0] * 1e9), 0).astype(np.int64)
+    whole = with_values(table, COLLAPSED_COUNT, AttributeType.INT64, rows, (counts + collapsed_of(table))[rows])
+    whole = with_values(whole, COLLAPSED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
+    # The links of what nobody sees any more would be noise on what is left.
+    return absorbed(whole, tree, into, with_links=False), into
+
+
+# ---- A trace that is too large as several that are linked ----
+
+
+PART = "torch.part"
+_PART_ROOT_SIZE = 256
+"""Bytes of the root of a part beside its name and its trace state, at most."""
+
+
+class TargetTrace(NamedTuple):
+    """The root of a trace group: the span of a step, or a top-level event."""
+
+    trace_id: int
+    span_id: int
+    name: str
+    step: int
+    """Number of the step, -1 for none."""
+    trace_state: str = ""
+    """W3C tracestate of the trace."""
+
+
+class TracePart(NamedTuple):
+    """A trace that a trace group's other spans went to, and its root there."""
+
+    trace_id: int
+    span_id: int
+
+
+def split(
+    table: SpanTable,
+    target: TargetTrace,
+    first: tuple[int, int],
+    most: tuple[int, int],
+    *,
+    before: int,
+    stays: bool,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+) -> tuple[SpanTable, list[TracePart]]:
+    """The spans of one trace as those of several, trace by trace with its root first, and the roots of the new ones.
+
+    ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. What is
+    cut is the order in which each span comes after its parent, so a trace has a segment of it. All go to new traces unless the
+    first segment ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
+    there and links to its parent, save where that is ``target``, to which the roots link, or not in the table: it went before, or
+    goes later, and where is not known.
+    """
+    tree = SpanTree(table, _row_of(table, target))
+    part = _parts(table, tree, target, (first, most), 0 if stays else 1)
+    count = int(part.max(initial=0))
+    parts = [TracePart(new_trace_id(), new_span_id()) for _ in range(count)]
+    whole = joined_tables([table, _roots(table, part, target, [made.span_id for made in parts], before)])
+    trace_ids = _trace_ids([target.trace_id, *(made.trace_id for made in parts)])
+    span_ids = np.array([target.span_id, *(made.span_id for made in parts)], dtype=np.uint64)
+    known = np.where(tree.parent >= 0, part[tree.parent], np.where(part > 0, -1, 0))
+    moved = np.concatenate((known != part, np.zeros(count, np.bool_)))
+    trace = np.concatenate((part, np.arange(1, count + 1)))
+    parent = np.where(moved, span_ids[trace], whole.parent_span_id)
+    apart = moved[: len(table)] & (tree.parent >= 0) & (table.parent_span_id != span_ids[0])
+    links = _links(table, tree, part, np.flatnonzero(apart), trace_ids)
+    to_home = _link_rows(np.arange(len(table), len(whole)), trace_ids[:1], np.full(count, target.span_id))
+    links = np.concatenate((links, to_home))
+    remote = whole.parent_is_remote
+    whole = replace(
+        whole,
+        trace=trace.astype(np.uint32),
+        trace_ids=trace_ids,
+        trace_states=(target.trace_state,) * len(trace_ids) if target.trace_state else (),
+        parent_span_id=parent,
+        parent_is_remote=None if remote is None else np.where(moved, 0, remote),
+        links=links_once(links),
+    )
+    is_event = np.arange(len(whole)) < len(table)
+    is_root = whole.span_id == np.uint64(target.span_id)
+    return taken(whole, np.lexsort((is_event & ~is_root, trace))), parts
+
+
+def _row_of(table: SpanTable, target: TargetTrace) -> int:
+    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+    return int(found[0]) if found.size else -1
+
+
+def _parts(
+    table: SpanTable, tree: SpanTree, target: TargetTrace, limits: tuple[tuple[int, int], tuple[int, int]], number: int
+) -> npt.NDArray[np.int64]:
+    """The number of each span's part, from ``number`` on; 0 is the trace of ``target``."""
+    rows = tree.preorder()
+    ends = np.cumsum(span_sizes(table)[rows] + LINK_SIZE + 2)
+    spare = _PART_ROOT_SIZE + 3 * len(target.name.encode()) + 2 * len(target.trace_state)
+    part = np.empty(len(rows), dtype=np.int64)
+    begin = 0
+    while begin < len(rows):
+        spans, size = limits[0] if number == 0 else (limits[1][0] - 1, limits[1][1] - spare)
+        bytes_before = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, bytes_before + size, side="right"))
+        end = max(min(end, begin + spans), begin + 1)
+        part[rows[begin:end]] = number
+        begin, number = end, number + 1
+    return part
+
+
+def _roots(table: SpanTable, part: Array, target: TargetTrace, span_ids: Sequence[int], before: int) -> SpanTable:
+    """The spans that the parts hang under."""
+    count = len(span_ids)
+    start = np.full(count + 1, np.iinfo(np.int64).max)
+    end = np.zeros(count + 1, dtype=np.int64)
+    np.minimum.at(start, part, table.start)
+    np.maximum.at(end, part, table.end)
+    numbers = np.arange(count)
+    roots = SpanTable(
+        name=np.ones(count, dtype=np.uint32),
+        start=start[1:],
+        end=end[1:],
+        trace=np.zeros(count, dtype=np.uint32),
+        trace_ids=np.zeros((1, 16), dtype=np.uint8),
+        span_id=np.array(span_ids, dtype=np.uint64),
+        parent_span_id=np.zeros(count, dtype=np.uint64),
+        error=np.zeros(count, dtype=np.uint8),
+        row=np.full(count, -1),
+        step=np.full(count, target.step),
+        links=np.empty(0, dtype=LINK),
+        names=Names.of(["", target.name]),
+    )
+    if target.step >= 0:
+        roots = with_values(roots, STEP_NUMBER, AttributeType.INT64, numbers, target.step)
+    return with_values(roots, PART, AttributeType.INT64, numbers, before + 1 + numbers)
+
+
+def _trace_ids(ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(number.to_bytes(16, "big") for number in ids), dtype=np.uint8).reshape(-1, 16)
+
+
+def _links(table: SpanTable, tree: SpanTree, part: Array, apart: Array, trace_ids: Array) -> Array:
+    """Those that there were, to where their targets are now; and of the rows ``apart`` from their parents those to them."""
+    links = table.links.copy()
+    if len(links):
+        target, inside = linked_rows(table)
+        links["trace_id"][inside] = trace_ids[part[target[inside]]]
+    return np.concatenate((links, _link_rows(apart, trace_ids[part[tree.parent[apart]]], table.parent_span_id[apart])))
+
+
+def _link_rows(rows: Array, trace_ids: Array, span_ids: Array) -> Array:
+    links = np.zeros(len(rows), dtype=LINK)
+    links["row"], links["trace_id"], links["span_id"] = rows, trace_ids, span_ids
+    return links
+
+
+def with_links(table: SpanTable, row: int, parts: Sequence[TracePart]) -> SpanTable:
+    """The table with links from a row to the roots of parts."""
+    added = _link_rows(
+        np.full(len(parts), row),
+        _trace_ids([part.trace_id for part in parts]),
+        np.array([part.span_id for part in parts], dtype=np.uint64),
+    )
+    links = np.concatenate((table.links, added))
+    return replace(table, links=links[np.argsort(links["row"], kind="stable")])
+
+
+RECORDED = "torch.recorded_spans"
+_MOST_PART_LINKS = 100
+"""Links from a root to its parts; all have links to it, and their number is an attribute."""
+_ROOT_SIZE = 160
+"""Bytes that the numbers of what was reduced add to a root, at most."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What became of spans; adds up over the tables of a trace group."""
+
+    recorded: int = 0
+    """How many there were: those sent, aggregated and collapsed together."""
+    aggregated: int = 0
+    """How many aggregate spans stand for, beyond one each."""
+    collapsed: int = 0
+    """How many were collapsed into others."""
+    parts: int = 0
+    """Traces beside the trace group's own."""
+    linked: tuple[TracePart, ...] = ()
+    """The first of these, for links from the trace group's root."""
+    became: Array | None = field(default=None, compare=False)
+    """Of one table: for each of its spans the id of the one that it is part of now; None where it is itself."""
+
+    def __add__(self, other: Reduction) -> Reduction:
+        return Reduction(
+            self.recorded + other.recorded,
+            self.aggregated + other.aggregated,
+            self.collapsed + other.collapsed,
+            self.parts + other.parts,
+            (self.linked + other.linked)[:_MOST_PART_LINKS],
+        )
+
+    def __bool__(self) -> bool:
+        """Whether anything was reduced."""
+        return bool(self.aggregated or self.collapsed or self.parts)
+
+
+def fits(table: SpanTable, budget: Budget) -> bool:
+    """Whether the spans, as those of one trace, are within the budget. Costs about 0.3 µs per span, nothing for too many."""
+    return len(table) <= budget.max_spans and int(span_sizes(table).sum()) <= budget.max_bytes
+
+
+def reduced(
+    table: SpanTable,
+    budget: Budget,
+    target: TargetTrace,
+    *,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+    before: Reduction = Reduction(),
+    stays: bool = False,
+) -> tuple[SpanTable, Reduction]:
+    """The spans of one trace group as traces within the budget, and what was done now: add it to ``before`` for the next table.
+
+    ``table`` holds the spans of one trace; where that of ``target`` is not among them yet, all go to linked traces, or those that
+    do not fit if ``stays``: that trace is somebody else's. The table
+    itself comes back where it fits and nothing was reduced before. ``new_trace_id`` and ``new_span_id`` have the contract of
+    OpenTelemetry's IdGenerator. Thread-safe; some 2 µs per span that is too many.
+    """
+    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+    root = int(found[0]) if found.size else -1
+    stays |= root >= 0
+    if not len(table) or (stays and not before and fits(table, budget)):
+        return table, _accounts(table)
+    links_before = len(before.linked) if root >= 0 else 0
+    links_left = min(_MOST_PART_LINKS - links_before, budget.max_bytes // (10 * LINK_SIZE))
+    available = (
+        budget.less(0, _ROOT_SIZE + links_before * LINK_SIZE) if root >= 0 else budget.less(0 if stays else 1, 512)
+    )
+    if root >= 0:
+        table = _with_strays(table, root)
+    table, became = _smaller(table, target, budget, available)
+    done, parts = _accounts(table), list[TracePart]()
+    if not stays or not fits(table, available):
+        first = available.less(0, links_left * LINK_SIZE)
+        table, parts = split(
+            table,
+            target,
+            (first.max_spans, first.max_bytes),
+            (budget.max_spans, budget.max_bytes),
+            before=before.parts,
+            stays=stays,
+            new_trace_id=new_trace_id,
+            new_span_id=new_span_id,
+        )
+    done = replace(done, parts=len(parts), linked=tuple(parts[:links_left]), became=became)
+    if root >= 0 and (total := before + done):
+        table = _reported(table, target, total)
+    return without_hidden(table), done
+
+
+def without_hidden(table: SpanTable) -> SpanTable:
+    """The table without attributes that no span is to have."""
+    hidden = config.HIDDEN_ATTRIBUTES.read()
+    if not any(column.key in hidden for column in table.attributes):
+        return table
+    return replace(table, attributes=tuple(column for column in table.attributes if column.key not in hidden))
+
+
+def _accounts(table: SpanTable) -> Reduction:
+    count, into = int(counts_of(table).sum()), int(collapsed_of(table).sum())
+    return Reduction(recorded=count + into, aggregated=count - len(table), collapsed=into)
+
+
+def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> tuple[SpanTable, Array]:
+    """Aggregated and collapsed as far as needed and possible; and which span each one became, by id."""
+    short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
+    at = np.arange(len(table))
+    for reduce in (tokens_aggregated, aggregated, collapsed):
+        if fits(table, available):
+            break
+        found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+        table, into = reduce(table, int(found[0]) if found.size else -1, float(short), available.allows)
+        at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
+    return table, table.span_id[at]
+
+
+def _with_strays(table: SpanTable, root: int) -> SpanTable:
+    """What hangs under spans that went to other traces before, or will since they continue, hangs under the root."""
+    known = np.isin(table.parent_span_id, table.span_id) | (table.parent_span_id == 0)
+    known[root] = True
+    return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))
+
+
+def _reported(table: SpanTable, target: TargetTrace, total: Reduction) -> SpanTable:
+    """The table with numbers, and links to parts, on its root."""
+    row = int(np.flatnonzero(table.span_id == np.uint64(target.span_id))[0])
+    numbers = {
+        RECORDED: total.recorded,
+        "torch.aggregated_spans": total.aggregated,
+        "torch.collapsed_spans": total.collapsed,
+        "torch.parts": total.parts,
+    }
+    for key, number in numbers.items():
+        table = with_values(table, key, AttributeType.INT64, np.array([row]), number)
+    return with_links(table, row, total.linked) if total.linked else table

@@ -1,0 +1,213 @@
+"""A step of which nobody wants the details: its span, its phases, and what its operators took by name."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.phases import PHASE_PREFIX
+from otel_torchprof._model.averages import grouped
+from otel_torchprof._model.frames import distinct
+from otel_torchprof._model.live_table import with_attributes
+from otel_torchprof._model.span_table import AttributeType
+from otel_torchprof._model.span_tables import taken
+from otel_torchprof._model.span_tree import column_of, rows_of_spans
+from otel_torchprof._native.loops import subtract_from_parents
+
+from .aggregating import collapsed_of, counts_of, phases, with_values
+from .policy import RECORDED, without_hidden
+
+if TYPE_CHECKING:
+    from otel_torchprof._model.span_table import SpanTable
+
+    from .policy import TargetTrace
+
+Array = npt.NDArray[Any]
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+# ---- Collectives of a step without details: when this rank came to each, and when all had come ----
+
+COLLECTIVES = "torch.collectives"
+MOST_COLLECTIVES_BYTES = 511
+_WORKS = ("gloo:", "nccl:")
+"""Begins of the names of what backends do on threads of their own; the name of the collective follows."""
+
+
+def collective_texts(table: SpanTable, rows: Array, trace_group: Array, roots: Array) -> list[str]:
+    """Of each trace group a JSON list of ``[group, number, begin, end]``, in us since the root began; as many as go into 511 bytes.
+
+    Of those whose end is known: the end of the backend's work of that name, which comes in the order of the calls. Empty where there are none.
+
+    Args:
+        table: the spans.
+        rows: those that are looked at.
+        trace_group: of each of these rows the place of its root in ``roots``.
+        roots: rows of the roots.
+    """
+    texts = [""] * len(roots)
+    calls = _calls(table, rows)
+    if not len(calls):
+        return texts
+    works = _works(table, rows)
+    names, groups, numbers = (_values(table, f"torch.collective.{key}") for key in ("name", "group", "sequence_nr"))
+    for place in distinct_values(trace_group[calls]).tolist():
+        begin = int(table.start[roots[place]])
+        ends = _ends(table, rows[works[trace_group[works] == place]])
+        entries, left = [], MOST_COLLECTIVES_BYTES - len("[]")
+        for row in _in_order(table, rows[calls[trace_group[calls] == place]]):
+            found = ends.get(table.names[int(names[row])])
+            if not found:
+                continue
+            times = ((int(at) - begin) / 1e3 for at in (table.start[row], found.pop(0)))
+            entry = _JSON([table.names[int(groups[row])], int(numbers[row]), *times])
+            left -= len(entry.encode("utf-8", "replace")) + len(",")
+            if left < 0:
+                break
+            entries.append(entry)
+        texts[place] = f"[{','.join(entries)}]" if entries else ""
+    return texts
+
+
+def _calls(table: SpanTable, rows: Array) -> Array:
+    """Places in ``rows`` of collectives that have a number in a group."""
+    columns = [column_of(table, f"torch.collective.{key}") for key in ("name", "group", "sequence_nr")]
+    known = [column[1] for column in columns if column is not None]
+    if len(known) < len(columns):
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(np.logical_and.reduce(known)[rows])
+
+
+def _works(table: SpanTable, rows: Array) -> Array:
+    named = table.names.matching((), prefixes=_WORKS)
+    return np.empty(0, dtype=np.int64) if named is None else np.flatnonzero(named[table.name[rows]])
+
+
+def _ends(table: SpanTable, rows: Array) -> dict[str, list[int]]:
+    """By collective, when the works on it ended, in the order in which they began."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in _in_order(table, rows):
+        found[table.names[int(table.name[row])].partition(":")[2]].append(int(table.end[row]))
+    return found
+
+
+def _in_order(table: SpanTable, rows: Array) -> list[int]:
+    ordered: list[int] = rows[np.argsort(table.start[rows], kind="stable")].tolist()
+    return ordered
+
+
+def _values(table: SpanTable, key: str) -> Array:
+    found = column_of(table, key)
+    return np.zeros(len(table), dtype=np.int64) if found is None else found[0]
+
+
+AVERAGES = "torch.averages"
+MOST_BYTES = 1_279
+"""Of the text, with that of collectives: a step with its phases then takes 3,000 (measured, docs/ranks.md). Tempo cuts what has 2,048."""
+_LONGEST_NAME = 200
+
+
+def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
+    """Only the span of ``target`` and its phases, as :func:`without_detail` leaves them; nothing where the first is not in the table."""
+    if not (table.span_id == np.uint64(target.span_id)).any():
+        return taken(table, np.empty(0, dtype=np.int64))
+    trace_group = np.full(len(table), target.span_id, dtype=np.uint64)
+    stays = root_and_phases(table, trace_group)
+    return taken(without_detail(table, trace_group, np.arange(len(table)), stays), np.flatnonzero(stays))
+
+
+def root_and_phases(table: SpanTable, trace_group: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which spans are roots of their trace groups, or phases, but tokens, that hang under one directly or under another such phase."""
+    found: npt.NDArray[np.bool_] = table.span_id == trace_group
+    waiting = np.flatnonzero(phases(table))
+    parent = rows_of_spans(table, table.parent_span_id[waiting])
+    waiting, parent = waiting[parent >= 0], parent[parent >= 0]
+    while (below := found[parent]).any():
+        found[waiting[below]] = True
+        waiting, parent = waiting[~below], parent[~below]
+    return found
+
+
+def without_detail(
+    table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: Array, stays: npt.NDArray[np.bool_]
+) -> SpanTable:
+    """The table, whose spans of trace groups say how many spans there were and which names took the most time of their own.
+
+    ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
+    1,279 bytes, less those of collectives. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. ``torch.collectives`` has the
+    collectives whose end is known. Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
+
+    Args:
+        table: of whole trace groups, each with its root.
+        trace_group: of each span the id of its trace group's root.
+        rows: those of the trace groups that are to tell.
+        stays: which of the table's spans the caller does not leave out afterwards: what they took is seen on themselves.
+    """
+    is_root = table.span_id[rows] == trace_group[rows]
+    keys, which = np.unique(trace_group[rows], return_inverse=True)
+    roots = np.empty(len(keys), dtype=np.int64)
+    roots[which[is_root]] = rows[is_root]
+    recorded = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(recorded, which, (counts_of(table) + collapsed_of(table))[rows])
+    goes = ~stays[rows]
+    collectives = collective_texts(table, rows, which, roots)
+    left = [MOST_BYTES - len(calls.encode("utf-8", "replace")) for calls in collectives]
+    texts = _averages(table, rows[goes], which[goes], left)
+    reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
+    found = (
+        (row, {AVERAGES: text, **({COLLECTIVES: calls} if calls else {})})
+        for row, text, calls in zip(roots.tolist(), texts, collectives, strict=True)
+    )
+    return without_hidden(with_attributes(reported, found))
+
+
+def _averages(table: SpanTable, events: Array, which: Array, most_bytes: list[int]) -> list[str]:
+    """The text of each trace group; ``which``: the trace group of each event."""
+    names, name = distinct(table.name[events])
+    keys = which * max(len(names), 1) + name
+    pairs, place = np.unique(keys << 1 | _in_data(table)[events], return_inverse=True)
+    amounts = {"self": _self_seconds(table)[events], "calls": counts_of(table)[events]}
+    sums = grouped(place, len(pairs), len(events), amounts)
+    seconds, counts = sums.amounts["self"], sums.amounts["calls"]
+    in_data = pairs[place[sums.first]] & 1
+    of_trace_group, of_name = np.divmod(pairs[place[sums.first]] >> 1, max(len(names), 1))
+    order = np.lexsort((of_name, -seconds, of_trace_group))
+    texts = [table.names[index][:_LONGEST_NAME] for index in names.tolist()]
+    lines: list[list[str]] = [[] for _ in most_bytes]
+    left = [most - len("[]") for most in most_bytes]
+    entries = (of_trace_group[order], of_name[order], counts[order], seconds[order], in_data[order])
+    for number, text, count, own, is_data in zip(*(column.tolist() for column in entries), strict=True):
+        if left[number] < 0:
+            continue
+        phase = {"phase": "data"} if is_data else {}
+        line = _JSON({"name": texts[text], "count": count, "self": float(f"{own:.4g}"), **phase})
+        left[number] -= len(line.encode("utf-8", "replace")) + len(",")
+        if left[number] >= 0:
+            lines[number].append(line)
+    return [f"[{','.join(found)}]" for found in lines]
+
+
+def _in_data(table: SpanTable) -> npt.NDArray[np.bool_]:
+    """Which spans began while a loop waited for data."""
+    named = table.names.matching((f"{PHASE_PREFIX}data",))
+    waits = np.empty(0, dtype=np.int64) if named is None else np.flatnonzero(named[table.name])
+    if not len(waits):
+        return np.zeros(len(table), dtype=np.bool_)
+    waits = waits[np.argsort(table.start[waits], kind="stable")]
+    place = np.searchsorted(table.start[waits], table.start, side="right") - 1
+    found: npt.NDArray[np.bool_] = (place >= 0) & (table.start < table.end[waits[place]])
+    return found
+
+
+def _self_seconds(table: SpanTable) -> npt.NDArray[np.float64]:
+    """As the spans say; where they do not, their durations without those of the spans under them."""
+    duration = table.end - table.start
+    own = duration.copy()
+    subtract_from_parents(own, rows_of_spans(table, table.parent_span_id), duration)
+    found: npt.NDArray[np.float64] = np.maximum(own, 0) / 1e9
+    reported = column_of(table, "torch.self_duration")
+    return found if reported is None else np.where(reported[1], reported[0], found)

@@ -1,0 +1,640 @@
+"""Buffers spans until their trace group has ended, then applies tail sampling and the trace size limit.
+
+A *trace group* is a step, the operators below a shared root, or else the tree of a top-level event. Its key is the span id of its root.
+A drain brings pieces of trace groups. The pieces of a running trace group are buffered. When the trace group has ended, tail sampling may
+reduce it to its root and phases, and the trace size limit applies. A trace group that is complete in one drain and within the limit passes
+through unchanged, as most do.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.phases import Segment
+from otel_torchprof._model.frames import distinct
+from otel_torchprof._model.limits import largest_size, span_sizes
+from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._process.give_way import give_way
+
+from .moved_spans import MovedSpans, without_links_to
+from .policy import Reduction, TargetTrace, reduced
+from .root_only import root_and_phases, root_only, without_detail
+from .span_policy import SelectionRules, SlowDetector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from otel_torchprof._model.limits import Budget
+    from otel_torchprof._model.span_table import SpanTable
+    from otel_torchprof._model.step_spans import StepSpan
+
+
+Array = npt.NDArray[Any]
+
+# ---- Traces of the application ----
+# How many spans were sent already, since they come piece by piece, and how many processes add to one.
+
+_MOST_TRACES = 2_000
+"""Traces that are remembered; of more, those that had nothing for the longest time are forgotten."""
+PROCESSES = 4
+"""That are assumed to add to a trace which began in another process: how many do is known to none of them."""
+_MOST_JOINED = 10_000
+"""Such traces that are remembered."""
+
+
+class TraceCapacity:
+    """For one thread at a time, but for :meth:`join`."""
+
+    def __init__(self) -> None:
+        self._spent: OrderedDict[bytes, int] = OrderedDict()
+
+        self._joining: deque[int] = deque(maxlen=_MOST_JOINED)
+        self._joined: OrderedDict[bytes, None] = OrderedDict()
+
+    def join(self, trace_id: int) -> None:
+        """The trace began in another process. Any thread."""
+        self._joining.append(trace_id)
+
+    def learn_joined(self) -> None:
+        """Takes in what other threads said."""
+        while self._joining:
+            self._joined[self._joining.popleft().to_bytes(16, "big")] = None
+            if len(self._joined) > _MOST_JOINED:
+                self._joined.popitem(last=False)
+
+    def processes(self, trace_id: bytes) -> int:
+        """Among how many the size limit of the trace is divided."""
+        return PROCESSES if trace_id in self._joined else 1
+
+    def overflowing(self, trace_ids: Array, counts: Array, most: Array) -> npt.NDArray[np.bool_]:
+        """Which traces so many more spans do not fit into; to the others they are added.
+
+        Args:
+            trace_ids: shape (traces, 16); one may occur more than once.
+            counts: spans that each entry is to get.
+            most: spans that each one's trace may have.
+        """
+        over = np.zeros(len(counts), dtype=np.bool_)
+        for at in np.flatnonzero(counts).tolist():
+            key, count = trace_ids[at].tobytes(), int(counts[at])
+            over[at] = count > self.left(key, int(most[at]))
+            if not over[at]:
+                self.spend(key, count)
+        return over
+
+    def left(self, trace_id: bytes, most: int) -> int:
+        """Spans that still fit into a trace that may have ``most``."""
+        return most - self._spent.get(trace_id, 0)
+
+    def spend(self, trace_id: bytes, spans: int) -> None:
+        """So many go there."""
+        self._spent[trace_id] = self._spent.get(trace_id, 0) + spans
+        self._spent.move_to_end(trace_id)
+        if len(self._spent) > _MOST_TRACES:
+            self._spent.popitem(last=False)
+
+
+# ---- Tail sampling: which steps are traced in full, once they have ended ----
+# Those that were slow for what they are, that failed, or that somebody asked for.
+
+_MOST_ASKED = 1 << 12
+"""Moments that are remembered until a segment has ended in which they are; where there are no segments, the latest."""
+
+
+class TailSampler:
+    """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
+
+    def __init__(self, rules: SelectionRules) -> None:
+        self._keeps_all = rules.keep_all
+        self._slow = SlowDetector(rules.quantile, rules.limit_ns)
+        self._asked: deque[int] = deque(maxlen=_MOST_ASKED)  # Unix ns
+        self.figures: Counter[str] = Counter()
+        """Trace groups by decision: ``sampled``, ``root_only``."""
+
+    def ask(self, now: int) -> None:
+        """Requests that the segment that runs at ``now`` (Unix ns) be sampled. Thread-safe."""
+        if not self._keeps_all:  # else nobody would ever look at what was asked for
+            self._asked.append(now)
+
+    def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
+        """Decides which ended segments and ended shared roots of operators are sampled; returns the decisions by trace group.
+
+        All spans of a segment get the same decision. A segment is sampled if it is set-up, has a span in ``failed``, was requested, or
+        is slow among segments of its kind: steps among steps, evaluations among evaluations. Only the span that the loop's thread ended
+        counts for its duration. A shared root is compared by its longest operator, since its own duration means nothing.
+
+        ``failed``: trace groups that are sampled in any case, such as those with an error.
+        """
+        segments = [span for span in ended if span.segment is not None]
+        sampled, asked = dict.fromkeys(map(_segment_of, segments), False), tuple(self._asked)
+        for span in segments:
+            slow = span.thread is not None and self._slow.takes(span.name, span.end - span.start)
+            is_asked = any(span.start <= time <= span.end for time in asked)
+            has_to_be = span.segment is Segment.SETUP or span.span_id in failed or is_asked
+            sampled[_segment_of(span)] |= slow or has_to_be
+        latest = max((span.end for span in segments), default=0)
+        while self._asked and self._asked[0] <= latest:
+            self._asked.popleft()
+        for is_sampled in sampled.values():
+            self.figures["sampled" if is_sampled else "root_only"] += 1
+        found = {span.span_id: sampled[_segment_of(span)] for span in segments}
+        for span in ended:
+            if span.segment is None:
+                found[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
+        return found
+
+    def of_trace_group(self, name: str, duration_ns: int, *, failed: bool) -> bool:
+        """The same for what is no step."""
+        slow = self._slow.takes(name, duration_ns)
+        self.figures["sampled" if slow or failed else "root_only"] += 1
+        return slow or failed
+
+
+def _segment_of(span: StepSpan) -> tuple[int, tuple[int, int] | None]:
+    """The same for the spans of one segment: steps are numbered, and of the others each links to another one before."""
+    return span.number, span.link if span.number < 0 else None
+
+
+MAX_BUFFERED_BYTES = 64 << 20
+MAX_BUFFERED_NS = 60_000_000_000
+"""How long what is no step may continue before it is sent in parts: a label around a whole program must not hide it."""
+MAX_BUFFERED_STEP_NS = 600_000_000_000
+"""The same of a step."""
+PART_NAME = "torch.part"
+"""Name of the roots of parts that are sent before the root of their trace group has ended."""
+_MOST_PAST = 1_000
+"""Steps that are remembered for what comes late of them."""
+_LARGEST_SPAN = 16_000
+"""Bytes; where even spans like this would fit, nobody need measure them."""
+_MIN_CAPACITY_DIVISOR = 10
+"""If less than this part of a trace's span limit is left, spans that do not fit all go to new, linked traces."""
+
+
+class Pieces(NamedTuple):
+    """What a drain brought."""
+
+    table: SpanTable
+    trace_group: npt.NDArray[np.uint64]
+    """Of each span."""
+    open_roots: Collection[int]
+    """Trace groups that continue and have no synthetic root."""
+    enclosing: npt.NDArray[np.uint64]
+    """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
+    steps: Mapping[int, StepSpan]
+    """Synthetic roots by trace group."""
+    ended: Sequence[StepSpan]
+    """Those that have ended; their spans are in the table."""
+    failed: Collection[int] = ()
+    """Trace groups in which something failed."""
+    final: bool = False
+    """Nothing more will come."""
+
+
+class _Outcome(enum.Enum):
+    """What became of a trace group that has ended, and with it of what comes late."""
+
+    WHOLE = "whole"
+    REDUCED = "reduced"
+    ROOT_ONLY = "root_only"
+
+
+def _alone() -> int:
+    """The budget is divided among one."""
+    return 1
+
+
+class SpanBuffer:
+    """The spans of one recording on their way out. For one thread at a time, but for :attr:`sampler`'s :meth:`ask`.
+
+    Args:
+        rules: what is kept, and how much.
+        new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
+        new_span_id: as ``generate_span_id``.
+        share: number of processes that share one trace's size limit; may grow when they find each other.
+    """
+
+    def __init__(
+        self,
+        rules: SelectionRules,
+        new_trace_id: Callable[[], int],
+        new_span_id: Callable[[], int],
+        share: Callable[[], int] = _alone,
+    ) -> None:
+        self._share = share
+        self._rules = rules
+        self._new_trace_id = new_trace_id
+        self._new_span_id = new_span_id
+        self._capacity = TraceCapacity()
+        self.max_bytes = MAX_BUFFERED_BYTES
+        """That may be buffered; beyond it the largest trace group is sent in parts while it runs."""
+        self.sampler = TailSampler(rules)
+        self._buffered: dict[int, list[SpanTable]] = {}
+        self._running: dict[int, StepSpan] = {}
+        self._failed: set[int] = set()
+        self._sent_early: dict[int, Reduction] = {}
+        self._reduced_now: set[int] = set()
+        self._moved = MovedSpans()
+        self._past: OrderedDict[int, _Outcome] = OrderedDict()
+        self._figures: Counter[str] = Counter()
+        self.dropped = 0
+        """Spans that were buffered and went with a call of :meth:`decide` that failed."""
+
+    @property
+    def budget(self) -> Budget:
+        """The size limit of a trace that begins here, or the share of it that this process has now."""
+        return self._budget_of(b"")
+
+    def join(self, trace_id: int) -> None:
+        """The trace began in another process: others add to it, too. Any thread."""
+        self._capacity.join(trace_id)
+
+    def _budget_of(self, trace_id: bytes) -> Budget:
+        budget, share = self._rules.budget, self._share() * self._capacity.processes(trace_id)
+        if share <= 1:
+            return budget
+        return budget._replace(max_spans=max(budget.max_spans // share, 2), max_bytes=max(budget.max_bytes // share, 1))
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """So far: spans ``aggregated``, ``collapsed`` and ``detail_dropped``, ``parts``; trace groups ``sampled`` and ``root_only``."""
+        return +(self._figures + self.sampler.figures)
+
+    @property
+    def spans(self) -> int:
+        """Spans that are buffered."""
+        return sum(len(table) for tables in self._buffered.values() for table in tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are buffered."""
+        return sum(map(_nbytes, self._buffered.values()))
+
+    def decide(self, pieces: Pieces) -> list[SpanTable]:
+        """Adds the spans of a drain; returns the spans that are due, in up to two tables.
+
+        One table has the spans that pass through unchanged, the other those that were buffered or reduced. Joining them would copy
+        the first.
+
+        If it raises, the spans of this drain are not buffered. Spans of earlier drains stay buffered, except those that this call has
+        already taken out of the buffer: :attr:`dropped` counts them.
+        """
+        before, figures = {key: list(tables) for key, tables in self._buffered.items()}, self._figures.copy()
+        try:
+            return self._decide(pieces)
+        except BaseException:
+            self.dropped += sum(len(table) for key in before.keys() - self._buffered.keys() for table in before[key])
+            self._buffered = {key: before[key] for key in self._buffered if key in before}
+            self._figures = figures
+            raise
+
+    def _decide(self, pieces: Pieces) -> list[SpanTable]:
+        self._capacity.learn_joined()
+        table, trace_group = pieces.table, pieces.trace_group
+        open_trace_groups = self._open_trace_groups(pieces)
+        is_open = np.isin(trace_group, np.fromiter(open_trace_groups, np.uint64, len(open_trace_groups)))
+        for key, rows in _groups(trace_group, np.flatnonzero(is_open)):
+            self._buffered.setdefault(key, []).append(taken(table, rows))
+        ready = np.flatnonzero(~is_open)
+        whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_trace_groups]
+        sampled: Mapping[int, bool] = {}
+        self._failed.update(pieces.failed)
+        if not self._rules.keep_all:
+            sampled = self.sampler.of_steps(pieces.ended, self._failed | self._sent_early.keys())
+            pieces, ready = self._reduced_unsampled(pieces, ready, whole, sampled)
+        table = pieces.table
+        give_way()
+        alone = self._needs_processing(pieces, ready, whole)
+        passing = ready[~alone]
+        out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
+        looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
+        out += [joined_tables(looked_at)] if looked_at else []
+        for step in pieces.ended:
+            outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
+            step.is_sent = True
+            self._past[step.span_id] = outcome if sampled.get(step.span_id, True) else _Outcome.ROOT_ONLY
+        self._reduced_now.clear()
+        self._failed &= open_trace_groups
+        while len(self._past) > _MOST_PAST:
+            self._past.popitem(last=False)
+        return [without_links_to(self._moved.followed(each), self._buffered) for each in out]
+
+    # ---- which trace groups need a look ----
+
+    def _open_trace_groups(self, pieces: Pieces) -> set[int]:
+        """Those whose spans have to wait."""
+        self._running |= {key: step for key, step in pieces.steps.items() if not step.is_sent}
+        for step in pieces.ended:
+            self._running.pop(step.span_id, None)
+        if pieces.final:
+            self._running.clear()
+            return set()
+        return self._running.keys() | set(pieces.open_roots)
+
+    def _reduced_unsampled(
+        self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
+    ) -> tuple[Pieces, Array]:
+        """Reduces trace groups that came whole in this drain, and are not sampled, to root and phases; returns what remains."""
+        table, trace_group = pieces.table, pieces.trace_group
+        trace_groups, which = np.unique(trace_group[ready], return_inverse=True)
+        counts = np.bincount(which, minlength=len(trace_groups))
+        is_root = (table.span_id[ready] == trace_group[ready]) & ~np.isin(
+            trace_group[ready], np.array(whole, dtype=np.uint64)
+        )
+        goes = np.zeros(len(trace_groups), dtype=np.bool_)
+        names: dict[int, str] = {}
+        for row, number in zip(ready[is_root].tolist(), which[is_root].tolist(), strict=True):
+            key = int(trace_groups[number])
+            if table.row[row] < 0:
+                goes[number] = not sampled.get(key, True)
+                continue
+            index = int(table.name[row])
+            name = names.get(index) or names.setdefault(index, table.names[index])
+            duration = int(table.end[row] - table.start[row])
+            is_sampled = self.sampler.of_trace_group(name, duration, failed=key in self._failed)
+            goes[number] = not is_sampled and counts[number] > 1  # one that is alone has no detail
+        if not goes.any():
+            return pieces, ready
+        stays = root_and_phases(table, trace_group)
+        reported = without_detail(table, trace_group, ready[goes[which]], stays)
+        is_left = ~goes[which] | stays[ready]
+        left, dropped = ready[is_left], ready[~is_left]
+        self._figures["detail_dropped"] += len(dropped)
+        self._moved.note_left(table, dropped, trace_group[dropped])
+        traces = distinct(table.trace[left])[0]
+        less = pieces._replace(
+            table=taken(reported, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
+        )
+        return less, np.arange(len(left))
+
+    def _needs_processing(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Returns which of the ready rows cannot pass through unchanged."""
+        trace_group = pieces.trace_group[ready]
+        late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
+        found: npt.NDArray[np.bool_] = np.isin(trace_group, np.array([*whole, *late], dtype=np.uint64))
+        first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
+        trace = first[pieces.table.trace[ready]]
+        counts = np.bincount(trace[~found], minlength=traces)
+        max_spans, max_bytes = self._limits_of(pieces.table.trace_ids)
+        large = counts > max_spans
+        most, allowed = counts.max(initial=0), max_bytes.min(initial=np.iinfo(np.int64).max)
+        if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
+            sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
+            large |= sizes > max_bytes
+        grows = pieces.enclosing != 0
+        steps = [key for key, step in pieces.steps.items() if step.segment is not None]
+        grows[trace[np.isin(trace_group, np.array(steps, dtype=np.uint64))]] = True
+        large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
+        return found | large[trace]
+
+    def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Spans and bytes that each trace may have."""
+        budgets = [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
+        limits = np.array([(b.max_spans, b.max_bytes) for b in budgets], dtype=np.int64).reshape(-1, 2)
+        return limits[:, 0], limits[:, 1]
+
+    def _looked_at(
+        self, pieces: Pieces, rows: Array, whole: Sequence[int], sampled: Mapping[int, bool]
+    ) -> Iterator[SpanTable]:
+        table, enclosing = pieces.table, pieces.enclosing[pieces.table.trace]
+        singly = np.isin(pieces.trace_group[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
+        singly |= enclosing[rows] == 0
+        groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
+        below: dict[int, list[SpanTable]] = {}
+        for key in dict.fromkeys([*whole, *groups]):
+            give_way()
+            parts, own = self._buffered.pop(key, []), groups.get(key)
+            if own is not None:
+                parts.append(taken(table, own))
+            if not parts:  # it was sent early, and its root was lost
+                del self._sent_early[key]
+                continue
+            trace_group = _TraceGroupSpans.of(
+                parts, key, pieces.steps.get(key), 0 if own is None else int(enclosing[own[0]])
+            )
+            in_parts = key in self._sent_early
+            if (found := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
+                continue
+            if trace_group.is_segment or not trace_group.enclosing or in_parts:
+                yield found
+            else:
+                below.setdefault(trace_group.enclosing, []).append(found)
+        for key, own in _groups(enclosing, rows[~singly]):
+            below.setdefault(key, []).append(taken(table, own))
+        for key, parts in below.items():
+            yield self._in_application(_in_one_trace(joined_tables(parts)), key)
+
+    # ---- what becomes of them ----
+
+    def _decided(
+        self, trace_group: _TraceGroupSpans, sampled: Mapping[int, bool], *, was_buffered: bool
+    ) -> SpanTable | None:
+        """What is sent of a trace group; None for nothing."""
+        table, key = trace_group.table, trace_group.target.span_id
+        if key in self._past:
+            return self._late(trace_group, self._past[key])
+        if trace_group.at is None:
+            return (
+                self._reduced(trace_group, self._budget_of(trace_group.trace_id))
+                if trace_group.is_segment or key in self._sent_early
+                else table
+            )
+        if was_buffered and not self._rules.keep_all and not self._is_sampled(trace_group, trace_group.at, sampled):
+            left = root_only(table, trace_group.target)
+            self._figures["detail_dropped"] += len(table) - len(left)
+            self._moved.note(table, left, key)
+            trace_group = trace_group._replace(table=left, at=int(np.flatnonzero(left.span_id == np.uint64(key))[0]))
+        if trace_group.is_segment or not trace_group.enclosing or key in self._sent_early:
+            return self._within_limit(trace_group, trace_group.at or 0)
+        return trace_group.table
+
+    def _late(self, trace_group: _TraceGroupSpans, outcome: _Outcome) -> SpanTable | None:
+        """Handles spans that arrive after the decision on their step: dropped if only its root was sent, else sent in linked traces."""
+        if outcome is _Outcome.ROOT_ONLY:
+            self._figures["detail_dropped"] += len(trace_group.table)
+            self._moved.note(
+                trace_group.table, taken(trace_group.table, np.empty(0, np.int64)), trace_group.target.span_id
+            )
+            return None
+        return self._reduced(trace_group, self._budget_of(trace_group.trace_id))
+
+    def _is_sampled(self, trace_group: _TraceGroupSpans, at: int, sampled: Mapping[int, bool]) -> bool:
+        table = trace_group.table
+        if table.row[at] < 0:
+            return sampled.get(trace_group.target.span_id, True)
+        duration = int(table.end[at] - table.start[at])
+        has_to_be = trace_group.target.span_id in self._failed | self._sent_early.keys()
+        return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
+
+    def _within_limit(self, trace_group: _TraceGroupSpans, at: int) -> SpanTable:
+        """Reduces a trace group to the trace size limit; in a trace of the application, to the rest of that trace's limit."""
+        target, trace_id = trace_group.target, trace_group.trace_id
+        budget = self._budget_of(trace_id)
+        if trace_group.enclosing:
+            left = self._capacity.left(trace_id, budget.max_spans)
+            is_linked = target.span_id in self._sent_early  # by the parts that went before
+            if left < len(trace_group.table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans and not is_linked:
+                above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
+                return self._reduced(trace_group, budget, target=above)
+            budget = budget._replace(max_spans=max(min(budget.max_spans, left), 1))
+        if trace_group.enclosing or trace_group.is_segment:
+            self._capacity.spend(trace_id, min(len(trace_group.table), budget.max_spans))
+        return self._reduced(trace_group, budget)
+
+    def _in_application(self, table: SpanTable, enclosing: int) -> SpanTable:
+        """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
+        trace_group = _TraceGroupSpans.of([table], enclosing, None, enclosing)
+        trace_id = trace_group.trace_id
+        budget = self._budget_of(trace_id)
+        left = self._capacity.left(trace_id, budget.max_spans)
+        if left < len(table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans:
+            return self._reduced(trace_group, budget)
+        found = self._reduced(trace_group, budget._replace(max_spans=min(budget.max_spans, left)), stays=True)
+        self._capacity.spend(trace_id, min(len(table), left))
+        return found
+
+    def _reduced(
+        self,
+        trace_group: _TraceGroupSpans,
+        budget: Budget,
+        *,
+        target: TargetTrace | None = None,
+        continues: bool = False,
+        stays: bool = False,
+    ) -> SpanTable:
+        """``target``: what the trace group's parts link to, if that is not its own root."""
+        key = trace_group.target.span_id
+        before = self._sent_early.pop(key, Reduction())
+        found, done = reduced(
+            trace_group.table,
+            budget,
+            target or trace_group.target,
+            new_trace_id=self._new_trace_id,
+            new_span_id=self._new_span_id,
+            before=before,
+            stays=stays,
+        )
+        self._figures.update(aggregated=done.aggregated, collapsed=done.collapsed, parts=done.parts)
+        if continues:
+            self._sent_early[key] = before + done
+        elif found is not trace_group.table:
+            self._reduced_now.add(key)
+        if found is not trace_group.table:
+            self._moved.note(trace_group.table, found, key, became=done.became)
+        return found
+
+    def _sent_in_parts(self) -> Iterator[SpanTable]:
+        """Yields the buffered spans of trace groups that run for too long, then of the largest ones until the buffer is within its limit."""
+        sizes = {key: _nbytes(tables) for key, tables in self._buffered.items()}
+        late = [key for key, tables in self._buffered.items() if _lasts(tables) > self._max_buffered_ns(key)]
+        while late or sum(sizes.values()) > self.max_bytes:
+            key = late.pop() if late else max(sizes, key=sizes.__getitem__)
+            del sizes[key]
+            trace_group = _TraceGroupSpans.of(self._buffered.pop(key), key, self._running.get(key), 0)
+            if trace_group.at is not None:  # the root has ended, and something below it has not: the root goes last
+                self._buffered[key] = [taken(trace_group.table, np.array([trace_group.at]))]
+                trace_group = trace_group._replace(
+                    table=taken(trace_group.table, np.delete(np.arange(len(trace_group.table)), trace_group.at)),
+                    at=None,
+                )
+            if len(trace_group.table):
+                yield self._reduced(trace_group, self._budget_of(trace_group.trace_id), continues=True)
+
+    def _max_buffered_ns(self, trace_group: int) -> int:
+        step = self._running.get(trace_group)
+        return MAX_BUFFERED_STEP_NS if step is not None and step.segment is not None else MAX_BUFFERED_NS
+
+
+class _TraceGroupSpans(NamedTuple):
+    """The spans of one trace group, as one table with one trace."""
+
+    table: SpanTable
+    target: TargetTrace
+    at: int | None
+    """Where in the table its root is; None where it is not there."""
+    is_segment: bool
+    """Whether it is a step, or what stands between steps."""
+    enclosing: int
+    """The span of the application that it is below, 0 for none."""
+
+    @property
+    def trace_id(self) -> bytes:
+        return self.target.trace_id.to_bytes(16, "big")
+
+    @classmethod
+    def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroupSpans:
+        table = _in_one_trace(joined_tables(parts))
+        found = np.flatnonzero(table.span_id == np.uint64(key))
+        at = int(found[0]) if len(found) else None
+        trace_id = int.from_bytes(table.trace_ids[0].tobytes(), "big")
+        state = table.trace_states[0] if table.trace_states else ""
+        name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
+        number = -1 if step is None and at is None else int(table.step[at]) if step is None else step.number
+        target = TargetTrace(trace_id, key, name, number, state)
+        return cls(table, target, at, step is not None and step.segment is not None, enclosing)
+
+
+def _nbytes(tables: Sequence[SpanTable]) -> int:
+    return sum(table.nbytes for table in tables)
+
+
+def _lasts(tables: Sequence[SpanTable]) -> int:
+    """Ns between the begin of the first and the end of the last."""
+    return max(int(table.end.max()) for table in tables) - min(int(table.start.min()) for table in tables)
+
+
+def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
+    """For each entry the first one with the same id: a step's own span and its events may have entries of their own."""
+    known: dict[bytes, int] = {}
+    raw = trace_ids.tobytes()
+    found = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
+    return np.array(found, dtype=np.int64)
+
+
+def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
+    """The rows of each trace group, rising."""
+    if not len(rows):
+        return
+    order = rows[np.argsort(trace_group[rows], kind="stable")]
+    cuts = np.flatnonzero(np.diff(trace_group[order])) + 1
+    for part in np.split(order, cuts):
+        yield int(trace_group[part[0]]), part
+
+
+def _in_one_trace(table: SpanTable) -> SpanTable:
+    """The spans of one trace group, of which pieces told the trace more than once."""
+    if len(table.trace_ids) == 1:
+        return table
+    return replace(
+        table,
+        trace=np.zeros(len(table), dtype=np.uint32),
+        trace_ids=table.trace_ids[:1],
+        trace_states=table.trace_states[:1],
+    )
+
+
+def bounded(
+    table: SpanTable,
+    root: npt.NDArray[np.uint64],
+    budget: Budget,
+    *,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+) -> SpanTable:
+    """The spans of a profile, each trace of them within the budget; the table itself where all are.
+
+    Args:
+        table: of a whole recording; its synthetic roots come first, and all are below the same span or below none.
+        root: of each span the id of its synthetic root.
+        budget: of each trace.
+        new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
+        new_span_id: as ``generate_span_id``.
+    """
+    enclosing = np.full(len(table.trace_ids), table.parent_span_id[0])
+    pieces = Pieces(table, root, (), enclosing, {}, [], final=True)
+    return joined_tables(SpanBuffer(SelectionRules(budget), new_trace_id, new_span_id).decide(pieces))

@@ -1,0 +1,259 @@
+"""``SpanPolicy``: which steps are traced in full, and how large their traces may be."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections import OrderedDict, deque
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof import config
+from otel_torchprof._model.limits import Budget
+from otel_torchprof.errors import checked
+
+from .cycles import ProfilerAction, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# ---- Which steps are traced in full: decided before they begin, from their number and their trace id alone ----
+
+_LOW_BITS = (1 << 64) - 1
+
+
+class StepChoice(NamedTuple):
+    """All three have to want a step. Immutable; ``schedule`` may be somebody's code."""
+
+    schedule: Callable[[int], bool] | None = None
+    every: int = 1
+    ratio: float = 1.0
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every step is wanted, so that nobody has to ask."""
+        return self.schedule is None and self.every == 1 and self.ratio >= 1
+
+    def selects(self, step: int, trace_id: int) -> bool:
+        """Whether the step of that number (from 0) and trace is traced in full. A microsecond and the schedule's own time.
+
+        The share is taken as OpenTelemetry's ``TraceIdRatioBased`` takes it: by the lower 64 bits of the trace id, which are random
+        for everybody. So of a step that a provider samples at 10 %, this at 1 % takes every tenth, and none of those that it does not.
+        """
+        if step < 0:
+            return True
+        if self.every > 1 and step % self.every:
+            return False
+        if self.ratio < 1 and (trace_id & _LOW_BITS) >= round(self.ratio * (1 << 64)):
+            return False
+        return self.schedule is None or self.schedule(step)
+
+
+_OPTIONS = config.fields_in(config.POLICY)
+_DETAILED = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+_SCHEDULE_KEYS = tuple(option.key for option in config.SCHEDULE)
+
+
+@dataclass(frozen=True)
+class SpanPolicy:
+    """Sampling policy and trace size limits of a training job, which has a hundred thousand events per second.
+
+    Makes three decisions, in this order. *Before* a step: whether it is traced in full. ``schedule``, ``every`` and
+    ``ratio`` must all select it. *After* it, tail sampling: whether its detail is sampled (``keep``). *Then*: which
+    spans fit into its trace (``max_spans``, ``max_bytes``, ``short``). A step that is not selected or not sampled still
+    has its step span, if the provider's sampler samples it. Without steps, a top-level module, label or operator takes
+    the place of a step; only ``keep`` and the size limits apply to it.
+
+    Immutable, so threads may share it. ``docs/backends.md`` is the guide.
+
+    Args:
+        schedule: function from the number of a step to a :class:`ProfilerAction`, as for :class:`profile`; see
+            :func:`schedule`. Default: every step.
+        every: selects every n-th step, from step 0 on. Default: 1.
+        ratio: share of the steps, above 0, up to 1, selected by trace id as OpenTelemetry's ``TraceIdRatioBased`` does:
+            together with a provider that samples by ratio the smaller ratio applies, not the product. Default: 1.
+        keep: ``"all"``, or ``"slow"``: samples only steps that are slow, contain an error, or were requested by
+            ``TorchInstrumentor().keep_step()``; others are reduced to the step span with its phases and averages. Steps
+            are compared with steps, evaluations with evaluations, checkpoints with checkpoints; set-up is always
+            sampled. Default: ``"all"``.
+        slow_quantile: quantile of the last 200 durations of a kind above which one is slow; None for no such rule.
+            Below 20 durations, and while the quantile is their maximum, a duration above three times their median is
+            slow, from the fourth on. Default: 0.95.
+        slow_limit: seconds from which on a step is always slow. Default: None, no such rule.
+        max_spans: limit of spans per trace. Beyond it, runs of short spans of one name are aggregated, then short spans
+            are collapsed into their parents, then the trace is split into linked traces (``docs/spans.md``). Default:
+            5,000. A process takes a quarter of this limit, and of the next, in a trace that began in another process.
+        max_bytes: size limit of a trace as OTLP, in bytes, with the same effect. Default: 4,000,000.
+        short: seconds below which spans may be aggregated and collapsed. Default: None, the step's duration divided by
+            ``max_spans``, which no display of the trace can resolve.
+        job_interval: seconds after which the job span ends and the next one begins; 0 for no job spans. Default: 600.
+
+    Raises:
+        TypeError, ValueError: a bad argument; the message has its name, its value and the allowed values.
+
+    Examples:
+        >>> policy = otp.SpanPolicy(every=10, keep="slow", slow_limit=1.5)
+        >>> policy.max_spans
+        5000
+        >>> otp.SpanPolicy(ratio=2)
+        Traceback (most recent call last):
+            ...
+        ValueError: ratio is 2; it must be a number above 0, up to 1
+    """
+
+    schedule: Callable[[int], Any] | None = None
+    every: int = config.EVERY.fallback
+    ratio: float = config.RATIO.fallback
+    keep: str = config.KEEP.fallback
+    slow_quantile: float | None = config.SLOW_QUANTILE.fallback
+    slow_limit: float | None = config.SLOW_LIMIT.fallback
+    max_spans: int = config.MAX_SPANS.fallback
+    max_bytes: int = config.MAX_TRACE_BYTES.fallback
+    short: float | None = config.SHORT.fallback
+    job_interval: float = config.JOB_INTERVAL.fallback
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None and not callable(self.schedule):
+            raise TypeError(f"schedule is {self.schedule!r}; it must be a callable such as schedule(wait=1, ...) gives")
+        for name, option in _OPTIONS.items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), option.check))
+
+    @classmethod
+    def from_environment(cls) -> SpanPolicy:
+        """Returns the policy in ``OTEL_TORCHPROF_POLICY``; bad parts of it are ignored, with one warning each."""
+        found: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
+        return cls(**found, schedule=_schedule_of_environment())
+
+    def choice(self) -> StepChoice:
+        """Returns the selection of steps that are traced in full, in internal form."""
+        given = self.schedule
+        return StepChoice(None if given is None else lambda step: given(step) in _DETAILED, self.every, self.ratio)
+
+    def rules(self) -> SelectionRules:
+        """Returns the tail sampling rules and size limits, in internal form."""
+        return SelectionRules(
+            Budget(self.max_spans, self.max_bytes, self.short),
+            keep_all=self.keep == "all",
+            quantile=self.slow_quantile,
+            limit_ns=None if self.slow_limit is None else round(self.slow_limit * 1e9),
+        )
+
+
+def checked_policy(given: SpanPolicy | None) -> SpanPolicy:
+    """Returns the given policy, else the environment's.
+
+    Raises:
+        TypeError: ``given`` is not a SpanPolicy.
+    """
+    if given is None:
+        return SpanPolicy.from_environment()
+    if not isinstance(given, SpanPolicy):
+        options = ", ".join(f"{option.name}=" for option in fields(SpanPolicy))
+        raise TypeError(f"policy is {given!r}; it must be a SpanPolicy({options}), or None")
+    return given
+
+
+def policy_without_code() -> SpanPolicy:
+    """Returns the environment's policy, else ``keep="slow"``, whose volume a backend on a laptop can store."""
+    return SpanPolicy.from_environment() if os.environ.get(config.POLICY, "").strip() else SpanPolicy(keep="slow")
+
+
+def schedule_of(text: str) -> Callable[[int], Any]:
+    """Parses a schedule: ``wait=5,warmup=1,active=3,repeat=2``.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    found = dict.fromkeys(_SCHEDULE_KEYS, 0)
+    for item in text.split(","):
+        key, _, number = item.partition("=")
+        if key.strip() not in _SCHEDULE_KEYS or not number.strip().isdecimal():
+            raise ValueError(
+                f"schedule is {text!r}; allowed is wait=N,warmup=N,active=N,repeat=N,skip_first=N, of which active is needed"
+            )
+        found[key.strip()] = int(number)
+    if not found["active"]:
+        raise ValueError(f"schedule is {text!r}; it must say how many steps are active, above 0: active=N")
+    return plan(**found)
+
+
+def _schedule_of_environment() -> Callable[[int], Any] | None:
+    found = {option: option.read() for option in config.SCHEDULE}
+    given = {option: number for option, number in found.items() if number is not None}
+    if given.get(config.ACTIVE):
+        return plan(**{option.key: number or 0 for option, number in found.items()})
+    for option in given:
+        option.ignore("a schedule must say how many steps are active, above 0: active=N")
+    return None
+
+
+# ---- whose detail is kept: decided when a step, or what is a step where there are none, has ended ----
+
+
+WINDOW = 200
+"""Durations that a new one is compared with."""
+ENOUGH = 20
+"""Of them that have to be known before a quantile of them decides."""
+_ENOUGH_FOR_MEDIAN = 3
+"""Of which one may be that of a warm-up, without being the median."""
+_MEDIANS = 3
+"""Medians above which one is slow before: noise of a busy machine seldom triples a duration, a stall worth a look does."""
+_MOST_NAMES = 1000
+
+
+class SelectionRules(NamedTuple):
+    """What becomes of what was recorded; see :class:`~otel_torchprof.SpanPolicy`."""
+
+    budget: Budget
+    keep_all: bool = True
+    quantile: float | None = None
+    limit_ns: int | None = None
+
+
+class SlowDetector:
+    """Tells what is slow, among others of its name. For one thread at a time; memory is bounded.
+
+    Args:
+        quantile: of recent durations, above which one is slow; while there are too few of its name to tell, above three times their
+            median. None: no such rule.
+        limit_ns: from which on it is, whatever the others took; None: no such rule.
+    """
+
+    def __init__(self, quantile: float | None, limit_ns: int | None) -> None:
+        self._quantile = quantile
+        self._limit_ns = limit_ns
+        self._recent: OrderedDict[str, _Recent] = OrderedDict()
+
+    def takes(self, name: str, duration_ns: int) -> bool:
+        """Whether it is slow; from now on it is one of the recent ones. Some microseconds."""
+        recent = self._recent.get(name)
+        if recent is None:
+            recent = self._recent[name] = _Recent()
+            if len(self._recent) > _MOST_NAMES:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(name)
+        above = self._quantile is not None and recent.is_above(duration_ns, self._quantile)
+        recent.add(duration_ns)
+        return above or (self._limit_ns is not None and duration_ns >= self._limit_ns)
+
+
+class _Recent:
+    """The last durations, in order of time and in order of length."""
+
+    def __init__(self) -> None:
+        self._latest: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def add(self, duration: int) -> None:
+        self._latest.append(duration)
+        bisect.insort(self._sorted, duration)
+        if len(self._latest) > WINDOW:
+            del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
+
+    def is_above(self, duration: int, quantile: float) -> bool:
+        """Whether it is above the quantile; above a multiple of the median as long as that would be the longest one, a warm-up maybe."""
+        known = len(self._sorted)
+        at = int(quantile * known)
+        if known >= ENOUGH and at < known - 1:
+            return duration > self._sorted[at]
+        return known >= _ENOUGH_FOR_MEDIAN and duration > _MEDIANS * self._sorted[(known - 1) // 2]

@@ -1,0 +1,29 @@
+"""The attributes of spans that readers of trace files look at, and what each may be."""
+
+from __future__ import annotations
+
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE
+from otel_torchprof._model.span_table import STEP_NUMBER
+
+AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
+COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
+AVERAGES, COLLECTIVES, SELF_DURATION = "torch.averages", "torch.collectives", "torch.self_duration"
+STEP, UNFINISHED = STEP_NUMBER, "torch.unfinished"
+KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
+RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
+DRAINED = "torch.device.drained_duration"
+DROPPED = "torch.dropped_events"
+THREAD = "thread.id"
+COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
+RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
+RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
+"""Of resources."""
+
+PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
+"""By attribute of a step, the phase whose time it is."""
+DURATIONS = frozenset(
+    (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
+)
+"""Those that are seconds."""
+TEXTS = frozenset((KIND, COLLECTIVE, GROUP, BACKEND))
+"""Those that are texts, and :data:`AVERAGES` and :data:`COLLECTIVES` are JSON. The others are whole numbers from 0 on, or true and false."""

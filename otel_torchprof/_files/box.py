@@ -1,0 +1,279 @@
+"""The black box of this process: its latest events in memory that outlives it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+
+from otel_torchprof import config
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.blackbox import (
+    BoxSession,
+    is_lost,
+    next_hang,
+    set_info,
+    stacks_writer,
+    start_hang_watch,
+    stop_hang_watch,
+)
+from otel_torchprof._process import process_changes, threads
+from otel_torchprof._process.cleanup import without_waiting
+from otel_torchprof._record.collective_source import CollectiveSource
+from otel_torchprof._record.recording import Recording
+from otel_torchprof._record.source import Operators
+from otel_torchprof.errors import NativeError, TorchProfError, warn_once
+from otel_torchprof.health import ON
+from otel_torchprof.version import __version__
+
+from .box_file import BoxFile, named_file, owner_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from opentelemetry.trace import SpanContext
+
+    from otel_torchprof.parsers import BlackBoxOptions
+
+
+# ---- The hang watch: says when a thread of the training loop hangs ----
+# Its stacks go into the black box, and one log record to whoever has an exporter.
+
+_LONG_SECONDS = 900.0
+"""What compilations, checkpoints and setup may take."""
+_EVENT_NAME = "torch.hang"
+
+_logger = logging.getLogger("otel_torchprof")
+
+
+class HangWatch:
+    """Watches from :meth:`start` to :meth:`stop`, while a black box is open. Costs a look at the threads a second, natively.
+
+    Args:
+        seconds: without an event from which on a thread of the loop hangs.
+        hides_code: whether files and functions are not to stand in the box.
+        running_step: the span that the log record belongs to; None: there is none.
+    """
+
+    def __init__(self, seconds: float, *, hides_code: bool, running_step: Callable[[], SpanContext | None]) -> None:
+        self._seconds = seconds
+        self._hides_code = hides_code
+        self._running_step = running_step
+        self._thread: threads.Thread | None = None
+        self.without_stacks = ""
+        """Why Python's stacks cannot be read here; empty where they can, or are not to be."""
+
+    def start(self) -> None:
+        """Begins.
+
+        Raises:
+            NativeError: it is watched already, or the system gave no thread.
+        """
+        start_hang_watch(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
+        self._thread = threads.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
+        self._thread.start()
+
+    def _writer(self) -> int:
+        try:
+            return stacks_writer()
+        except NativeError as error:
+            self.without_stacks = str(error)
+            return 0
+
+    def stop(self) -> None:
+        """Ends; again without effect. Any thread."""
+        stop_hang_watch()
+
+    def _wait(self) -> None:
+        while os_tid := next_hang():
+            self._report(os_tid)
+
+    def _report(self, os_tid: int) -> None:
+        try:
+            self._say(os_tid)
+        except Exception:  # the program continues
+            _logger.exception("a thread hangs, and it could not be reported")
+
+    def _say(self, os_tid: int) -> None:
+        has_stacks = not (self._hides_code or self.without_stacks)
+        kept = "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
+        body = (
+            f"thread {os_tid} has begun and ended nothing for {self._seconds:.0f} s or more; "
+            f"{kept if has_stacks else 'what it had begun is in the black box: see otel-torchprof recover and autopsy'}"
+        )
+        _logger.warning("%s", body)
+        _emit(body, os_tid, self._running_step())
+
+
+def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
+    """As a log record of OpenTelemetry in the span of the step; nothing happens where no LoggerProvider is set."""
+    try:
+        from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
+    except ImportError:  # an earlier API
+        return
+    span = trace.INVALID_SPAN if step is None else trace.NonRecordingSpan(step)
+    with trace.use_span(span):  # a record takes its ids from the current span, in every version of the API
+        record = LogRecord(
+            severity_text="WARN",
+            severity_number=SeverityNumber.WARN,
+            body=body,
+            attributes={"thread.id": os_tid},
+            event_name=_EVENT_NAME,
+        )
+        get_logger("otel_torchprof", __version__).emit(record)
+
+
+KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
+"""What each detail records; phases and modules as far as an instrumentation finds them."""
+_CODE = frozenset(("code.file.path", "code.function.name", "code.line.number", "code.stacktrace"))
+"""Attributes that stacks would show."""
+_NAMES = _CODE | {"error.type", "torch.module"}
+"""Attributes whose values are among the names of functions, modules and exceptions, which the recorder keeps as one kind."""
+_TEXTS = frozenset(("torch.label.args", "torch.op.concrete_inputs"))
+"""Attributes with texts that other recordings of the process keep of arguments, and that are among the names."""
+_THREAD_NAME = "thread.name"
+_NOT_STARTED = "off: not started"
+_CUT = "off: another process has cut its file; what is recorded since can be read by nobody"
+
+
+class BlackBox:
+    """Records the latest events from :meth:`start` to :meth:`stop`, of all threads; a forked child has none.
+
+    A process that is killed in between leaves the file, and so does one that an unhandled exception ends: ``otel-torchprof recover``
+    reads it. One that stops removes it. Nothing that goes wrong here stops the program, not even that
+    another one cuts the file: :attr:`state` says it.
+
+    Args:
+        options: what is recorded, and where.
+        identity: what is known of the process: its ``rank``, ``world_size`` and the like; ``local_world_size`` divides the room.
+        file: that it lies in; by default one is made.
+        running_step: the span of the step that runs, for the log record of a hang.
+    """
+
+    def __init__(
+        self,
+        options: BlackBoxOptions,
+        identity: Mapping[str, Any] | None = None,
+        file: BoxFile | None = None,
+        running_step: Callable[[], SpanContext | None] = lambda: None,
+    ) -> None:
+        self._options = options
+        self._identity = dict(identity or {})
+        self._file = file
+        self._running_step = running_step
+        self._recording = Recording()
+        self._state = _NOT_STARTED
+
+    @property
+    def state(self) -> str:
+        """``on``, followed by what it has to do without; or ``off: `` and the reason."""
+        return _CUT if self._state.startswith(ON) and is_lost() else self._state
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where it is open and has a name."""
+        return None if self._file is None else self._file.path
+
+    @without_waiting
+    def start(self) -> None:
+        """Opens it; torch's operators are in it as soon as torch is imported. Some milliseconds: its memory is touched."""
+        with self._recording.lock:
+            try:
+                self._open()
+            except TorchProfError as error:
+                self._state = f"off: {error}"
+                warn_once(f"no black box is kept: {error}")
+                return
+            self._state = ON
+            self._watch()
+        self._recording.when_torch(self._on_torch)
+
+    def _open(self) -> None:
+        place, options = self._identity, self._options
+        if self._file is None:
+            rank = place.get("rank")
+            name = f"{'' if rank is None else f'rank{rank}.'}{os.getpid()}.{time.time_ns()}"
+            self._file = named_file(name, options.directory, options.size, place.get("local_world_size") or 1)
+        labels = config.BLACK_BOX_LABELS.read()
+        hidden_attributes = config.HIDDEN_ATTRIBUTES.read()
+        hidden = [
+            *(() if labels is None else ("labels", "texts")),
+            *(("functions",) if hidden_attributes & _NAMES else ()),
+            *(("texts",) if hidden_attributes & _TEXTS else ()),
+        ]
+        session = BoxSession(
+            self._file.descriptor,
+            self._file.size,
+            [kind for kind in KINDS[options.detail] if kind != Kind.MODULE or "torch.module" not in hidden_attributes],
+            hidden=hidden,
+            shown=sorted(labels or ()),
+            hides_shapes="torch.op.input_shapes" in hidden_attributes,
+            hides_threads=_THREAD_NAME in hidden_attributes,
+        )
+        self._recording.cleanup.at_exit = self._file.keep_if_failed
+        self._recording.cleanup.push(self._file.remove)
+        try:
+            self._recording.start(session)
+        except NativeError:
+            self._file = None
+            raise
+        process_changes.watch(self)
+        set_info(self._info())
+
+    def _watch(self) -> None:
+        if self._options.hang is None:
+            return
+        hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & (_CODE | {_THREAD_NAME}))  # stacks have both
+        watch = HangWatch(self._options.hang, hides_code=hides_code, running_step=self._running_step)
+        self._recording.cleanup.push(watch.stop)
+        try:
+            watch.start()
+        except NativeError as error:
+            self._state += f", without a watch for hangs: {error}"
+        if watch.without_stacks:
+            self._state += f", without Python's stacks of hangs: {watch.without_stacks}"
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "program": Path(sys.argv[0]).name if sys.argv else "",
+            **{key: value for key, value in self._identity.items() if value is not None},
+            "host": platform.node(),
+            "detail": self._options.detail,
+            "opened": time.time_ns(),
+            "python": platform.python_version(),
+            "otel_torchprof": __version__,
+            **owner_info(),
+        }
+
+    def _on_torch(self, _torch: Any) -> None:
+        try:
+            library = torch_library.load()
+            if self._options.detail == "ops":
+                self._recording.add(Operators(library, torch_library.Requested(0)))
+            self._recording.add(CollectiveSource(library, most=0))
+        except TorchProfError as error:
+            self._state += f", without operators: {error}"
+
+    def stop(self) -> None:
+        """Closes it and removes the file; again without effect. Any thread."""
+        with self._recording.lock:
+            self._recording.stop()
+            self._file = None
+            if self._state.startswith(ON):
+                self._state = "off: stopped"
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: what it would write is not in the file, which stays the parent's. Called by itself."""
+        self._recording.leave()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._state.startswith(ON):
+            self._state = "off: this process was forked from the one that has it"

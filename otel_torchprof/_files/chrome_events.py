@@ -1,0 +1,284 @@
+"""What the events of a Chrome trace mean: spans, steps, and slices on tracks of a processor or a device; the rest is counted."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._model.span_table import STEP_NAME
+from otel_torchprof._model.tree import STEP_PREFIX
+
+from .records import object_of
+from .values import id_in, key_of, nanoseconds, text_in, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+    from typing import Protocol
+
+    Track = tuple[Any, Any]
+
+_STEPS_TRACK = 2**31 - 1
+"""On which this package's profiles draw their steps, beside what they hold."""
+_MOST_WAITING = _MOST_OPEN = 20_000
+_MOST_PROCESSES = 10_000
+_LONGEST_NAME = 500
+"""Characters of the name of a slice that waits; readers look at no more."""
+_PROCESS_METADATA = {"process_labels": "labels", "process_name": "name"}
+"""Names of events, and the argument of each."""
+_OTHER_EVENTS = {
+    phase: name
+    for name, phases in {
+        "arrows": "stf",
+        "instant events": "iI",
+        "counter values": "C",
+        "asynchronous events": "bneSTpF",
+        "events of objects": "NOD",
+        "marks, samples and dumps": "RcPvV",
+    }.items()
+    for phase in phases
+}
+"""By phase, events that are no slices."""
+
+
+if TYPE_CHECKING:
+
+    class Events(Protocol):
+        """Takes the events of a file one by one; its length is how many it counted. Times are in ns."""
+
+        wanted: frozenset[str]
+        """The attributes that it looks at."""
+
+        def __len__(self) -> int: ...
+
+        def add_span(
+            self,
+            name: str,
+            start: int,
+            duration: int,
+            ids: tuple[int, int, Hashable],
+            attributes: Mapping[str, Any],
+            /,
+            *,
+            process: Hashable,
+        ) -> None:
+            """A span with its id, that of its parent (0: none), its trace, those attributes that are wanted, its process."""
+
+        def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool, /) -> None:
+            """An event whose parent is the one around it on its track, its process and its thread; whether it is work of a device."""
+
+        def add_step(self, name: str, start: int, duration: int, process: Hashable, /) -> None:
+            """A step of a profile that is drawn beside what it holds."""
+
+        def name_rank(self, process: Hashable, rank: int, /) -> None:
+            """The rank of a process; process None: of all in the file."""
+
+
+class _OpenSlice(NamedTuple):
+    """One that waits for its end, or for the name of its process."""
+
+    name: str
+    start: int
+    duration: int
+    track: Track
+    kind: SliceKind | None
+
+
+class ChromeEvents:
+    """Hands over what the events of a Chrome trace are.
+
+    A slice of no known category is a device's where its process is one. Kineto wrote what tells this after the events until 2025,
+    so such slices wait.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._open: dict[Track, list[_OpenSlice]] = {}
+        self._open_count = 0
+        self._waiting: list[_OpenSlice] | None = []
+        self._devices: dict[Hashable, bool] = {}
+        """By process that says whether it is one."""
+        self.left_out = Counter[str]()
+        """What was handed over as nothing, by what it is."""
+
+    def __len__(self) -> int:
+        """Of those that wait for the name of their process."""
+        return len(self._waiting or ())
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Takes an event. Raises MalformedError."""
+        if event.get("ph") != "X":
+            self._add_other(event)
+            return
+        name, args, category = event.get("name", ""), event.get("args"), event.get("cat")
+        if type(name) is not str or type(args) is not dict:  # a check for both: each call costs 0.1 us
+            name, args = text_in(name, "name"), object_of(args or {}, "args")
+        is_span = isinstance(args.get("span_id"), str)
+        kind = None
+        if not is_span:
+            kind = (KINDS.get(category) if isinstance(category, str) else None) or kind_by_stream(event)
+            if kind is SliceKind.BESIDE or kind is SliceKind.PROFILER:
+                self.left_out[kind.value] += 1
+                return
+        if "dur" not in event:
+            self.left_out["slices without duration, counted as 0"] += 1
+        start, duration = nanoseconds(event.get("ts"), "ts"), max(0, nanoseconds(event.get("dur", 0), "dur"))
+        track = key_of(event.get("pid")), key_of(event.get("tid"))
+        if is_span:
+            self._add_span(name, start, duration, args, track[0])
+        elif track[1] == _STEPS_TRACK:
+            self._events.add_step(name, start, duration, track[0])
+        elif kind is None:
+            self._add_slice(name, start, duration, track, kind)
+        else:
+            self._events.add_slice(name, start, duration, track, kind is SliceKind.DEVICE)
+
+    def settle(self) -> None:
+        """The file has been read."""
+        self._end_waiting()
+        if self._open_count:
+            self.left_out["slices without end"] += self._open_count
+            self._open, self._open_count = {}, 0
+
+    def _add_other(self, event: dict[str, Any]) -> None:
+        phase = event.get("ph")
+        if phase == "B":
+            self._begin(event)
+        elif phase == "E":
+            self._end(event)
+        elif phase == "M":
+            self._name_process(event)
+        else:
+            known = _OTHER_EVENTS.get(phase) if isinstance(phase, str) else None
+            self.left_out[known or "events of unknown phase"] += 1
+
+    def _add_span(self, name: str, start: int, duration: int, args: dict[str, Any], process: Hashable) -> None:
+        ids = id_in(args["span_id"], "span_id"), id_in(args.get("parent_id") or "0", "parent_id")
+        attributes = object_of(args.get("attributes") or {}, "attributes")
+        self._events.add_span(
+            STEP_NAME if name.startswith(STEP_PREFIX) else name,
+            start,
+            duration,
+            (*ids, key_of(args.get("trace_id"))),
+            values_of((key, attributes[key]) for key in self._events.wanted & attributes.keys()),
+            process=process,
+        )
+
+    def _begin(self, event: dict[str, Any]) -> None:
+        name, start, category = (
+            text_in(event.get("name", ""), "name"),
+            nanoseconds(event.get("ts"), "ts"),
+            event.get("cat"),
+        )
+        kind = (KINDS.get(category) if isinstance(category, str) else None) or kind_by_stream(event)
+        if self._open_count == _MOST_OPEN:
+            self.left_out["slices without end"] += 1
+            return
+        track = key_of(event.get("pid")), key_of(event.get("tid"))
+        self._open.setdefault(track, []).append(_OpenSlice(name[:_LONGEST_NAME], start, 0, track, kind))
+        self._open_count += 1
+
+    def _end(self, event: dict[str, Any]) -> None:
+        """Ends what began last on its track."""
+        end, track = nanoseconds(event.get("ts"), "ts"), (key_of(event.get("pid")), key_of(event.get("tid")))
+        if track not in self._open:
+            self.left_out["ends of no slice"] += 1
+            return
+        name, start, _, _, kind = self._open[track].pop()
+        self._open_count -= 1
+        if not self._open[track]:
+            del self._open[track]
+        if kind is SliceKind.BESIDE or kind is SliceKind.PROFILER:
+            self.left_out[kind.value] += 1
+        else:
+            self._add_slice(name, start, max(0, end - start), track, kind)
+
+    def _add_slice(self, name: str, start: int, duration: int, track: Track, kind: SliceKind | None) -> None:
+        if kind is None:
+            is_known = track[0] in self._devices
+            if not is_known and self._waiting is not None:
+                self._waiting.append(_OpenSlice(name[:_LONGEST_NAME], start, duration, track, None))
+                if len(self._waiting) == _MOST_WAITING:
+                    self._end_waiting()
+                return
+            kind = SliceKind.DEVICE if is_known and self._devices[track[0]] else SliceKind.HOST
+        self._events.add_slice(name, start, duration, track, kind is SliceKind.DEVICE)
+
+    def _end_waiting(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for each in waiting:
+            self._add_slice(*each)
+
+    def _name_process(self, event: dict[str, Any]) -> None:
+        """A process that is labelled as a processor and as a device is both: Kineto's numbers of devices may be those of programs."""
+        kind, args, process = event.get("name"), event.get("args"), key_of(event.get("pid"))
+        if not isinstance(kind, str) or kind not in _PROCESS_METADATA or not isinstance(args, dict):
+            return
+        found = is_device(kind, args.get(_PROCESS_METADATA[kind]))
+        if found is not None and (process in self._devices or len(self._devices) < _MOST_PROCESSES):
+            self._devices[process] = found and self._devices.get(process, True)
+
+
+# ---- which slices of a Chrome trace are a device's: by their category, or by their process ----
+
+
+class SliceKind(Enum):
+    """What a slice is, in the words in which those that are left out are reported."""
+
+    HOST = "slices of the program"
+    DEVICE = "slices of devices"
+    BESIDE = "waits and ranges of devices"
+    """On a device, but none of its work."""
+    PROFILER = "slices of the profiler"
+
+
+KINDS: dict[str, SliceKind] = {
+    **dict.fromkeys(
+        (
+            *("cpu_op", "user_annotation", "external_correlation", "cpu_instant_event", "python_function"),
+            *("cuda_runtime", "cuda_driver", "glow_runtime", "mtia_runtime", "xpu_runtime", "xpu_driver"),
+            *("privateuse1_runtime", "privateuse1_driver", "Operator", "Runtime", "module"),
+        ),
+        SliceKind.HOST,
+    ),
+    **dict.fromkeys(
+        (
+            *("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "mtia_insight", "hpu_op", "concurrent_kernel"),
+            *("Kernel", "Memcpy", "Memset"),
+        ),
+        SliceKind.DEVICE,
+    ),
+    **dict.fromkeys(
+        (
+            *("gpu_user_annotation", "cuda_sync", "cuda_event", "cuda_profiler_range"),
+            *("xpu_sync", "xpu_scope_profiler", "mtia_counters"),
+        ),
+        SliceKind.BESIDE,
+    ),
+    **dict.fromkeys(("Trace", "overhead"), SliceKind.PROFILER),
+}
+"""By category: those of Kineto's activity types, the names with capitals that it wrote until 2022, and this package's own."""
+
+_DEVICE = r"(?:GPU|CUDA|HIP|XPU|NPU|HPU|TPU|IPU|MLU|MTIA|XLA)"
+_NAME = re.compile(rf"(?:rank \d+ )?{_DEVICE}(?:[ :]?\d+)?|CUDA functions|/device:(?!CPU).*")
+
+
+def is_device(kind: str, text: Any) -> bool | None:
+    """Whether a process is a device, by its label or its name; None where that does not tell.
+
+    Kineto names a device's process as the program's, and labels both.
+    """
+    if not isinstance(text, str):
+        return None
+    if kind == "process_labels" and text == "CPU":
+        return False
+    return True if _NAME.fullmatch(text) else None
+
+
+def kind_by_stream(event: Mapping[str, Any]) -> SliceKind | None:
+    """That of a slice which says that it is on a device's stream; None where it does not."""
+    args, process = event.get("args"), event.get("pid")
+    if isinstance(args, dict) and "stream" in args and "device" in args:
+        return SliceKind.DEVICE
+    return SliceKind.DEVICE if isinstance(process, str) and _NAME.fullmatch(process) else None

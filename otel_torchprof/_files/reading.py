@@ -1,0 +1,153 @@
+"""Reading trace files event by event: what each record means, in whichever format it stands in the file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_torchprof._model.span_table import AttributeType
+
+from .attribute_keys import INSTANCE, RANK
+from .chrome_events import ChromeEvents
+from .records import RecordReading, json_attributes, object_of, objects, protobuf_attributes
+from .values import id_in, key_of, text_in, values_of, whole
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Hashable, Mapping
+
+    from otel_torchprof._encode.spans import SpanList
+    from otel_torchprof._export.byte_stream import ByteStream
+
+    from .chrome_events import Events
+
+_WITH_RANK = frozenset(("distributedInfo", "otherData"))
+"""Members of a Chrome trace's document that say which rank it is of."""
+MERGED_RANKS = "merged_ranks"
+"""In the ``otherData`` of a trace that was merged: its processes and their ranks."""
+
+
+class Reading(NamedTuple):
+    """What is to be said of a file."""
+
+    problems: list[str]
+    """What could not be read; nothing where all was."""
+    left_out: Counter[str]
+    """What was read and handed over as nothing, by what it is."""
+
+
+def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] = lambda _stream: None) -> Reading:
+    """Hands over what a file holds.
+
+    Args:
+        path: of the file.
+        events: takes them.
+        watch: gets the file, to see how far it has been read.
+
+    Raises:
+        TorchProfError: nothing of it could be read; names the file, the place and the way out.
+    """
+    records = Interpreted(events)
+    reading = RecordReading(path, records, watch)
+    try:
+        for _ in reading:
+            pass
+    except KeyboardInterrupt:
+        if not len(records):
+            raise
+        reading.problems.append(f"{path!r}: interrupted; what was read before that is counted")
+        reading.end()
+    records.chrome.settle()
+    left_out = records.chrome.left_out
+    if reading.members_left_out:
+        left_out[f"members of the document, as {', '.join(reading.first_left_out)}"] = reading.members_left_out
+    return Reading(reading.problems, left_out)
+
+
+def hand_over(spans: SpanList, events: Events) -> None:
+    """Hands over spans that stand in no file, as :func:`read_events` would those of a file with them. Some microseconds each."""
+    records, table = Interpreted(events), spans.table
+    records.begin_resource(dict(spans.resource.attributes))
+    attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
+    for column in table.attributes:
+        if column.key in events.wanted:
+            rows = np.arange(len(table)) if column.present is None else np.flatnonzero(column.present)
+            values = column.values[rows].tolist()
+            if column.type == AttributeType.NAME:
+                values = [table.names[value] for value in values]
+            for row, value in zip(rows.tolist(), values, strict=True):
+                attributes[row][column.key] = value
+    traces = [trace_id.tobytes() for trace_id in table.trace_ids]
+    columns = (table.name, table.start, table.end, table.span_id, table.parent_span_id, table.trace)
+    for (name, start, end, *ids, trace), given in zip(
+        zip(*(each.tolist() for each in columns), strict=True), attributes, strict=True
+    ):
+        of_span = (*ids, traces[trace])
+        records.add_own_span(table.names[name], start, end, of_span, values_of(given.items()))
+
+
+class Interpreted:
+    """Takes records, and hands over the events that they are."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._process: Hashable = None
+        self.chrome = ChromeEvents(events)
+        """Takes those of a Chrome trace."""
+
+    def __len__(self) -> int:
+        return len(self._events) + len(self.chrome)
+
+    def add_member(self, name: str, value: Any) -> None:
+        """The rank of torch's ``distributedInfo``, or of the resource in this package's ``otherData``; those of merged ranks."""
+        found = object_of(value, name) if name in _WITH_RANK else {}
+        resource = found.get("resource")
+        rank = resource.get(RANK) if isinstance(resource, dict) else found.get("rank")
+        if rank is not None:
+            self._events.name_rank(None, whole(rank, "rank"))
+        for each in objects(found, MERGED_RANKS):
+            if each.get("rank") is not None:
+                self._events.name_rank(key_of(each.get("pid")), whole(each["rank"], "rank"))
+
+    def add_event(self, event: dict[str, Any]) -> None:
+        """An event of a Chrome trace."""
+        self.chrome.add(event)
+
+    def begin_resource(self, attributes: dict[str, Any]) -> None:
+        """The process of the spans that follow; its rank is made known."""
+        rank = attributes.get(RANK)
+        self._process = process_of(attributes)
+        if rank is not None:
+            self._events.name_rank(self._process, whole(rank, RANK))
+
+    def add_own_span(
+        self, name: str, start: int, end: int, ids: tuple[int, int, Hashable], values: Mapping[str, Any]
+    ) -> None:
+        """A span of that process, read already."""
+        self._events.add_span(name, start, max(0, end - start), ids, values, process=self._process)
+
+    def add_span(self, span: Any, _scope: str) -> None:
+        """A span of that process."""
+        add = _add_json_span if isinstance(span, dict) else _add_protobuf_span
+        add(span, self._events, self._process)
+
+
+def process_of(attributes: dict[str, Any]) -> Hashable:
+    """What tells the process of a resource apart."""
+    return key_of(attributes.get(INSTANCE)), key_of(attributes.get(RANK))
+
+
+def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> None:
+    name = text_in(span.get("name", ""), "name")
+    start, end = (whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
+    ids = id_in(span.get("spanId") or "0", "spanId"), id_in(span.get("parentSpanId") or "0", "parentSpanId")
+    values = values_of((key, value) for key, value in json_attributes(span) if key in events.wanted)
+    events.add_span(name, start, max(0, end - start), (*ids, key_of(span.get("traceId"))), values, process=process)
+
+
+def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
+    ids = (*(int.from_bytes(each[-8:], "big") for each in (span.span_id, span.parent_span_id)), span.trace_id[:16])
+    start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
+    values = values_of((key, value) for key, value in protobuf_attributes(span) if key in events.wanted)
+    events.add_span(span.name, start, max(0, end - start), ids, values, process=process)

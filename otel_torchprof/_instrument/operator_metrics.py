@@ -1,0 +1,382 @@
+"""Operators and steps as OpenTelemetry metrics: the instruments of one MeterProvider, and the sums behind them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import Observation
+
+from otel_torchprof import config
+from otel_torchprof._columns import generation
+from otel_torchprof._columns.generation import INPUT_TOKENS, MODEL, OPERATION, OUTPUT_TOKENS, PROVIDER, TOKEN_TYPE
+from otel_torchprof._columns.phases import Segment
+from otel_torchprof._export.sdk import SCHEMA_URL
+from otel_torchprof._model.averages import OperatorSums
+from otel_torchprof._process import process_changes, threads
+from otel_torchprof.version import __version__
+
+from .recorder_metrics import RecorderMetrics
+from .sampler import Allowance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import Meter, MeterProvider
+
+    from otel_torchprof._columns.generation import Generation
+    from otel_torchprof._model.averages import Average
+    from otel_torchprof._model.step_spans import StepSpan
+
+
+# ---- Calls of transformers' ``generate`` as the metrics of OpenTelemetry's conventions for generative AI ----
+
+SCOPE = "otel_torchprof.generate"
+"""The instrumentation scope: its schema is that of these conventions, and not that of this package's other metrics."""
+ERROR = "error.type"
+
+DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TOKEN_BUCKETS = tuple(4**power for power in range(14))
+"""Upper bounds, as the conventions have them: seconds, and numbers of tokens."""
+
+
+class GenerationMetrics:
+    """The histograms. Any thread; some 50 us per call, in the thread of that, whose current span exemplars point to.
+
+    A program that calls ``generate`` is the server of its model, so it reports a server's metrics. Of tokens the conventions have a
+    client's metric only, which is reported too, unless another instrumentation has a span for the call: it counts them itself.
+
+    Args:
+        meter: of the provider, with :data:`SCOPE`.
+        is_heard: whether anybody reads.
+    """
+
+    def __init__(self, meter: Meter, is_heard: Callable[[], bool]) -> None:
+        self.meter = meter
+        self._is_heard = is_heard
+        self._duration = meter.create_histogram(
+            "gen_ai.server.request.duration",
+            "s",
+            "Duration of a call of generate.",
+            explicit_bucket_boundaries_advisory=DURATION_BUCKETS,
+        )
+        self._first_token = meter.create_histogram(
+            "gen_ai.server.time_to_first_token",
+            "s",
+            "Time to the first token of a call of generate that returned.",
+            explicit_bucket_boundaries_advisory=FIRST_TOKEN_BUCKETS,
+        )
+        self._per_token = meter.create_histogram(
+            "gen_ai.server.time_per_output_token",
+            "s",
+            "Time per further token of a sequence after the first, for calls of generate that returned.",
+            explicit_bucket_boundaries_advisory=PER_TOKEN_BUCKETS,
+        )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Number of prompt tokens and of generated tokens.",
+            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
+        )
+
+    def record(self, generation: Generation) -> None:
+        """One call; of one that failed its duration only."""
+        if not self._is_heard():
+            return
+        known = generation.gen_ai()
+        attributes: dict[str, Any] = {key: known[key] for key in (OPERATION, PROVIDER, MODEL)}
+        if generation.error_type:
+            self._duration.record(generation.duration, {**attributes, ERROR: generation.error_type})
+            return
+        self._duration.record(generation.duration, attributes)
+        if (seconds := generation.time_to_first_token) is not None:
+            self._first_token.record(seconds, attributes)
+        if (seconds := generation.time_per_output_token) is not None:
+            self._per_token.record(seconds, attributes)
+        for token_type, key in (("input", INPUT_TOKENS), ("output", OUTPUT_TOKENS)):
+            tokens: Any = known[key]
+            if tokens is not None and not generation.has_own_span:
+                self._tokens.record(tokens, {**attributes, TOKEN_TYPE: token_type})
+
+
+"""Operators that have series of their own."""
+
+OPERATOR = "torch.op.name"
+PHASE = "torch.phase.name"
+SAMPLED = "torch.sampled"
+
+STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+"""Upper bounds for the durations of steps, in seconds: three for each power of ten."""
+
+PHASE_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, *STEP_BUCKETS, 200.0, 500.0, 1000.0)
+"""The same for what phases took of a step, from 10 µs on."""
+
+_SECONDS = 1e-9
+
+
+class _Amount(NamedTuple):
+    name: str
+    unit: str
+    description: str
+    of: Callable[[Average], float]
+    of_device: bool = False
+
+
+_AMOUNTS = (
+    _Amount("torch.op.calls", "{call}", "Number of recorded calls of an operator.", lambda each: each.calls),
+    _Amount("torch.op.time", "s", "Total time of recorded calls of an operator.", lambda each: each.total * _SECONDS),
+    _Amount(
+        "torch.op.self_time",
+        "s",
+        "Self time of recorded calls of an operator.",
+        lambda each: each.self_time * _SECONDS,
+    ),
+    _Amount(
+        "torch.op.device.time",
+        "s",
+        "Total device time of recorded calls of an operator.",
+        lambda each: each.device_total * _SECONDS,
+        of_device=True,
+    ),
+    _Amount(
+        "torch.op.device.self_time",
+        "s",
+        "Device self time of recorded calls of an operator.",
+        lambda each: each.device_self_time * _SECONDS,
+        of_device=True,
+    ),
+)
+
+
+class StepDurations:
+    """The histograms ``torch.step.duration`` and ``torch.phase.duration``. For one thread at a time.
+
+    Args:
+        meter: of its provider.
+        is_heard: whether anybody reads; spans of steps cost nothing where nobody does.
+    """
+
+    def __init__(self, meter: Meter, is_heard: Callable[[], bool]) -> None:
+        self._is_heard = is_heard
+        self._histogram = meter.create_histogram(
+            "torch.step.duration",
+            "s",
+            "Duration of a training step.",
+            explicit_bucket_boundaries_advisory=STEP_BUCKETS,
+        )
+        self._phases = meter.create_histogram(
+            "torch.phase.duration",
+            "s",
+            "Time of a training step in a phase, without phases inside it.",
+            explicit_bucket_boundaries_advisory=PHASE_BUCKETS,
+        )
+
+    def record(self, seconds: float, context: Context | None) -> None:
+        """One step; its exemplar points to the span that is current in the context, if that is sampled."""
+        self._histogram.record(max(seconds, 0.0), context=context)
+
+    def record_spans(self, steps: Iterable[StepSpan]) -> None:
+        """Steps of training that have spans, once each; exemplars point to these spans where they are sent."""
+        if not self._is_heard():
+            return
+        for step in steps:
+            if step.thread is None or step.segment is not Segment.STEP:
+                continue
+            own = step.span_context
+            context = None if own is None else trace.set_span_in_context(trace.NonRecordingSpan(own))
+            duration = step.end - step.start
+            self.record(duration * _SECONDS, context)
+            if step.phases is not None:
+                for name, time in step.phases.on_thread(step.thread, duration).items():
+                    self._phases.record(time * _SECONDS, {PHASE: name}, context=context)
+
+
+class ThinnedDurations:
+    """Records durations of steps for no more than a share of the time: steps that would cost more are left out.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, durations: StepDurations, share: float, now: float) -> None:
+        self._durations = durations
+        self._allowance = Allowance(share, now)
+        self._cost = 0.0
+        self._thins = share < 1
+
+    def record(self, steps: Sequence[tuple[float, float, Context]]) -> None:
+        """Each of ``steps``: when it ended, its duration, both in seconds, and the context that it was in."""
+        begin, recorded = time.thread_time(), 0
+        for end, seconds, context in steps:
+            if self._thins and end < self._allowance.free_at:
+                continue
+            self._durations.record(seconds, context)
+            self._allowance.spend(self._cost, end)
+            recorded += 1
+        if recorded:
+            cost = (time.thread_time() - begin) / recorded
+            self._cost = cost if not self._cost else 0.8 * self._cost + 0.2 * cost
+
+
+class TorchMetrics:
+    """The instruments of one MeterProvider, and what they show. Sums only grow, whatever is switched on and off meanwhile.
+
+    An instrument that is observed cannot be taken away from a provider, so there is one set of them per provider:
+    :func:`metrics_of`. Reading is for any thread; each amount of time is in seconds.
+
+    Args:
+        meter: of the provider.
+        generations: of calls of ``generate``, of the same provider.
+        is_heard: whether anybody reads.
+    """
+
+    def __init__(
+        self, meter: Meter, generations: GenerationMetrics, is_heard: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._meter = meter
+        self.generations = generations
+        self.durations = StepDurations(meter, is_heard)
+        self.refresh: Callable[[], None] | None = None
+        """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
+        self.times: Callable[[], tuple[float, float] | None] | None = None
+        """Seconds in which operators were recorded and were not, so far; None where that is not known."""
+        self._lock = threads.Lock()
+        self._make_sums(config.MAX_OPERATORS.fallback)
+        for amount in _AMOUNTS:
+            meter.create_observable_counter(
+                amount.name, [self._observing(amount)], unit=amount.unit, description=amount.description
+            )
+        meter.create_observable_counter(
+            "torch.steps", [self._observe_steps], unit="{step}", description="Number of ended training steps."
+        )
+        meter.create_observable_counter(
+            "otel_torchprof.sampling.time",
+            [self._observe_times],
+            unit="s",
+            description="Time with and without recording of operators.",
+        )
+        self.recorder = RecorderMetrics(meter)
+
+    def _make_sums(self, most: int) -> None:
+        self._most = most
+        self._operators = OperatorSums(most)
+        self._steps = {True: 0, False: 0}
+        self._earlier = [0.0, 0.0]
+
+    def begin(self, most_operators: int) -> None:
+        """Before a recording: how many operators have series of their own. Another number than before begins anew."""
+        if most_operators != self._most:
+            with self._lock:
+                self._make_sums(most_operators)
+
+    def add(self, batch: Any) -> None:
+        """Operators of a drained batch."""
+        with self._lock:
+            self._operators.add(batch)
+
+    def add_step(self, *, sampled: bool) -> None:
+        """A step has ended; ``sampled``: its operators were recorded."""
+        self._steps[sampled] += 1
+
+    def end(self) -> None:
+        """After a recording: what it had comes from nowhere else any more."""
+        times = self._times_now()
+        if times is not None:
+            self._earlier = [earlier + time for earlier, time in zip(self._earlier, times, strict=True)]
+        self.times = self.refresh = None
+
+    def _times_now(self) -> tuple[float, float] | None:
+        times = self.times  # once: another thread may end the recording
+        return None if times is None else times()
+
+    def after_fork_in_child(self) -> None:
+        """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
+        process_changes.release_locks(self._meter, "opentelemetry.")
+        process_changes.release_locks(self.generations.meter, "opentelemetry.")
+        self._lock = threads.Lock()
+        self._make_sums(self._most)
+        self.times = self.refresh = None
+        self.recorder.source = None
+
+    def _observing(self, amount: _Amount) -> Callable[[Any], list[Observation]]:
+        def observe(_options: Any) -> list[Observation]:
+            refresh = self.refresh  # once: another thread may end the recording
+            if amount is _AMOUNTS[0] and refresh is not None:  # the first that was made, which is asked first
+                refresh()
+            with self._lock:
+                if amount.of_device and not self._operators.has_devices:
+                    return []
+                found = self._operators.read()
+            return [Observation(amount.of(each), {OPERATOR: each.name}) for each in found]
+
+        return observe
+
+    def _observe_steps(self, _options: Any) -> list[Observation]:
+        if not any(self._steps.values()):
+            return []
+        return [Observation(count, {SAMPLED: sampled}) for sampled, count in self._steps.items()]
+
+    def _observe_times(self, _options: Any) -> list[Observation]:
+        now = self._times_now() or (0.0, 0.0)
+        sums = [earlier + time for earlier, time in zip(self._earlier, now, strict=True)]
+        return [Observation(time, {SAMPLED: each}) for time, each in zip(sums, (True, False), strict=True) if any(sums)]
+
+
+_lock = threads.Lock()
+_global: TorchMetrics | None = None
+_of_providers: weakref.WeakKeyDictionary[MeterProvider, TorchMetrics] = weakref.WeakKeyDictionary()
+
+
+def metrics_of(provider: MeterProvider | None) -> TorchMetrics:
+    """The metrics of a provider, or of the global one, also of one that is set later: the same ones each time."""
+    global _global  # noqa: PLW0603 - there is one
+    with _lock:
+        if provider is None or provider is metrics.get_meter_provider():
+            # A provider that was used before it was made the global one has its instruments already.
+            found = _of_providers.get(metrics.get_meter_provider())
+            if found is None:
+                found = _global = _global or _made(metrics.get_meter, lambda: is_heard(metrics.get_meter_provider()))
+            return found
+        found = _of_providers.get(provider)
+        if found is None:
+            found = _of_providers[provider] = _made(provider.get_meter, lambda: True)
+        return found
+
+
+def _made(get_meter: Callable[..., Meter], is_heard: Callable[[], bool]) -> TorchMetrics:
+    generations = GenerationMetrics(get_meter(SCOPE, __version__, schema_url=generation.SCHEMA_URL), is_heard)
+    return TorchMetrics(get_meter("otel_torchprof", __version__, schema_url=SCHEMA_URL), generations, is_heard)
+
+
+def has_sdk(provider: Any) -> bool:
+    """Whether there is somebody to tell: until a program sets a MeterProvider, the API has one that only waits for it."""
+    return type(provider).__name__ != "_ProxyMeterProvider"
+
+
+def is_heard(provider: Any) -> bool:
+    """Whether anybody reads the metrics of a provider: not before one is set, nor of one that is disabled or has no reader.
+
+    ``OTEL_METRICS_EXPORTER=none`` makes one without. A provider that does not tell is taken to have some.
+    """
+    if (
+        not has_sdk(provider)
+        or isinstance(provider, metrics.NoOpMeterProvider)
+        or getattr(provider, "_disabled", False)
+    ):
+        return False
+    of_older = getattr(getattr(provider, "_sdk_config", None), "metric_readers", None)
+    readers = getattr(provider, "_metric_readers", of_older)
+    return readers is None or len(readers) > 0
+
+
+def after_fork_in_child() -> None:
+    """Lets the metrics of a forked child begin anew: the parent reports what the parent did."""
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threads.Lock()
+    for found in [_global, *_of_providers.values()]:
+        if found is not None:
+            found.after_fork_in_child()

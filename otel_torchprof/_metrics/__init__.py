@@ -1,1 +1,0 @@
-"""OpenTelemetry metrics: of operators, of the recorder, of GPUs."""

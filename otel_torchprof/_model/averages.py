@@ -1,0 +1,364 @@
+"""Events added up by name, and by whatever splits a name further: what ``key_averages()``, metrics and running averages are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.arrays import BLOCK
+from otel_torchprof._columns.schema import Kind, Scope
+from otel_torchprof._process import threads
+
+from .devices import device_times
+from .frames import distinct
+from .tree import ChildTimes, display_name, torch_view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from otel_torchprof._columns.batch import Batch, Names
+
+    from .devices import DisplayedTimes
+    from .tree import TreeView
+
+Array = npt.NDArray[Any]
+
+_LARGEST = 2**63 - 1
+_FEW_GROUPS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Averages:
+    """One entry per group, in the order in which the groups first appear in the view. Times are exact sums in ns."""
+
+    first: npt.NDArray[np.int64]
+    """Position in the view of the group's first event."""
+    count: npt.NDArray[np.int64]
+    cpu_time_total: npt.NDArray[np.int64]
+    self_cpu_time_total: npt.NDArray[np.int64]
+    amounts: Mapping[str, Array]
+    """Sums of what else was given to be added up, by the same names."""
+    peaks: Mapping[str, Array]
+    """Largest values of what was given to be compared, by the same names."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @classmethod
+    def of(
+        cls,
+        view: TreeView,
+        splits: Sequence[Array] = (),
+        amounts: Mapping[str, Array] | None = None,
+        peaks: Mapping[str, Array] | None = None,
+    ) -> Averages:
+        """Groups the events of a view; costs 15 ns per event and no memory that grows with them.
+
+        Each of ``splits`` holds a small number per event and splits the groups by it; any split costs 10 ns per event, or sorts, at 85
+        ns, where there are many more numbers than events.
+        Each of ``amounts`` is a column over the events that is added up too, in its own type; of each of ``peaks``, whose values
+        are not negative, the largest is taken.
+        As in torch, an operator and a label of the same name are two groups.
+        """
+        named = _Groups(view)
+        groups, bound = _split(view, named, splits) if splits else (named, named.bound)
+        # Names that no amount has.
+        columns = {"": view.duration, " own": view.self_time, **(amounts or {})}
+        sums = grouped(groups, bound, len(view), columns, peaks)
+        total, self_time = sums.amounts.pop(""), sums.amounts.pop(" own")
+        return cls(sums.first, sums.count, total, self_time, sums.amounts, sums.peaks)
+
+
+@dataclass(frozen=True, eq=False)
+class EventGroups:
+    """One entry per group that occurs, in the order in which the groups first appear."""
+
+    first: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+    amounts: dict[str, Array]
+    peaks: dict[str, Array]
+
+
+def grouped(
+    groups: _Groups | Array,
+    bound: int,
+    rows: int,
+    amounts: Mapping[str, Array],
+    peaks: Mapping[str, Array] | None = None,
+) -> EventGroups:
+    """Sums of ``amounts`` and largest values of ``peaks`` over the rows of each group, which is a number below ``bound``."""
+    first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
+    sums, largest = (
+        {name: np.zeros(bound, dtype=column.dtype) for name, column in given.items()}
+        for given in (amounts, peaks or {})
+    )
+    for begin in range(0, rows, BLOCK):
+        block = slice(begin, begin + BLOCK)
+        group = groups[block]
+        new = np.flatnonzero(first[group] < 0)
+        if new.size:
+            # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
+            first[group[new[::-1]]] = new[::-1] + begin
+        count += np.bincount(group, minlength=bound)
+        for name, column in amounts.items():
+            np.add.at(sums[name], group, column[block])
+        for name, column in (peaks or {}).items():
+            np.maximum.at(largest[name], group, column[block])
+    used = np.flatnonzero(first >= 0)
+    used = used[np.argsort(first[used])]
+    of_used = ({name: column[used] for name, column in found.items()} for found in (sums, largest))
+    return EventGroups(first[used], count[used], *of_used)
+
+
+class _Groups:
+    """The group of each event by name and sort, worked out when a block of them is asked for.
+
+    Groups that a process has many more of than the view has events are numbered anew.
+    """
+
+    def __init__(self, view: TreeView) -> None:
+        self._view = view
+        self._has_labels = bool((view.batch["scope"] == Scope.USER_SCOPE).any())
+        self._own: Array | None = None
+        self.bound = len(view.batch.names) * (2 if self._has_labels else 1)
+        if self.bound > _FEW_GROUPS + len(view):
+            used, self._own = distinct(self[slice(0, len(view))])
+            self.bound = len(used)
+
+    def __getitem__(self, block: slice) -> Array:
+        if self._own is not None:
+            return self._own[block]
+        rows, batch = self._view.rows[block], self._view.batch
+        names: Array = self._view.display_name[rows]
+        if self._has_labels:
+            names = names * np.uint32(2) + (batch["scope"][rows] == Scope.USER_SCOPE)
+        return names
+
+
+def _split(view: TreeView, groups: _Groups, splits: Sequence[Array]) -> tuple[Array, int]:
+    """The groups split further: a small number per event, and how many there are."""
+    codes, bound = np.empty(len(view), dtype=np.int64), groups.bound
+    for begin in range(0, len(view), BLOCK):
+        codes[begin : begin + BLOCK] = groups[slice(begin, begin + BLOCK)]
+    for split in splits:
+        width = int(split.max(initial=0)) + 1
+        if bound * width > _LARGEST:
+            used, codes = distinct(codes)
+            bound = len(used)
+        codes = codes * width + split
+        bound *= width
+    used, codes = distinct(codes)
+    return codes, len(used)
+
+
+# ---- sums that outlive what they are made of: bounded by the number of names, never by that of events ----
+
+
+Key = TypeVar("Key")
+
+MAX_NAMES = 10_000
+"""Different names of spans that have sums of their own; the others share one entry."""
+OTHER_NAMES = "(other spans)"
+
+
+class Average(NamedTuple):
+    """The sums of one name; times in ns."""
+
+    name: str
+    is_label: bool
+    calls: int
+    total: int
+    self_time: int
+    """Without direct children."""
+    device_total: int = 0
+    device_self_time: int = 0
+    """Time of devices, and the same without direct children."""
+
+
+AMOUNTS = len(Average._fields) - 2
+"""How many numbers are summed for each name."""
+
+
+class NamedSums(Generic[Key]):
+    """The numbers of an :class:`Average` by key, in the order in which the keys first came. For one thread at a time.
+
+    The sums are Python's integers: no file can make them overflow. Adding costs about 0.6 µs.
+
+    Args:
+        other: the key of the entry for all that get none.
+        admits: whether a new key gets an entry, given what it comes with. Default: always.
+    """
+
+    def __init__(self, other: Key, admits: Callable[[Key, Sequence[int]], bool] | None = None) -> None:
+        self._admits = admits
+        self._other = other
+        self._places: dict[Key, int] = {}
+        self.sums: list[list[int]] = []
+        """Those of each entry, in order."""
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._places
+
+    def __iter__(self) -> Iterator[tuple[Key, list[int]]]:
+        return zip(self._places, self.sums, strict=True)
+
+    def add(self, key: Key, amounts: Sequence[int]) -> int:
+        """Adds calls, total and self time, and those of devices where there are any; returns the entry's place in :attr:`sums`."""
+        place = self._places.get(key)
+        if place is None:
+            key = key if self._admits is None or self._admits(key, amounts) else self._other
+            place = self._places.setdefault(key, len(self.sums))
+            if place == len(self.sums):
+                self.sums.append([0] * AMOUNTS)
+        sums = self.sums[place]
+        for number, amount in enumerate(amounts):
+            sums[number] += amount
+        return place
+
+
+# ---- operators, of which a bounded number has sums of its own: what metrics are made of ----
+
+
+OTHER = "other"
+"""The name that stands for all operators without an entry of their own."""
+
+_LATE_SHARE = 0.01
+"""Of all self time that an operator must have had to get one of the places that are kept for late comers."""
+
+
+class OperatorSums:
+    """Sums by operator that only grow; for one thread at a time.
+
+    An operator that has an entry keeps it, so that what is read is never less than before. Of those that come first, the
+    ones with the most self time get four fifths of the entries; the last fifth is kept for operators that come later and
+    have at least 1 % of all self time so far. What an operator did before it got its entry stays with :data:`OTHER`.
+    Labels are not counted, they have no bound; what ran inside of them is.
+
+    Args:
+        most: how many operators have an entry.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._at_once = most - most // 5
+        self._sums = NamedSums(OTHER, self._gets_entry)
+        self._self_time = 0
+        self._without_entry: dict[str, int] = {}
+        self._child_times = ChildTimes()
+        self.has_devices = False
+        """Whether the time of a device was ever recorded."""
+
+    def add(self, batch: Batch) -> None:
+        """Adds the operators of a drained batch: some 30 ns per event, 200 us for any."""
+        view = self._with_earlier_children(torch_view(batch, modules=True))
+        devices = device_times(batch)
+        amounts = {}
+        if devices is not None:
+            self.has_devices = True
+            amounts = {"total": devices.total[view.rows], "own": devices.own[view.rows]}
+        groups = Averages.of(view, amounts={f"device_{name}": column for name, column in amounts.items()})
+        if not len(groups):
+            return
+        rows = view.rows[groups.first]
+        columns = [groups.count, groups.cpu_time_total, groups.self_cpu_time_total, *groups.amounts.values()]
+        is_operator = (batch["scope"][rows] != Scope.USER_SCOPE) & (batch["kind"][rows] != Kind.PHASE)
+        named = [batch.names[name] for name in batch["name"][rows][is_operator].tolist()]
+        sums = np.stack(columns, axis=1)[is_operator]
+        self._self_time += int(sums[:, 2].sum())
+        for at in np.argsort(-sums[:, 2], kind="stable").tolist():
+            self._sums.add(named[at], sums[at].tolist())
+
+    def read(self) -> list[Average]:
+        """What there is so far; :data:`OTHER` last, where there is any."""
+        found = [Average(name, False, *sums) for name, sums in self._sums]
+        return sorted(found, key=lambda each: each.name == OTHER)
+
+    def _gets_entry(self, name: str, amounts: Sequence[int]) -> bool:
+        entries = len(self._sums) - (OTHER in self._sums)
+        if name == OTHER or entries >= self._most:
+            return False
+        if entries < self._at_once:
+            return True
+        # Names are few, or else not worth memory: one of very many has less than its share anyway.
+        if name not in self._without_entry and len(self._without_entry) >= 100 * self._most:
+            self._without_entry.clear()
+        so_far = self._without_entry[name] = self._without_entry.get(name, 0) + amounts[2]
+        if so_far < _LATE_SHARE * self._self_time:
+            return False
+        del self._without_entry[name]
+        return True
+
+    def _with_earlier_children(self, view: TreeView) -> TreeView:
+        """Subtracts from the self times of operators that have ended now those of children that ended in earlier batches."""
+        batch = view.batch
+        outer = batch.outer_rows.astype(np.int64)
+        durations = (batch["end"] - batch["start"])[outer]
+        child_time = self._child_times.settle(batch["id"], batch.outer_parents, durations, batch.opens.id)
+        return view if child_time is None else view.without_child_time(child_time)
+
+
+# ---- averages over the life of a process ----
+
+
+class RunningAverages:
+    """Sums over batches, and over spans of the application. Thread-safe; reading costs a microsecond per name."""
+
+    def __init__(self) -> None:
+        self._lock = threads.RLock()  # a signal handler may ask in the middle
+        self._groups = NamedSums(0)
+        self._spans = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._spans) < MAX_NAMES)
+        self._device_type: int | None = None
+        self._names: Names | None = None
+
+    @property
+    def device_type(self) -> int | None:
+        """``c10::DeviceType`` of the first device that reported times; None where none did."""
+        return self._device_type
+
+    def add(self, view: TreeView, devices: DisplayedTimes | None = None) -> None:
+        """Adds the events of a batch, and how long devices worked for them: 15 ns per event, 5 more with devices."""
+        sums = Averages.of(view, amounts={} if devices is None else devices._asdict())
+        if not len(sums):
+            return
+        amounts = [sums.count, sums.cpu_time_total, sums.self_cpu_time_total]
+        amounts += [] if devices is None else [sums.amounts["total"], sums.amounts["own"]]
+        entries = zip(*(column.tolist() for column in (_groups(view, sums.first), *amounts)), strict=True)
+        with self._lock:
+            self._names = view.batch.names
+            for group, *of_group in entries:
+                self._groups.add(group, of_group)
+            if devices is not None:
+                self._note_device(view)
+
+    def _note_device(self, view: TreeView) -> None:
+        reported = view.batch.devices
+        if self._device_type is None and reported is not None and len(reported["device_type"]):
+            self._device_type = reported["device_type"].item(0)
+
+    def add_span(self, name: str, duration: int, self_time: int) -> None:
+        """Adds one span of the application; ns."""
+        with self._lock:
+            self._spans.add(name, (1, duration, self_time))
+
+    def read(self) -> list[Average]:
+        """The sums so far, in the order in which the names first came; the application's spans first."""
+        with self._lock:
+            found = [Average(name, True, *sums) for name, sums in self._spans]
+            for group, sums in self._groups:
+                name = self._names[group >> 1] if self._names is not None else ""
+                found.append(Average(display_name(name), bool(group & 1), *sums))
+            return found
+
+
+def _groups(view: TreeView, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """One number per name and sort (label or not), the same in every batch of a process: names keep their places."""
+    rows = view.rows[first]
+    is_label = view.batch["scope"][rows] == Scope.USER_SCOPE
+    groups: npt.NDArray[np.int64] = view.display_name[rows].astype(np.int64) * 2 + is_label
+    return groups

@@ -1,0 +1,124 @@
+"""Which events become spans where Python's calls were recorded, and what the calls say of those that do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.joined import without
+from otel_torchprof._columns.schema import Kind, Scope
+
+from .frames import MODULE_PREFIX, distinct, frames_of
+from .span_table import extend_names
+from .tree import lifted
+
+if TYPE_CHECKING:
+    from otel_torchprof._columns.batch import Batch, Names
+
+    from .span_table import SpanTable
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+DETAILS = ("modules", "ops", "frames")
+"""How much of a recording becomes spans: modules and labels; operators too; calls too."""
+
+_ADDRESS = re.compile(rb" at 0x[0-9a-fA-F]+")
+
+
+def check_detail(detail: str) -> None:
+    """Raises ValueError for what is none of them."""
+    if detail not in DETAILS:
+        raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
+
+
+class Displayed(NamedTuple):
+    """The events that become spans."""
+
+    batch: Batch
+    callers: npt.NDArray[np.uint32] | None
+    """By row, the name of the call of a Python function that it stands in directly, 0 for none; None where calls are spans
+    themselves, and where none are known."""
+
+
+def displayed(batch: Batch, detail: str) -> Displayed:
+    """The events of a batch that become spans at a detail, each under the nearest of them that was open around it.
+
+    Where the hooks of modules report a thread, calls of modules are theirs, which have the full names; the tracer's are left out.
+    Costs a few numpy passes, and nothing where neither calls were recorded nor less than the default is wanted.
+    """
+    is_frame = frames_of(batch)
+    left_out = _left_out(batch, is_frame, detail)
+    if left_out is None:
+        return Displayed(batch, None)
+    callers = None if is_frame is None or detail == "frames" else _callers(batch, is_frame)
+    return Displayed(without(batch, left_out), None if callers is None else callers[~left_out])
+
+
+def module_calls(names: Names, of: Array) -> Mask:
+    """Which of these names, by index, are those of calls of modules."""
+    by_name = names.matching((), (MODULE_PREFIX,))
+    return np.zeros(len(of), dtype=np.bool_) if by_name is None else by_name[of]
+
+
+def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
+    """Spans of C functions without addresses in their names: ``<built-in method relu of Tensor object>``.
+
+    There should be few names of spans, and the same in every process. ``table`` is of ``batch``, and its names begin with the
+    batch's.
+    """
+    is_frame = batch["kind"] == Kind.FRAME
+    if not is_frame.any():
+        return table
+    of_frame = np.flatnonzero(table.row >= 0)
+    of_frame = of_frame[is_frame[table.row[of_frame]]]
+    used, which = distinct(table.name[of_frame])
+    new, added = used.copy(), dict[str, int]()
+    for at, index in enumerate(used.tolist()):
+        raw = table.names.raw(index)
+        plain = _ADDRESS.sub(b"", raw)
+        if plain != raw:
+            new[at] = added.setdefault(plain.decode("utf-8", "replace"), len(table.names) + len(added))
+    name = table.name.copy()
+    name[of_frame] = new[which]
+    return replace(table, name=name, names=extend_names(table.names, list(added)))
+
+
+def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
+    """Which rows become no spans; None for none of them."""
+    kind = batch["kind"]
+    if detail == "modules":
+        left_out: Mask = (kind == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
+        if is_frame is not None:
+            left_out |= is_frame & ~module_calls(batch.names, batch["name"])
+            left_out |= _reported_by_hooks(batch, is_frame)
+        return left_out
+    if detail == "ops" or is_frame is None:
+        return is_frame
+    twice = _reported_by_hooks(batch, is_frame)
+    return twice if twice.any() else None
+
+
+def _reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
+    """Which rows are calls of modules on threads of which the hooks tell: those that the recording follows, while calls are of all."""
+    has_hooks = np.zeros(len(batch.threads), dtype=np.bool_)
+    has_hooks[batch["thread"][batch["kind"] == Kind.MODULE]] = True
+    if not has_hooks.any():
+        return np.zeros(len(batch), dtype=np.bool_)
+    return is_frame & has_hooks[batch["thread"]] & module_calls(batch.names, batch["name"])
+
+
+def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
+    """By row, the name of the nearest event around it, C functions left aside, where that is a Python function."""
+    info = batch.frame_info
+    if info is None or not info.functions:
+        return None
+    used, which = distinct(batch["name"])
+    is_function = is_frame & np.array([name in info.functions for name in used.tolist()], dtype=np.bool_)[which]
+    enclosing = lifted(batch["parent"], is_frame & ~is_function)
+    found = np.where((enclosing >= 0) & is_function[enclosing], batch["name"][enclosing], np.uint32(0))
+    return found.astype(np.uint32, copy=False)

@@ -1,0 +1,577 @@
+"""Assigns traces, parents, span ids and links to the events of a live recording, drain by drain.
+
+The place of a top-level event holds for its whole tree, even if later drains bring parts of it. The first of these rules applies:
+
+1. It began in a step, and its context is none or one of the training loop's: its parent is the span of that step.
+2. Its context stands for a span that was open when it began: that span is its parent.
+3. It is an operator: its parent is a root that the operators of one thread share for a second (``operator_roots``).
+4. It is the root of a new trace, for which the sampler was called.
+
+If the span of its context had ended before it began, rule 3 or 4 applies, and the root links to that span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
+from otel_torchprof._process.give_way import give_way
+
+from .compiled import shares
+from .devices import DeviceTimes, timed_rows, times_of
+from .forest import Forest, OpenEventInfo, forest, top_level
+from .frames import distinct
+from .limits import Budget
+from .live_table import CallRules, without_loose_calls
+from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
+from .phases import exclusive_times
+from .placed import Placed, TraceGroup
+from .span_table import event_span_ids
+from .step_spans import Trace
+from .steps import Steps
+from .tree import ChildTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from .collectives import LiveCollectives
+    from .devices import TimedRows
+    from .step_spans import RecordedStep, Step, StepSpan
+
+
+Array = npt.NDArray[Any]
+
+# ---- Times of devices over many drains: an event ends in another drain than what ran inside of it ----
+
+
+_STREAM = ("device_type", "device_index", "stream")
+
+
+class _EventStream(NamedTuple):
+    """Key of the device time that children of an open event took on one stream, in earlier drains."""
+
+    event: int
+    """Its id."""
+    device_type: int
+    device_index: int
+    stream: int
+
+
+class LiveDevices:
+    """Times of devices of the events of one recording, drain after drain. For one thread at a time.
+
+    Memory does not grow with the events: what is remembered is of what is open. A pair that comes in a later drain than its
+    event is not counted.
+    """
+
+    def __init__(self) -> None:
+        self._child_times: dict[_EventStream, int] = {}
+
+    def times(self, batch: Batch, trees: Forest) -> DeviceTimes | None:
+        """Returns the device times of the rows; None if no device was timed. The batch must have the parents of ``trees``.
+
+        Total times include children from earlier drains; self times (``own``) exclude them.
+        """
+        devices = batch.devices
+        if not self._child_times and (devices is None or not len(devices["event"])):
+            return None
+        whole = self._with_children(batch)
+        timed = timed_rows(whole)
+        if timed is not None:
+            self._remember(whole, timed, trees)
+        still_open = set(trees.id[trees.rows :].tolist())
+        self._child_times = {
+            child_time: time for child_time, time in self._child_times.items() if child_time.event in still_open
+        }
+        if timed is None or whole.devices is None:
+            return None
+        found = times_of(whole, timed, whole.devices["duration"])
+        rows = len(batch)
+        return DeviceTimes(found.pair[:rows], found.own[:rows], found.total[:rows])
+
+    def _with_children(self, batch: Batch) -> Batch:
+        """Adds to each event that ended in this batch one child row with its timing per stream, for the device time of earlier drains."""
+        ids = np.fromiter((child_time.event for child_time in self._child_times), np.uint64, len(self._child_times))
+        ended = np.flatnonzero(np.isin(batch["id"], ids))
+        row_of = dict(zip(batch["id"][ended].tolist(), ended.tolist(), strict=True))
+        known = [(child_time, time) for child_time, time in self._child_times.items() if child_time.event in row_of]
+        for child_time, _ in known:
+            del self._child_times[child_time]
+        if not known and batch.devices is not None:
+            return batch
+        new = np.arange(len(known), dtype=np.uint64) + np.uint64(2**64 - 1 - len(known))
+        added: dict[str, Any] = {
+            "event": new,
+            "start": np.zeros(len(known)),
+            "duration": [time for _, time in known],
+            **{name: [getattr(child_time, name) for child_time, _ in known] for name in _STREAM},
+        }
+        parent = np.array([row_of[child_time.event] for child_time, _ in known], dtype=np.int32)
+        columns = {
+            "id": np.concatenate((batch["id"], new)),
+            "start": np.concatenate((batch["start"], np.zeros(len(known), np.int64))),
+            "parent": np.concatenate((batch["parent"], parent)),
+        }
+        return Batch(columns, batch.names, batch.threads, devices=_joined(batch.devices, added))
+
+    def _remember(self, whole: Batch, timed: TimedRows, trees: Forest) -> None:
+        """Adds the device times of rows to the nearest open ancestor of each, by stream."""
+        rows, devices = trees.rows, whole.devices
+        top = top_level(whole["parent"].astype(np.int64))[timed.rows]
+        node = trees.parent[top]
+        chosen = np.flatnonzero((node >= rows) & (timed.enclosing < 0))
+        if devices is not None and chosen.size:
+            pair, stream = timed.pair[timed.rows[chosen]], timed.stream[chosen]
+            width = int(stream.max()) + 1
+            _, first, place = np.unique(node[chosen] * width + stream, return_index=True, return_inverse=True)
+            sums = np.zeros(len(first), dtype=np.int64)
+            np.add.at(sums, place.reshape(-1), devices["duration"][pair])
+            keys = [trees.id[node[chosen[first]]], *(devices[name][pair[first]] for name in _STREAM)]
+            for *key, time in zip(*(column.tolist() for column in keys), sums.tolist(), strict=True):
+                child_time = _EventStream(*key)
+                self._child_times[child_time] = self._child_times.get(child_time, 0) + time
+
+
+def _joined(devices: Mapping[str, Array] | None, added: Mapping[str, Any]) -> dict[str, Array]:
+    """Pairs, and others behind them."""
+    new = {column.name: np.asarray(added[column.name], dtype=column.dtype) for column in DEVICE_COLUMNS}
+    return new if devices is None else {name: np.concatenate((devices[name], new[name])) for name in new}
+
+
+_MOST_LINKS = 32
+"""That the shared root of operators has to spans that had ended."""
+
+
+def _default_max_spans() -> int:
+    """Returns the default limit of spans per trace."""
+    return Budget().max_spans
+
+
+def _never_ended(_context: int) -> int | None:
+    """Default of ``ended``: treats every span as open."""
+    return None
+
+
+class LiveTrees:
+    """Places the events of one recording, drain after drain. For one thread at a time.
+
+    Memory does not grow with the events: what is remembered is what is open.
+
+    Args:
+        key: of the span ids, the same for the whole recording.
+        steps: the steps, as far as there are any.
+        new_trace: asked for the trace of a top-level event that has no place: its name, -1, and None.
+        current_span: the span that a context stands for, and when it began.
+        ended: when that span had ended at the latest, Unix ns; None while it is open.
+        calls: which calls are left out; None: none of them.
+        collectives: what is known of them.
+        max_spans: that a trace may have.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        steps: Steps,
+        new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
+        current_span: Callable[[int], tuple[SpanContext, int | None] | None],
+        ended: Callable[[int], int | None] = _never_ended,
+        calls: CallRules | None = CallRules(),  # noqa: B008 - immutable
+        collectives: LiveCollectives | None = None,
+        max_spans: Callable[[], int] = _default_max_spans,
+    ) -> None:
+        self._key = key
+        self._operators = OperatorRoots(key, new_trace, max_spans)
+        self._collectives = collectives
+        self._steps = steps
+        self._new_trace = new_trace
+        self._current_span = current_span
+        self._ended = ended
+        self._calls = calls
+        self._decided = OpenEventInfo()
+        self._places: dict[int, TraceGroup] = {}
+        self._root_of: dict[int, int] = {}
+        self._child_times = ChildTimes()
+        self._devices = LiveDevices()
+
+    def place(self, batch: Batch, device_times: DeviceTimes | None = None) -> Placed:
+        """Gives every row of a drained batch its trace, its span id and its parent. About 20 numpy passes.
+
+        ``device_times``: of the rows, for batches from which events were left out; default: computed from the batch.
+        """
+        if self._steps.active and "context" in batch.columns:
+            self._note_stepping_contexts(batch)
+        steps = self._steps.known()
+        if self._calls is not None:
+            batch = self._without_loose_calls(batch, steps, self._calls)
+        trees = forest(batch, self._decided, self._lasting_in(steps, batch))
+        rows = trees.rows
+        give_way()
+        trace_groups, trace_group = self._trace_groups(trees, batch, steps)
+        give_way()
+        child_time = self._times(trees, batch)
+        self._remember(trees, trace_groups, trace_group)
+        if self._collectives is not None:
+            batch = self._collectives.place(batch, trees, trace_groups, trace_group)
+        give_way()
+        ids = self._span_ids(trees.id)
+        own = _with_parents(batch, trees)
+        is_root = trees.parent[:rows] < 0
+        is_root[trees.beyond[trees.beyond < rows]] = False
+        placed = Placed(
+            own,
+            trace_groups,
+            trace_group[:rows],
+            ids[:rows],
+            self._parent_ids(trees, ids, trace_groups, trace_group),
+            is_root,
+            child_time,
+            *self._roots(trees, ids, trace_groups, trace_group),
+            self._devices.times(own, trees) if device_times is None else device_times,
+        )
+        give_way()
+        self._widen_steps(placed, trees.start, trace_group)
+        self._add_shares(placed, trees.parent)
+        give_way()
+        self._add_phases(placed, trees.enclosing, trace_group)
+        self._steps.settle()
+        return placed
+
+    def ended_roots(self, watermark: int, *, final: bool) -> Sequence[StepSpan]:
+        """The shared roots of operators that have ended, again until :meth:`forget_roots`.
+
+        ``watermark``: Unix ns; all that began earlier was placed. ``final``: nothing more will come.
+        """
+        busy = {trace_group.step for trace_group in self._places.values() if trace_group.step is not None}
+        return self._operators.ended(watermark, busy, final=final)
+
+    def forget_roots(self, ended: Sequence[StepSpan]) -> None:
+        """These were sent."""
+        self._operators.forget(ended)
+
+    def _span_ids(self, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        own = event_span_ids(events, self._key)
+        return own if self._collectives is None else self._collectives.span_ids(events, own)
+
+    def _parent_ids(
+        self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
+    ) -> npt.NDArray[np.uint64]:
+        """Of each row the span id of its parent: of an event, or of what its trace group hangs under."""
+        rows, parent = trees.rows, trees.parent[: trees.rows]
+        above = np.array([u.parent_span_id for u in trace_groups], dtype=np.uint64)
+        roots = np.flatnonzero(parent < 0)
+        found = ids[parent]
+        found[roots] = above[trace_group[roots]]
+        at = np.flatnonzero(trees.beyond < rows)
+        found[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
+        return found
+
+    def _without_loose_calls(self, batch: Batch, steps: Sequence[Step], rules: CallRules) -> Batch:
+        def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
+            found = [c for c in distinct_values(context).tolist() if self._current_span(c) is not None]
+            return np.isin(context, found)
+
+        return without_loose_calls(
+            batch,
+            self._decided.id,
+            rules,
+            lasting=lambda times, context: self._lasting(steps, times, context),
+            is_foreign=is_foreign,
+        )
+
+    def _note_stepping_contexts(self, batch: Batch) -> None:
+        """A context that the loop's own thread was in belongs to the loop."""
+        opened = batch.opens.context[self._is_loops(batch, batch.opens.thread)]
+        contexts = distinct_values(batch["context"][self._is_loops(batch, batch["thread"])])
+        self._steps.note_contexts(c for c in (*contexts.tolist(), *opened.tolist()) if c)
+
+    def _is_loops(self, batch: Batch, thread: Array) -> npt.NDArray[np.bool_]:
+        """Which of these indices into the batch's threads are threads of the loop."""
+        own = [i for i, known in enumerate(batch.threads) if known.ident in self._steps.threads]
+        return np.isin(thread, own)
+
+    def _widen_steps(self, placed: Placed, start: Array, trace_group: Array) -> None:
+        """A synthetic span holds its events, those that are still open too. ``start``, ``trace_group``: of rows and open events."""
+        spans = [found.step for found in placed.trace_groups]
+        if not any(spans):
+            return
+        batch, count = placed.batch, len(spans)
+        starts = _grouped(np.minimum, np.full(count, NEVER), trace_group, start)
+        ends = _grouped(np.maximum, starts.copy(), placed.trace_group, batch["end"])
+        own_ends, child_time, longest = np.zeros((3, count), dtype=np.int64)
+        if self._steps.threads:
+            own = np.flatnonzero(self._is_loops(batch, batch["thread"]))
+            _grouped(np.maximum, own_ends, placed.trace_group[own], batch["end"][own])
+        below = np.flatnonzero(placed.is_root)
+        durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]
+        _grouped(np.add, child_time, of_below, durations)
+        _grouped(np.maximum, longest, of_below, durations)
+        for number, (span, *found) in enumerate(
+            zip(spans, *(column.tolist() for column in (starts, ends, own_ends, child_time, longest)), strict=True)
+        ):
+            if span is not None and starts[number] != NEVER:
+                span.widen(*found)
+
+    @staticmethod
+    def _add_shares(placed: Placed, parent: Array) -> None:
+        """What of each step was captured. ``parent``: of rows and open events."""
+        spans = [found.step for found in placed.trace_groups]
+        found = shares(placed.batch, placed.trace_group, len(spans), parent) if any(spans) else None
+        for number, span in enumerate(spans):
+            if found is not None and span is not None:
+                own = found.chosen(number)
+                span.shares = own if span.shares is None else span.shares.plus(own)
+
+    @staticmethod
+    def _add_phases(placed: Placed, enclosing: Array, trace_group: Array) -> None:
+        """How long the phases of each step took. ``enclosing``, ``trace_group``: of rows and open events."""
+        spans = [found.step for found in placed.trace_groups]
+        if not any(span is not None and span.phases is not None for span in spans):
+            return
+        found = exclusive_times(placed.batch, enclosing, trace_group, len(spans))
+        for number, span in enumerate(spans):
+            give_way()
+            if found is not None and span is not None and span.phases is not None:
+                span.phases.add(found, number)
+
+    # ---- which trace group ----
+
+    def _trace_groups(
+        self, trees: Forest, batch: Batch, steps: Sequence[Step]
+    ) -> tuple[list[TraceGroup], npt.NDArray[np.int64]]:
+        """The trace groups of a drain, those of trees that are known from earlier ones first, and of each node which it is in."""
+        trace_groups: list[TraceGroup] = []
+        if trees.context is None and len(steps) == 1 and not self._places:
+            trace_groups += filter(None, [self._shared_group(0, steps[0])])
+            return trace_groups, np.broadcast_to(np.int64(0), len(trees))
+        roots = trees.roots
+        of_root = np.full(len(roots), -1, dtype=np.int64)
+        if self._places:
+            known = np.flatnonzero(np.isin(trees.id[roots], np.fromiter(self._places, np.uint64, len(self._places))))
+            for at in known.tolist():
+                of_root[at] = len(trace_groups)
+                trace_groups.append(self._places[int(trees.id[roots[at]])])
+        late = self._shared_groups(trees, roots, steps, trace_groups, of_root)
+        self._operator_groups(trees, batch, roots, trace_groups, of_root)
+        for at in np.flatnonzero(of_root < 0).tolist():
+            of_root[at] = len(trace_groups)
+            trace_groups.append(TraceGroup(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
+        for at, context in late.items():
+            self._link(trace_groups, of_root[at], context)
+        trace_group = np.empty(len(trees), dtype=np.int64)
+        trace_group[roots] = of_root
+        return trace_groups, trace_group[trees.root]
+
+    def _shared_groups(
+        self, trees: Forest, roots: Array, steps: Sequence[Step], trace_groups: list[TraceGroup], of_root: Array
+    ) -> dict[int, int]:
+        """Assigns roots to the spans of steps and contexts, with one lookup per pair of context and step.
+
+        Returns:
+            Context numbers by index into ``roots``, for roots outside of steps that began after the span of their context had ended.
+        """
+        late: dict[int, int] = {}
+        waiting = np.flatnonzero(of_root < 0)
+        context = None if trees.context is None else trees.context[roots[waiting]].astype(np.int64)
+        step = self._positions(steps, trees.start[roots[waiting]], context)
+        for end, following in self._steps.gaps():
+            step[(trees.start[roots[waiting]] > end) & (trees.start[roots[waiting]] < following)] = -1
+        if context is None:
+            pairs, of_pair = distinct(step + 1)
+        else:
+            is_late = self._is_late(context, trees.start[roots[waiting]]) & (step < 0)
+            late = dict(zip(waiting[is_late].tolist(), context[is_late].tolist(), strict=True))
+            context[is_late] = 0
+            pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
+        number = np.full(len(pairs), -1, dtype=np.int64)
+        for at, packed in enumerate(pairs.tolist()):
+            position = (packed & 0xFFFFFFFF) - 1
+            trace_group = self._shared_group(packed >> 32 & 0xFFFFFFFF, steps[position] if position >= 0 else None)
+            if trace_group is not None:
+                number[at] = len(trace_groups)
+                trace_groups.append(trace_group)
+        of_root[waiting] = number[of_pair]
+        return late
+
+    def _is_late(self, context: Array, start: Array) -> npt.NDArray[np.bool_]:
+        """Which began after the span of their context had ended: a task or a thread that was started in it outlives it."""
+        contexts, place = np.unique(context, return_inverse=True)
+        known = (self._ended(number) if number else None for number in contexts.tolist())
+        ends = np.fromiter((NEVER if end is None else end for end in known), np.int64, len(contexts))
+        late: npt.NDArray[np.bool_] = start > ends[place]
+        return late
+
+    def _link(self, trace_groups: list[TraceGroup], at: int, context: int) -> None:
+        """The root of a trace group links to the span of a context. One that many share links to the first :data:`_MOST_LINKS`."""
+        found, group = self._current_span(context), trace_groups[at]
+        link = None if found is None else (found[0].trace_id, found[0].span_id)
+        if link is None or link in group.trace.links or len(group.trace.links) >= _MOST_LINKS:
+            return
+        trace = replace(group.trace, links=(*group.trace.links, link))
+        if group.step is not None:
+            group.step.trace = trace
+        trace_groups[at] = replace(group, trace=trace)
+
+    def _operator_groups(
+        self, trees: Forest, batch: Batch, roots: Array, trace_groups: list[TraceGroup], of_root: Array
+    ) -> None:
+        """Operators that are in none of these, which share roots."""
+        is_shared = np.array(
+            [trace_group.step is not None and trace_group.step.name == OPERATORS_NAME for trace_group in trace_groups]
+            + [False]
+        )
+        waiting = of_root < 0
+        if not is_shared.any() and not waiting.any():
+            return
+        waiting &= operators(batch)[roots]
+        below = np.zeros(len(trees), dtype=np.bool_)
+        below[roots] = waiting | is_shared[of_root]
+        below = below[trees.root]
+        if len(self._decided.id):
+            below &= ~np.isin(trees.id, self._decided.id)
+        new = np.flatnonzero(below)
+        if not new.size:
+            return
+        is_waiting = np.zeros(len(trees), dtype=np.bool_)
+        is_waiting[roots] = waiting
+        spans, which = self._operators.shared(batch, trees, new, is_waiting[new])
+        of_root[waiting] = len(trace_groups) + which
+        trace_groups += [TraceGroup(span.trace, span.span_id, False, span) for span in spans]
+
+    def _positions(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
+        """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
+        if not steps:
+            return np.full(len(times), -1, dtype=np.int64)
+        starts = np.array([step.start for step in steps], dtype=np.int64)
+        position = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        if (origin := self._steps.origin) is not None:
+            position[times < origin] = -1
+        if context is None:
+            return position
+        foreign = [c for c in distinct_values(context).tolist() if not self._steps.owns(c)]
+        return np.where(np.isin(context, foreign), -1, position)
+
+    def _lasting_in(
+        self, steps: Sequence[Step], batch: Batch
+    ) -> Callable[[Array, Array | None], npt.NDArray[np.int64]] | None:
+        """As :meth:`_lasting`; None where nothing of the batch can last for more than a whole step."""
+        if not steps[1:] and not (steps and len(batch.opens)):
+            return None
+        return lambda times, context: self._lasting(steps, times, context)
+
+    def _lasting(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
+        """As :meth:`_positions`, to count the steps that an event spans: ``len(steps)`` for :data:`NEVER`, the end of an open event.
+
+        Before the first known step: -1, or 0 if that step is the first one and its start is not known.
+        """
+        position = self._positions(steps, times, context)
+        if steps:
+            own = position >= 0
+            position[own & (times == NEVER)] = len(steps)
+            has_first = steps[0].starts_earlier or steps[0].start == self._steps.origin
+            position[own & (times < steps[0].start)] = 0 if has_first else -1
+        return position
+
+    def _shared_group(self, context: int, step: Step | None) -> TraceGroup | None:
+        if step is not None:
+            span = self._steps.span(step, context)
+            return TraceGroup(span.trace, span.span_id, False, span)
+        found = self._current_span(context) if context else None
+        if found is None:
+            return None
+        parent, _ = found
+        trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
+        return TraceGroup(trace, parent.span_id, parent.is_remote)
+
+    def _roots(
+        self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
+    ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
+        """For each row the span id of its trace group's root, and the roots that are events below which something is open."""
+        synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
+        if len(trace_groups) == 1 and synthetic[0]:
+            self._root_of = {}
+            return np.broadcast_to(synthetic[0], trees.rows), frozenset()
+        of_trace_group, top = synthetic[trace_group], ids.copy()
+        # Where the parent ended in an earlier drain, the root did too, maybe.
+        for node in trees.beyond.tolist():
+            top[node] = self._root_of.get(int(trees.id[node]), top[node])
+        root = np.where(of_trace_group != 0, of_trace_group, top[trees.root])
+        is_open = np.flatnonzero(of_trace_group[trees.rows :] == 0) + trees.rows
+        self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
+        return root[: trees.rows], frozenset(root[is_open].tolist())
+
+    # ---- from one drain to the next ----
+
+    def _remember(self, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: Array) -> None:
+        """Keeps the places of what is not complete yet."""
+        self._decided = trees.decided
+        self._places = {
+            key: trace_groups[number]
+            for key, number in zip(trees.decided.id.tolist(), trace_group[trees.rows :].tolist(), strict=True)
+        }
+
+    def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64] | None:
+        """Takes up the times of children whose parent is still open, and gives those of parents that have ended now, if any."""
+        if not len(self._child_times) and not len(batch.opens):
+            return None
+        rows = trees.rows
+        parent = trees.parent[:rows]
+        outer = np.flatnonzero(parent >= rows)
+        durations = (batch["end"] - batch["start"])[outer]
+        return self._child_times.settle(batch["id"], trees.id[parent[outer]], durations, batch.opens.id)
+
+
+def _grouped(add: np.ufunc, into: Array, group: Array, values: Array) -> Array:
+    """Adds values to those of their groups, in place, by an operation such as a sum or a maximum."""
+    if len(into) == 1 and len(values):
+        into[0] = add(into[0], add.reduce(values))
+    else:
+        add.at(into, group, values)
+    return into
+
+
+def _with_parents(batch: Batch, trees: Forest) -> Batch:
+    parent = trees.row_parent
+    if np.array_equal(parent, batch["parent"]):
+        return batch
+    return replace(batch, columns={**batch.columns, "parent": parent})
+
+
+def placed_recording(
+    batch: Batch,
+    steps: Sequence[RecordedStep],
+    *,
+    new_trace_id: Callable[[], int],
+    new_span_id: Callable[[], int],
+    parent: SpanContext | None = None,
+    device_times: DeviceTimes | None = None,
+) -> tuple[Placed, list[StepSpan]]:
+    """The events of a recording with their places, and the spans of its steps, of which there is at least one.
+
+    Without ``parent`` each step is a trace of its own, whose root links to the one before; with it all join that span's trace.
+    ``new_span_id`` is asked for the key of the events' ids first, which therefore do not depend on the steps. ``device_times``: as for
+    :meth:`LiveTrees.place`.
+    """
+
+    def new_trace(_name: str, _number: int, _link: tuple[int, int] | None) -> Trace:
+        if parent is None:
+            return Trace(new_trace_id(), True, True)
+        return Trace(parent.trace_id, True, True, parent.trace_state.to_header(), parent=parent)
+
+    def no_span(_context: int) -> None:
+        return None
+
+    key = new_span_id()
+    known = Steps(new_trace, new_span_id, no_span)
+    known.add(steps)
+    trees = LiveTrees(key=key, steps=known, new_trace=new_trace, current_span=no_span, calls=None)
+    placed = trees.place(batch, device_times)
+    return placed, [span for step in known.take_ended() for span in step.spans.values()]

@@ -1,0 +1,425 @@
+"""Placed events and ended steps as a table of spans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.joined import without
+from otel_torchprof._columns.schema import NEVER, Flag, Kind
+from otel_torchprof._native.recorder import living_threads
+from otel_torchprof._process.give_way import give_way
+from otel_torchprof._process.heap import Arena
+
+from .flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
+from .forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
+from .frame_spans import module_calls
+from .span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from otel_torchprof._columns.batch import Batch
+
+    from .collectives import LiveCollectives
+    from .placed import Placed
+    from .step_spans import StepSpan
+
+Array = npt.NDArray[Any]
+
+# ---- Which of Python's calls belong to what a live recording shows, drain by drain ----
+# A service runs inside of calls that last as long as it does: its main function, its event loop, the loop over its
+# steps. They are no part of a request or of a step, and as spans they would hold everything and end with the process.
+# So a call is kept
+#
+# - in a span of the service, always;
+# - where there are steps, if it ends in the step in which it began or in the next one;
+# - elsewhere, if it is inside of a module, a label or an operator.
+#
+# What ran inside of the others is placed as if they were not there. A call that a drain has kept while it was open
+# stays, however long it lasts: others were said to be its children.
+
+Mask = npt.NDArray[np.bool_]
+Nodes = npt.NDArray[np.int64]
+
+
+class CallRules(NamedTuple):
+    """Which of the calls that belong to a span or a step become spans."""
+
+    shortest_ns: int = 0
+    """Calls of functions that take less are left out."""
+    keeps_bare: bool = False
+    """Keep those that are in no step, no span and nothing else: of a program that is nothing but calls."""
+
+
+def without_loose_calls(
+    batch: Batch,
+    reported: npt.NDArray[np.uint64],
+    rules: CallRules,
+    *,
+    lasting: Callable[[Array, Array | None], Array],
+    is_foreign: Callable[[Array], Mask],
+) -> Batch:
+    """A drained batch without the calls that belong to nothing; itself where it has no calls.
+
+    Calls of modules go too: the hooks of modules report them, by their full names.
+
+    Args:
+        batch: the drain.
+        reported: ids of what was open, and kept, in the drain before.
+        rules: which of them are wanted.
+        lasting: the number of the step for times and contexts: 0 in the first one that there is, -1 before those that are known, one
+            more than the last for :data:`~.forest.NEVER`; -1 for both ends where there are no steps.
+        is_foreign: of contexts, whether they are spans of the service that are no part of steps.
+    """
+    is_frame = of_nodes(batch, "kind") == Kind.FRAME
+    if not is_frame.any():
+        return batch
+    ids, name = of_nodes(batch, "id"), of_nodes(batch, "name")
+    start, end = of_nodes(batch, "start"), ends_of_nodes(batch)
+    found = contexts_of_nodes(batch)
+    context = np.zeros(len(ids), dtype=np.uint32) if found is None else found
+    enclosing = enclosing_of(batch, ids)
+    first, last = lasting(start, context), lasting(end, context)
+    in_step = last >= 0
+    loose = in_step & ((last - first > 1) | (first < 0) | ((first == 0) & (end == NEVER)))
+    bare = is_frame & ~in_step & ~is_foreign(context)
+    if bare.any() and not rules.keeps_bare:
+        loose |= bare & ~_inside_of_others(enclosing, is_frame, context, start, end)
+    loose |= (end - start < rules.shortest_ns) | module_calls(batch.names, name)
+    return without_nodes(batch, ids, enclosing, loose & is_frame & ~np.isin(ids, reported))
+
+
+def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], enclosing: Nodes, dropped: Mask) -> Batch:
+    """A drained batch without some of its rows and open events, which are its nodes, in this order.
+
+    What was inside of them hangs under what was around them, also where that is open or was drained before.
+    """
+    if not dropped.any():
+        return batch
+    rows = len(batch)
+    outer = np.zeros(len(ids), dtype=np.uint64)  # what is around a node and ended before
+    outer[batch.outer_rows.astype(np.intp)] = batch.outer_parents
+    outer[rows:] = batch.opens.parent
+    outer[enclosing >= 0] = 0
+    enclosing = enclosing.copy()
+    moving = np.flatnonzero((enclosing >= 0) & dropped[enclosing])
+    while moving.size:
+        above = enclosing[moving]
+        outer[moving], enclosing[moving] = outer[above], enclosing[above]
+        moving = moving[(enclosing[moving] >= 0) & dropped[enclosing[moving]]]
+    parents = np.where(enclosing >= 0, ids[enclosing], outer)
+    beyond = np.flatnonzero((enclosing[:rows] >= rows) | (outer[:rows] != 0))
+    opens = batch.opens.chosen(~dropped[rows:])
+    return without(
+        replace(
+            batch,
+            columns={
+                **batch.columns,
+                "parent": np.where(enclosing[:rows] < rows, enclosing[:rows], -1).astype(np.int32),
+            },
+            outer_rows=beyond.astype(np.uint64),
+            outer_parents=parents[beyond],
+            opens=replace(opens, parent=parents[rows:][~dropped[rows:]]),
+        ),
+        dropped[:rows],
+    )
+
+
+def _inside_of_others(enclosing: Nodes, is_frame: Mask, context: Array, start: Array, end: Array) -> Mask:
+    """Whether anything that is no call, of the same context, is open around a node."""
+    found = enclosing.copy()
+    moving = np.flatnonzero(found >= 0)
+    while moving.size:
+        above = found[moving]
+        misses = is_frame[above] | (context[above] != context[moving]) | (end[above] < start[moving])
+        moving = moving[misses]
+        found[moving] = enclosing[found[moving]]
+        moving = moving[found[moving] >= 0]
+    return found >= 0
+
+
+_COLUMN_BYTES = 57
+"""Of a span in a table, without attributes."""
+REMEMBERED = 1 << 16
+"""Forward operators of earlier drains that a backward function can link to."""
+
+
+class _Ends(NamedTuple):
+    """Where a link can go."""
+
+    trace_id: npt.NDArray[np.uint8]
+    span_id: npt.NDArray[np.uint64]
+
+    def at(self, which: Array) -> _Ends:
+        """Those at some positions."""
+        return _Ends(self.trace_id[which], self.span_id[which])
+
+    def followed_by(self, other: _Ends) -> _Ends:
+        """These, then the others."""
+        return _Ends(np.concatenate((self.trace_id, other.trace_id)), np.concatenate((self.span_id, other.span_id)))
+
+
+_NO_IDS = np.empty((0, 16), dtype=np.uint8)
+
+
+class Flows:
+    """Links of backward functions to forward operators, also to those of earlier drains. For one thread at a time.
+
+    Remembers the latest :data:`REMEMBERED` numbered operators, or up to twice as many.
+    """
+
+    def __init__(self) -> None:
+        nothing = np.empty(0, dtype=np.int64)
+        self._numbered = NumberedEvents(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
+        self._ends = _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+
+    def links(
+        self, placed: Placed, traced: npt.NDArray[np.bool_], trace_ids: Array, *, final: bool
+    ) -> tuple[Array, _Ends]:
+        """Rows of backward functions that become spans, and what each links to.
+
+        ``traced``: which rows become spans. ``trace_ids``: per trace group. ``final``: nothing more will come.
+        """
+        found: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+        if final and not has_backward(placed.batch):
+            return found
+        new = numbered_events(placed.batch)
+        if not traced.all():
+            new = new.at(traced[new.row])
+        if new.backward.any():
+            events, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
+            forward, backward = pair(events)
+            found = events.row[backward], ends.at(forward)
+        if not final:
+            self._remember(placed, latest_forward(new), trace_ids)
+        return found
+
+    def _remember(self, placed: Placed, new: NumberedEvents, trace_ids: Array) -> None:
+        if not len(new.row):
+            return
+        numbered, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
+        if len(numbered.row) > 2 * REMEMBERED:  # not at every drain
+            latest = np.argsort(numbered.start, kind="stable")[-REMEMBERED:]
+            numbered, ends = numbered.at(latest), ends.at(latest)
+        # Rows of other batches mean nothing here: -1.
+        self._numbered, self._ends = numbered._replace(row=np.full(len(numbered.row), -1)), ends
+
+
+def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
+    return _Ends(trace_ids[placed.trace_group[events.row]], placed.span_id[events.row])
+
+
+def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
+    """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
+    of_trace_groups = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
+    found: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[placed.trace_group]
+    return found
+
+
+def live_table(
+    placed: Placed,
+    ended: Sequence[StepSpan],
+    flows: Flows,
+    *,
+    collectives: LiveCollectives | None = None,
+    final: bool = False,
+) -> SpanTable:
+    """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
+
+    What a sampler refused is left out; so is what hangs under a step that is not traced in full. ``ended`` may hold other
+    synthetic spans too, such as the job's. ``final``: nothing more will come.
+    """
+    batch, trace_groups = placed.batch, placed.trace_groups
+    traced = traced_events(placed)
+    rows = None if traced.all() else np.flatnonzero(traced)
+    count = len(batch) if rows is None else len(rows)
+    steps = [step for step in ended if step.trace.exported]
+    traces = [trace_group.trace for trace_group in trace_groups] + [step.trace for step in steps]
+    trace_ids = np.frombuffer(b"".join(t.trace_id.to_bytes(16, "big") for t in traces), np.uint8).reshape(-1, 16)
+    step_names = list(dict.fromkeys([step.name for step in steps]))
+    position = _positions(len(steps), rows, len(batch))
+    give_way()
+    flow = flows.links(placed, traced, trace_ids, final=final)
+
+    whole = len(steps) + count
+    arena = Arena(whole * _COLUMN_BYTES)
+
+    def column(of_steps: Sequence[Any], of_events: Array | int, dtype: npt.DTypeLike) -> Array:
+        give_way()
+        found = arena.empty(whole, dtype)
+        found[: len(steps)] = np.array(of_steps, dtype)
+        found[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
+        return found
+
+    # Python calls end by exceptions that their callers expect, as a missing attribute or the end of an iterator: no error.
+    error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)) & (batch["kind"] != Kind.FRAME)
+    table = SpanTable(
+        name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"], np.uint32),
+        start=column([step.start for step in steps], batch["start"], np.int64),
+        end=column([step.end for step in steps], batch["end"], np.int64),
+        trace=column([len(trace_groups) + i for i in range(len(steps))], placed.trace_group, np.uint32),
+        trace_ids=trace_ids,
+        trace_states=states if any(states := tuple(trace.trace_state for trace in traces)) else (),
+        span_id=column([step.span_id for step in steps], placed.span_id, np.uint64),
+        parent_span_id=column(
+            [step.parent.span_id if step.parent else 0 for step in steps], placed.parent_span_id, np.uint64
+        ),
+        parent_is_remote=_remote(placed, steps, column),
+        error=column([0] * len(steps), error, np.uint8),
+        row=column([-1] * len(steps), np.arange(len(batch)), np.int64),
+        step=column([step.number for step in steps], -1, np.int64),
+        links=_links(steps, position, *_of_events(flow, placed, collectives)),
+        names=extend_names(batch.names, step_names),
+    )
+    return with_attributes(table, _own_attributes(placed, steps, position))
+
+
+def _positions(before: int, rows: Array | None, events: int) -> Callable[[Array], Array]:
+    """Where in the table the spans of rows are, -1 for those that have none. ``rows``: those that have, None for all."""
+    if rows is None:
+        return lambda requested: requested + before
+    position = np.full(events, -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows)) + before
+    return lambda requested: position[requested]
+
+
+def _remote(
+    placed: Placed, steps: Sequence[StepSpan], column: Callable[[Sequence[Any], Array, npt.DTypeLike], Array]
+) -> npt.NDArray[np.uint8] | None:
+    """Which spans have a parent in another process; None where none has."""
+    of_steps = [step.parent is not None and step.parent.is_remote for step in steps]
+    of_trace_groups = np.array([trace_group.is_remote for trace_group in placed.trace_groups], dtype=np.uint8)
+    if not any(of_steps) and not of_trace_groups.any():
+        return None
+    return column(of_steps, of_trace_groups[placed.trace_group] * placed.is_root.astype(np.uint8), np.uint8)
+
+
+def _of_events(flows: tuple[Array, _Ends], placed: Placed, collectives: LiveCollectives | None) -> tuple[Array, _Ends]:
+    """The links of events: those of backward functions, of roots, and those to other ranks. As :meth:`Flows.links`."""
+    rows, ends = flows
+    more = [_of_roots(placed)]
+    if collectives is not None:
+        others = collectives.links(placed)
+        more.append((others.row, _Ends(others.trace_id, others.span_id)))
+    for other_rows, other_ends in more:
+        if len(other_rows):
+            rows, ends = np.concatenate((rows, other_rows)), ends.followed_by(other_ends)
+    return rows, ends
+
+
+def _of_roots(placed: Placed) -> tuple[Array, _Ends]:
+    """Links of events that are roots of traces: to the spans that had ended when they began."""
+    groups = placed.trace_groups
+    has_links = np.array([group.step is None and bool(group.trace.links) for group in groups], dtype=np.bool_)
+    roots = np.flatnonzero(has_links[placed.trace_group] & placed.is_root) if has_links.any() else has_links[:0]
+    linked = [
+        (row, trace_id.to_bytes(16, "big"), span_id)
+        for row, number in zip(roots.tolist(), placed.trace_group[roots].tolist(), strict=True)
+        for trace_id, span_id in groups[number].trace.links
+    ]
+    rows, trace_ids, span_ids = zip(*linked, strict=True) if linked else ((), (), ())
+    ids = np.frombuffer(b"".join(trace_ids), dtype=np.uint8).reshape(-1, 16)
+    return np.array(rows, dtype=np.int64), _Ends(ids, np.array(span_ids, dtype=np.uint64))
+
+
+def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:
+    """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
+    # Three lists of plain values, not one of tuples: see otel_torchprof._native.python_sources.
+    row, trace_ids, span_ids = [], bytearray(), []
+    for i, step in enumerate(steps):
+        for to in (step.link, *step.trace.links, step.job):
+            if to is not None:
+                row.append(i)
+                trace_ids += to[0].to_bytes(16, "big")
+                span_ids.append(to[1])
+    linking_rows = np.where(rows >= 0, position(np.maximum(rows, 0)), -1)
+    here = linking_rows >= 0
+    links = np.zeros(len(row) + int(here.sum()), dtype=LINK)
+    of_steps, rest = links[: len(row)], links[len(row) :]
+    of_steps["row"], of_steps["span_id"] = row, np.array(span_ids, dtype=np.uint64)
+    of_steps["trace_id"] = np.frombuffer(trace_ids, dtype=np.uint8).reshape(-1, 16)
+    rest["row"], rest["trace_id"], rest["span_id"] = linking_rows[here], ends.trace_id[here], ends.span_id[here]
+    linked = links["row"]
+    return links if (linked[1:] >= linked[:-1]).all() else links[np.argsort(linked, kind="stable")]
+
+
+def _own_attributes(
+    placed: Placed, steps: Sequence[StepSpan], position: Callable[[Array], Array]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """What samplers add to roots, and what steps have of their own, by position in the table."""
+    names: dict[int | None, str] = {}
+    if any(step.thread is not None for step in steps):
+        names = {thread.ident: thread.name for thread in living_threads()}
+        names |= {thread.ident: thread.name for thread in placed.batch.threads}
+    running = max((step for step in steps if step.is_running), key=lambda step: step.end - step.start, default=None)
+    for i, step in enumerate(steps):
+        give_way()
+        of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
+        found = {**step.trace.attributes, **of_segment, **step.attributes}
+        if step.thread is not None:
+            found["thread.id"] = step.thread
+            if name := names.get(step.thread):
+                found["thread.name"] = name
+        if step.is_running:
+            found["torch.unfinished"] = True
+        if step.shares is not None and step.shares.regions.any():
+            found |= {key: values.item() for key, values in step.shares.attributes().items()}
+        yield i, found
+    reported = np.array(
+        [trace_group.step is None and bool(trace_group.trace.attributes) for trace_group in placed.trace_groups],
+        dtype=np.bool_,
+    )
+    if reported.any():
+        rows = np.flatnonzero(reported[placed.trace_group] & placed.is_root)
+        for at, trace_group in zip(position(rows).tolist(), placed.trace_group[rows].tolist(), strict=True):
+            if at >= 0:
+                yield at, placed.trace_groups[trace_group].trace.attributes
+
+
+def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
+    """What it is of the training job; and where it stands for the whole of that, how long its phases took."""
+    if step.phases is None or step.segment is None:
+        return {}
+    times = step.phases.attributes(step.thread, step.end - step.start) if is_whole else {}
+    return {STEP_KIND: step.segment.value, **times}
+
+
+_SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
+
+
+def with_attributes(table: SpanTable, found: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
+    """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
+    columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
+    strings: dict[str, int] = {}
+    for position, attributes in found:
+        give_way()
+        for key, value in attributes.items():
+            kind = _kind(value)
+            if kind is AttributeType.NAME:
+                text = value if isinstance(value, str) else json.dumps(value, default=str)
+                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - as the table holds it
+            columns.setdefault((str(key), kind), {})[position] = value
+    if not columns:
+        return table
+    added = tuple(_column(key, kind, values, len(table)) for (key, kind), values in columns.items())
+    return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
+
+
+def _kind(value: Any) -> AttributeType:
+    kind = AttributeType.NAME if type(value) is str else _SCALARS.get(type(value))  # as nearly all are
+    if kind is None:
+        kind = next((_SCALARS[found] for found in type(value).__mro__ if found in _SCALARS), AttributeType.NAME)
+    too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63
+    return AttributeType.NAME if too_large else kind
+
+
+def _column(key: str, kind: AttributeType, values: Mapping[int, Any], count: int) -> AttributeColumn:
+    column, present = np.zeros(count, dtype=kind.dtype), np.zeros(count, dtype=np.uint8)
+    at = list(values)
+    column[at], present[at] = list(values.values()), 1
+    return AttributeColumn(key, kind, column, present)

@@ -1,0 +1,63 @@
+"""Where the events of a live recording have their place: a trace, a parent, an id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_torchprof._native.loops import self_times
+from otel_torchprof._native.python_sources import untracked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from otel_torchprof._columns.batch import Batch
+
+    from .devices import DeviceTimes
+    from .step_spans import StepSpan, Trace
+
+
+@untracked
+@dataclass(eq=False)
+class TraceGroup:
+    """What the top-level events of some trees hang under."""
+
+    trace: Trace
+    parent_span_id: int
+    """0: they are roots."""
+    is_remote: bool = False
+    step: StepSpan | None = None
+    """Where that is synthetic: the span of a step, or the root that operators share."""
+
+
+class Placed(NamedTuple):
+    """A batch with a place for every event; one entry per row."""
+
+    batch: Batch
+    """The batch, each event under the nearest one of its own context."""
+    trace_groups: Sequence[TraceGroup]
+    trace_group: npt.NDArray[np.int64]
+    """Index into ``trace_groups``."""
+    span_id: npt.NDArray[np.uint64]
+    parent_span_id: npt.NDArray[np.uint64]
+    is_root: npt.NDArray[np.bool_]
+    child_time: npt.NDArray[np.int64] | None
+    """Time of direct children that came in earlier drains, ns; None where none did."""
+    root: npt.NDArray[np.uint64]
+    """Span id of the trace group's root: synthetic, or that of the top-level event."""
+    open_roots: frozenset[int]
+    """Those that are events and of whose trees something continues: mostly they themselves."""
+    devices: DeviceTimes | None = None
+    """How long devices worked, with what came in earlier drains."""
+
+    def self_times(self) -> npt.NDArray[np.int64]:
+        """Time that each event did not spend in others, ns."""
+        batch = self.batch
+        own = self_times(batch["parent"], batch["start"], batch["end"])
+        if self.child_time is not None:
+            own -= self.child_time
+        return np.maximum(own, 0, out=own)

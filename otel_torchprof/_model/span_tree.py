@@ -1,0 +1,131 @@
+"""The spans of one trace as a tree on columns: who is whose parent, in which order, and sums along the branches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .span_table import SpanTable
+
+Array = npt.NDArray[Any]
+
+DEEPEST = 1000
+"""Levels that are looked at one by one; what is deeper counts as hanging under an ancestor that is not."""
+
+
+def rows_of_spans(table: SpanTable, span_ids: Array) -> npt.NDArray[np.int64]:
+    """Where the spans with these ids are in the table; -1 where they are not, and for 0."""
+    if not len(table):
+        return np.full(len(span_ids), -1, dtype=np.int64)
+    order = np.argsort(table.span_id, kind="stable")
+    known = table.span_id[order]
+    place = np.minimum(np.searchsorted(known, span_ids), len(known) - 1)
+    return np.where((known[place] == span_ids) & (span_ids != 0), order[place], -1)
+
+
+def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]] | None:
+    """The values of an attribute and where spans have it; None where none has."""
+    found = next((column for column in table.attributes if column.key == key), None)
+    if found is None:
+        return None
+    return found.values, np.ones(len(table), np.bool_) if found.present is None else found.present != 0
+
+
+class SpanTree:
+    """Parents and children among the spans of a table. Costs some 20 numpy passes, and a few per level."""
+
+    def __init__(self, table: SpanTable, root: int = -1) -> None:
+        self.parent = rows_of_spans(table, table.parent_span_id)
+        """Row of each span's parent; -1 where that is not in the table."""
+        self.root = root
+        """Row of the span that all hang under, which comes first; -1 where it is not in the table."""
+        depth = _depths(self.parent)
+        self.above = _shallow(self.parent, depth)
+        """As ``parent``, for what is too deep a higher ancestor; -1 where parents go round in circles."""
+        self.depth = np.minimum(depth, DEEPEST) * (self.above >= 0)
+        self.thread = _threads(table)
+        """Which thread, from 0."""
+        self.by_start = np.argsort(table.start, kind="stable")
+        """The rows by start."""
+        # Children of one parent by thread; those whose parents are not in the table by the ids of these.
+        lost = np.flatnonzero(self.parent < 0)
+        family = self.above + 1
+        family[lost] = np.unique(table.parent_span_id[lost], return_inverse=True)[1].reshape(-1)
+        self.siblings = (self.depth * (len(table) + 1) + family) * (self.thread.max(initial=0) + 1) + self.thread
+        """The same number for spans of one parent and thread, higher for deeper ones."""
+        self.order = self.by_start[np.argsort(self.siblings[self.by_start], kind="stable")]
+        """Level by level, of each the children of one parent together, by thread and then by start."""
+        self._levels = np.searchsorted(self.depth[self.order], np.arange(self.depth.max(initial=-1) + 2)).tolist()
+
+    def raise_up(self, values: Array, add: np.ufunc) -> Array:
+        """For each span what ``add`` makes of its value and those of all below it."""
+        found = values.copy()
+        for begin, end in zip(self._levels[-2:0:-1], self._levels[:0:-1], strict=False):
+            nodes = self.order[begin:end]
+            above = self.above[nodes]
+            first = np.flatnonzero(np.concatenate(([True], above[1:] != above[:-1])))
+            into = above[first]
+            found[into] = add(found[into], add.reduceat(found[nodes], first))
+        return found
+
+    def preorder(self) -> npt.NDArray[np.int64]:
+        """The rows such that each comes after its parent and before what does not hang under it; the root is the first."""
+        sizes = self.raise_up(np.ones(len(self.parent), dtype=np.int64), np.add)
+        place = np.zeros(len(self.parent), dtype=np.int64)
+        for level, (begin, end) in enumerate(zip(self._levels, self._levels[1:], strict=False)):
+            nodes = self.order[begin:end]
+            if level == 0 and self.root >= 0:
+                nodes = np.concatenate(([self.root], nodes[nodes != self.root]))
+            before = np.cumsum(sizes[nodes]) - sizes[nodes]
+            if level == 0:
+                place[nodes] = before
+                continue
+            above = self.above[nodes]
+            first = np.concatenate(([True], above[1:] != above[:-1]))
+            place[nodes] = place[above] + 1 + before - before[first][np.cumsum(first) - 1]
+        rows = np.empty(len(place), dtype=np.int64)
+        rows[place] = np.arange(len(place))
+        return rows
+
+    def topmost(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """For each span the top-level one above it that is marked, itself not among them; -1 where none is."""
+        found = np.full(len(marked), -1, dtype=np.int64)
+        for begin, end in zip(self._levels[1:], self._levels[2:], strict=False):
+            nodes = self.order[begin:end]
+            above = self.above[nodes]
+            found[nodes] = np.where(found[above] >= 0, found[above], np.where(marked[above], above, -1))
+        return found
+
+
+def _depths(parent: Array) -> npt.NDArray[np.int64]:
+    """How many are above each; very many in circles, which are no trees."""
+    depth, further = (parent >= 0).astype(np.int64), parent.copy()
+    for _ in range(len(parent).bit_length() + 1):
+        on = np.flatnonzero(further >= 0)
+        if not on.size:
+            return depth
+        depth[on] += depth[further[on]]
+        further[on] = further[further[on]]
+    depth[further >= 0] = np.iinfo(np.int64).max
+    return depth
+
+
+def _shallow(parent: Array, depth: Array) -> npt.NDArray[np.int64]:
+    above = np.where(depth < np.iinfo(np.int64).max, parent, -1)
+    deep = np.flatnonzero((depth > DEEPEST) & (above >= 0))
+    while deep.size:
+        over = depth[above[deep]] >= DEEPEST
+        deep = deep[over]
+        above[deep] = above[above[deep]]
+    return above
+
+
+def _threads(table: SpanTable) -> npt.NDArray[np.int64]:
+    threads = column_of(table, "thread.id")
+    if threads is None:
+        return np.zeros(len(table), dtype=np.int64)
+    values, present = threads
+    return np.unique(np.where(present, values, 0), return_inverse=True)[1].reshape(-1)

@@ -1,0 +1,243 @@
+"""Steps, other segments of a job and the job itself, and the spans that stand for them: the records that :mod:`~.steps` keeps.
+
+A span is sent when it ends. One for the whole run would be seen when the run is over, and never if it crashed. So the job's comes in
+sections, each a trace of its own that links to the one before; a step links to the section that it began in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from otel_torchprof._columns.phases import Segment
+from otel_torchprof._native.python_sources import untracked
+from otel_torchprof._process import threads
+
+from .phases import PhaseTimes
+from .span_table import STEP_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from otel_torchprof._columns.phases import Usage
+
+    from .compiled import Shares
+
+NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+
+
+@untracked
+@dataclass
+class Trace:
+    """A trace that a sampler was asked about."""
+
+    trace_id: int
+    recorded: bool
+    """Whether its events are to be recorded at all."""
+    exported: bool
+    """Whether its spans are sent."""
+    trace_state: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
+    """What the sampler adds to its root, beyond what it was told."""
+    span_id: int = 0
+    """Of the span that stands for it in this process, where that is decided already."""
+    parent: SpanContext | None = None
+    """What that span hangs under: one of another process."""
+    links: tuple[tuple[int, int], ...] = ()
+    """Trace and span ids to which that span links."""
+
+
+UNSAMPLED = Trace(0, False, False)
+"""Of a step that ends inside an unsampled span of the application."""
+
+
+@untracked
+@dataclass(eq=False)
+class StepSpan:
+    """A synthetic span: a step in one context, a section of the job, a root that operators share."""
+
+    number: int
+    """Of the step; -1 of what is none."""
+    trace: Trace
+    span_id: int
+    start: int
+    """Unix ns."""
+    end: int
+    """Unix ns; while the step runs, of the latest event of it."""
+    parent: SpanContext | None
+    link: tuple[int, int] | None
+    """Trace and span id of the step before."""
+
+    job: tuple[int, int] | None = None
+    """Trace and span id of the section of the job that it began in."""
+    name: str = STEP_NAME
+    segment: Segment | None = None
+    """What it is of the training job; None of what is no segment of it."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Of its own."""
+    is_detailed: bool = True
+    """Whether what happened in it becomes spans."""
+    thread: int | None = None
+    """``threading.get_ident()`` of the thread whose step it is, where that is known."""
+    child_time: int = 0
+    """Time of its top-level events, ns."""
+    longest: int = 0
+    """Time of the longest of these."""
+
+    is_running: bool = False
+    """Taken before its end."""
+    is_sent: bool = False
+    """What still comes of it is late."""
+    first: int | None = None
+    """When its first event began."""
+    own_end: int = 0
+    """When the last event of the loop's own threads ended."""
+    shares: Shares | None = None
+    """What ran in compiled regions, so far; None where the program has none."""
+    phases: PhaseTimes | None = None
+    """Of the whole segment, which all spans of that share; None of what is no segment of the job."""
+    is_whole: bool = False
+    """Made for the end of its step; the others of that are for what happened in their contexts."""
+
+    @property
+    def is_enclosed(self) -> bool:
+        """Whether it is in a span of the application; below another rank's step it is in none."""
+        return self.parent is not self.trace.parent
+
+    @property
+    def span_context(self) -> SpanContext | None:
+        """By which others refer to it; None where it is not sent."""
+        if not self.trace.exported:
+            return None
+        return SpanContext(
+            self.trace.trace_id, self.span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+        )
+
+    def widen(self, start: int, end: int, own_end: int, child_time: int, longest: int) -> None:
+        """Takes in events."""
+        self.start, self.end = min(self.start, start), max(self.end, end)
+        self.first = start if self.first is None else min(self.first, start)
+        self.own_end = max(self.own_end, own_end)
+        self.child_time += child_time
+        self.longest = max(self.longest, longest)
+
+
+class RecordedStep(NamedTuple):
+    """A step that is over, or a whole recording without steps."""
+
+    number: int
+    """From 0; -1 of what is none."""
+    start: int
+    """Unix ns."""
+    end: int
+    """Unix ns."""
+    thread: int | None = None
+    """``threading.get_ident()`` of the thread whose step it is, where that is known."""
+    name: str = STEP_NAME
+    """Of its span."""
+
+
+@untracked
+@dataclass(eq=False)
+class Step:
+    """A segment of the job that has begun: a step, or what stands between steps."""
+
+    number: int
+    start: int
+    end: int | None = None
+    name: str = STEP_NAME
+    segment: Segment | None = Segment.STEP
+    revision: int = 0
+    """Of the rule that it began by."""
+    usage: Usage | None = None
+    """When it began."""
+    starts_earlier: bool = False
+    """It is the first: only its end is known, and what is placed next shows when it began."""
+    trace: Trace | None = None
+    """Its own; asked for when something of it happens outside of any context, or is about to."""
+    link: tuple[int, int] | None = None
+    job: tuple[int, int] | None = None
+    spans: dict[int, StepSpan] = field(default_factory=dict)
+    """By context."""
+    planned: dict[int, StepSpan] = field(default_factory=dict)
+    """Spans whose ids were asked for before anything was in them."""
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
+
+
+JOB_NAME = "torch.job"
+
+
+class Job:
+    """The sections of one recording. For one thread at a time, but for :meth:`link` and :meth:`begin`.
+
+    Args:
+        interval_ns: after which a section ends; 0: there is no such span.
+        new_trace: asked once per section: its name, -1, and the section that it links to.
+        new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
+    """
+
+    def __init__(
+        self,
+        interval_ns: int,
+        new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
+        new_span_id: Callable[[], int],
+    ) -> None:
+        self._interval_ns = interval_ns
+        self._new_trace = new_trace
+        self._new_span_id = new_span_id
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle of a boundary
+        self._section: StepSpan | None = None
+        self._number = 0
+        self._is_linked = False
+        self._steps = 0
+        self._first_step = self._last_step = -1
+
+    def link(self) -> tuple[int, int] | None:
+        """Trace and span id of the running section, once there is one that is sent. Any thread."""
+        section = self._section
+        return (section.trace.trace_id, section.span_id) if section is not None and section.trace.exported else None
+
+    def begin(self, now: int) -> None:
+        """The first step began then (Unix ns); without effect later. Any thread."""
+        with self._lock:
+            if self._section is None and self._interval_ns:
+                self._section = self._begun(now, None)
+
+    def note(self, steps: Iterable[StepSpan]) -> None:
+        """Steps have ended. Those inside spans of the application count not: these are their job."""
+        link = self.link()
+        for step in steps:
+            self._is_linked |= step.trace.exported and step.job is not None and step.job == link
+            if step.number >= 0 and step.thread is not None and not step.is_enclosed:
+                if self._section is not None and not self._number:
+                    self._section.start = min(self._section.start, step.start)
+                self._steps += 1
+                self._first_step = step.number if self._first_step < 0 else self._first_step
+                self._last_step = max(self._last_step, step.number)
+
+    def ended(self, now: int, *, final: bool) -> list[StepSpan]:
+        """The section that ends now (Unix ns), if it is time; ``final``: the running one, unless nothing was in it or links to it.
+
+        The first one lasts until there was a step in it.
+        """
+        section = self._section
+        is_due = final or (section is not None and now - section.start >= self._interval_ns)
+        is_empty = not self._steps and not self._is_linked
+        if section is None or not is_due or (is_empty and (final or not self._number)):
+            return []
+        section.end = max(now, section.start)
+        section.attributes |= {"torch.job.section": self._number, "torch.job.steps": self._steps}
+        if self._steps:
+            section.attributes |= {"torch.job.first_step": self._first_step, "torch.job.last_step": self._last_step}
+        link = self.link()
+        self._number += 1
+        self._is_linked, self._steps, self._first_step, self._last_step = False, 0, -1, -1
+        self._section = None if final else self._begun(section.end, link)
+        return [section]
+
+    def _begun(self, now: int, link: tuple[int, int] | None) -> StepSpan:
+        trace = self._new_trace(JOB_NAME, -1, link)
+        return StepSpan(-1, trace, self._new_span_id(), now, now, None, link, name=JOB_NAME)

@@ -1,0 +1,413 @@
+"""Steps as they come: which one a moment belongs to, and the spans that stand for it.
+
+A step is a segment of time. It becomes a span in every context in which something of it happened: one, as a rule. Outside of
+any context that span is the root of a trace and links to the one before; inside a span of the application it is its child.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._columns.phases import USAGE, Segment
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._native.recorder import CONTEXT_MUTED
+from otel_torchprof._process import threads
+
+from .span_table import STEP_NAME
+from .step_spans import UNSAMPLED, Step, StepSpan, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from opentelemetry.trace import SpanContext
+
+    from otel_torchprof._columns.phases import SegmentChange, Usage
+
+    from .step_spans import RecordedStep
+
+_MOST = 100_000
+"""Steps that are remembered for a drain; the oldest of more are forgotten."""
+
+
+def _all(_step: int, _trace_id: int) -> bool:
+    """Every step is traced in full."""
+    return True
+
+
+def _none() -> None:
+    """There is no span of the job."""
+
+
+class Steps:
+    """The steps of the process. Thread-safe: :meth:`boundary` comes from the loop's thread, the rest from the one that drains.
+
+    Args:
+        new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
+        new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
+        current_span: the span that a context stands for, and when it began (Unix ns) where that is known.
+        selects: whether the step of that number, in the trace of that id, is traced in full.
+        job: trace and span id of what the steps of this time link to.
+        first: number of the first step.
+    """
+
+    def __init__(
+        self,
+        new_trace: Callable[[str, int, tuple[int, int] | None], Trace],
+        new_span_id: Callable[[], int],
+        current_span: Callable[[int], tuple[SpanContext, int | None] | None],
+        *,
+        selects: Callable[[int, int], bool] = _all,
+        job: Callable[[], tuple[int, int] | None] = _none,
+        first: int = 0,
+    ) -> None:
+        self._new_trace = new_trace
+        self._new_span_id = new_span_id
+        self._current_span = current_span
+        self._selects = selects
+        self._job = job
+        self._lock = threads.RLock()  # a signal handler may shut down in the middle of a boundary
+        self._steps: list[Step] = []
+        self._ended: list[Step] = []
+        self._contexts: set[int] = set()
+        self._first = self._number = first
+        self._are_recorded = False
+        self.revision = 0
+        """Of the rule by which steps end, where it is learned: from 1."""
+        self._link: tuple[int, int] | None = None
+        self._origin: int | None = None
+        self._forgotten_end: int | None = None
+        """Of the latest step that is known no more."""
+        self.threads: set[int] = set()
+        """``threading.get_ident()`` of the threads whose steps these are."""
+
+    @property
+    def active(self) -> bool:
+        """Whether there are steps at all."""
+        return bool(self._steps)
+
+    @property
+    def origin(self) -> int | None:
+        """When the first segment began, Unix ns; None where that is not known."""
+        return self._origin
+
+    @property
+    def running(self) -> int:
+        """The number of the step that runs; 0 before the first has ended. Any thread."""
+        steps = self._steps
+        return steps[-1].number if steps else 0
+
+    @property
+    def completed(self) -> int:
+        """How many steps have ended, those that are not known among them. Any thread."""
+        running = self._steps[-1:]
+        return self._number - self._first - sum(step.segment is Segment.STEP and step.end is None for step in running)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the step that begins next."""
+        return self._number
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known when the first segment began."""
+        return self._origin is not None
+
+    def begin(
+        self, start: int, segment: Segment = Segment.STEP, *, setup: int | None = None, usage: Usage | None = None
+    ) -> None:
+        """The first segment began then, whether it has ended yet or not; ``setup``: when the set-up before it did."""
+        with self._lock:
+            if not self._steps:
+                self._steps.append(self._new(segment, start, None, usage))
+            first, self._origin = self._steps[0], start
+            if first.starts_earlier:
+                first.start, first.starts_earlier = min(first.start, start), False
+                for context, span in first.spans.items():
+                    span.start = _start(first, self._enclosing(context))
+            if setup is not None and setup < first.start:
+                before = self._new(Segment.SETUP, setup, None)
+                self._steps.insert(0, before)
+                self._origin = setup
+                self._end(before, first.start, 0, None)
+                self._ended.insert(0, self._ended.pop())
+
+    def first_step_is(self, start: int | None) -> None:
+        """The program says itself where steps end, and none has ended yet: the first one began then, after its set-up.
+
+        None: with the set-up, since more than that is not known.
+        """
+        with self._lock:
+            if not self._steps:
+                if start is not None:
+                    self.begin(start)
+                return
+            running = self._steps[-1]
+            if running.segment is not Segment.SETUP:
+                return
+            if start is not None and start > running.start:
+                self.boundary(Segment.STEP, start, 0, None)
+            else:
+                running.segment, running.number, running.name = Segment.STEP, self._take_number(), STEP_NAME
+                for span in running.spans.values():
+                    span.segment, span.number, span.name = running.segment, running.number, running.name
+
+    def boundary(
+        self, segment: Segment, now: int, context: int, thread: int | None, usage: Usage | None = None
+    ) -> bool:
+        """Ends the current segment, on a thread (its ident) that was in a context (0: none), and begins another.
+
+        Returns whether what comes outside of contexts is to be recorded.
+        """
+        with self._lock:
+            self.end(now, context, thread, usage)
+            return self._begin_next(segment, now, context, usage)
+
+    def change(
+        self, change: SegmentChange, now: int, context: int, thread: int | None, usage: Usage | None = None
+    ) -> bool:
+        """As :meth:`boundary`, for what the program says: the first segment may begin, and the current one end without another."""
+        with self._lock:
+            if change.replaces_step and (replaced := self._replace_step(change.begins)) is not None:
+                return self._is_recorded(replaced, context)
+            running = self._steps[-1].segment if self._steps else None
+            if change.begins is None and running is Segment.SETUP:  # the loop has begun, and not its first segment
+                return True
+            if self._steps or change.ends_step:
+                self.end(now, context, thread, usage, change.attributes)
+            elif thread is not None:
+                self.threads.add(thread)
+            return change.begins is None or self._begin_next(change.begins, now, context, usage)
+
+    def _begin_next(self, segment: Segment, now: int, context: int, usage: Usage | None) -> bool:
+        if self._origin is None and not self._steps:
+            self._origin = now
+        following = self._new(segment, max(now, self._steps[-1].start) if self._steps else now, self._link, usage)
+        self._steps.append(following)
+        del self._steps[:-_MOST], self._ended[:-_MOST]
+        return self._is_recorded(following, context)
+
+    def _is_recorded(self, step: Step, context: int) -> bool:
+        """Whether what comes outside of contexts is to be recorded."""
+        if context:
+            self._contexts.add(context)
+            return True
+        trace = self._trace_of(step)
+        return trace.recorded and self._selects(step.number, trace.trace_id)
+
+    def _replace_step(self, segment: Segment | None) -> Step | None:
+        """Makes the running step a segment of this kind, or nothing; None where none runs, or where it has to end as it is."""
+        running = self._steps[-1] if self._steps else None
+        if running is None or running.end is not None or running.segment is not Segment.STEP:
+            return None
+        if segment is None:
+            if not running.spans:  # else some of its events were sent under it already
+                self._number -= 1
+                self._steps.pop()
+            return None
+        self._number -= 1
+        running.planned.clear()
+        running.segment, running.number, running.name = segment, -1, segment.span_name
+        if not running.spans:
+            running.trace = None  # its ids may be those of the step with that number
+        for span in running.spans.values():
+            span.segment, span.number, span.name = running.segment, running.number, running.name
+        return running
+
+    def end(
+        self,
+        now: int,
+        context: int,
+        thread: int | None,
+        usage: Usage | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Ends the current segment; where there is none yet, a first step, of which nothing but the end is known."""
+        with self._lock:
+            if thread is not None:
+                self.threads.add(thread)
+            if not self._steps:
+                self._steps.append(replace(self._new(Segment.STEP, now, None), starts_earlier=True))
+            step = self._steps[-1]
+            if step.end is None:
+                # Of several threads, one may read the clock first and tell last.
+                self._link = self._end(step, max(now, step.start), context, thread, usage)
+                step.spans[context].attributes |= attributes or {}
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Begin and end, Unix ns, of what is in none of them: before one that is known another had ended, or nothing followed.
+
+        There is none between steps of which all was told at once.
+        """
+        with self._lock:
+            if self._are_recorded or not self._steps:
+                return []
+            ends = [self._forgotten_end, *(step.end for step in self._steps)]
+            starts = [*(step.start for step in self._steps), NEVER]
+            return [(end, start) for end, start in zip(ends, starts, strict=True) if end is not None and end < start]
+
+    def skip(self, steps: int) -> None:
+        """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
+        with self._lock:
+            if self._number == self._first:
+                self._number += steps
+
+    def _new(self, segment: Segment, start: int, link: tuple[int, int] | None, usage: Usage | None = None) -> Step:
+        number = self._take_number() if segment is Segment.STEP else -1
+        revision = self.revision if segment is Segment.STEP else 0
+        return Step(number, start, None, segment.span_name, segment, revision, usage, link=link, job=self._job())
+
+    def _take_number(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+    def add(self, recorded: Iterable[RecordedStep]) -> None:
+        """Adds steps that are over, in order. What happened between two of them belongs to the earlier one."""
+        with self._lock:
+            self._are_recorded, link = True, None
+            for number, start, end, thread, name in recorded:
+                self._steps.append(Step(number, start, name=name, segment=None, link=link))
+                link = self._end(self._steps[-1], end, 0, thread)
+                self.threads |= set() if thread is None else {thread}
+
+    def known(self) -> Sequence[Step]:
+        """The steps to which what is drained now can belong, in order: the running one, those taken last, and new ones."""
+        with self._lock:
+            return list(self._steps)
+
+    def note_contexts(self, contexts: Iterable[int]) -> None:
+        """Contexts that were seen on a thread of the loop: what happens in them belongs to steps."""
+        with self._lock:
+            self._contexts.update(contexts)
+
+    def owns(self, context: int) -> bool:
+        """Whether what happens in this context belongs to steps; a request that is served meanwhile does not."""
+        return context == 0 or context in self._contexts
+
+    def span(self, step: Step, context: int) -> StepSpan:
+        """The span of a step in a context, made where there is none yet."""
+        with self._lock:
+            return self._span(step, context)
+
+    def running_span(self) -> StepSpan | None:
+        """The span of the step that runs; None where none does, or its context is not known yet. Any thread."""
+        with self._lock:
+            step = self._steps[-1] if self._steps else None
+            if step is None or step.end is not None:
+                return None
+            if not step.spans:  # nothing of it has ended yet: it will be in the context that the step before was in
+                before = self._steps[-2].spans if len(self._steps) > 1 else {}
+                for context in [context for context, span in before.items() if span.is_whole]:
+                    if context not in step.planned:
+                        step.planned[context] = self._made(step, context)
+                    return step.planned[context]
+            return max(step.spans.values(), key=lambda span: span.end, default=None)
+
+    def settle(self) -> None:
+        """Lets a step begin where the one before has ended, when the loop was behind the boundary only then.
+
+        The optimizer's own label is, by microseconds: torch calls the hook that makes the boundary inside of it. A label
+        that lasts for steps, and what other threads are at, say nothing about where the next step begins.
+        """
+        with self._lock:
+            for step, following in pairwise(self._steps):
+                end = max([span.own_end for span in step.spans.values() if span.thread is not None], default=0)
+                if end <= following.start or (following.end is not None and end > following.end):
+                    continue
+                for span in following.spans.values():
+                    if span.start == following.start:
+                        span.start = max(span.start, end if span.first is None else min(end, span.first))
+                        span.end = max(span.end, span.start)
+
+    def take_ended(self, *, everything: bool = False) -> list[Step]:
+        """The steps that have ended since the last call, in order; ``everything``: the running one too.
+
+        With them goes what is known of those taken before.
+        """
+        with self._lock:
+            ended, self._ended = self._ended, []
+            taken = {id(step) for step in ended}
+            forgotten = [step.end for step in self._steps if step.end is not None and id(step) not in taken]
+            self._forgotten_end = max(forgotten, default=self._forgotten_end)
+            self._steps = [step for step in self._steps if step.end is None or id(step) in taken]
+            if everything and self._steps and self._steps[-1].end is None:
+                ended.append(self._steps[-1])
+                for span in self._steps[-1].spans.values():
+                    span.is_running = True
+            return ended
+
+    def put_back(self, ended: Sequence[Step]) -> None:
+        """They were taken in vain: they come again with the next call of :meth:`take_ended`."""
+        with self._lock:
+            self._ended[:0] = ended
+
+    def forget_contexts(self, known: Callable[[int], bool]) -> None:
+        """Lets go of contexts whose spans are no more."""
+        with self._lock:
+            self._contexts = {context for context in self._contexts if known(context)}
+
+    def _end(
+        self, step: Step, end: int, context: int, thread: int | None, usage: Usage | None = None
+    ) -> tuple[int, int] | None:
+        """Ends a step; returns what the next one links to."""
+        step.end = end
+        main = self._span(step, context)
+        main.end = max(main.end, end)
+        main.thread, main.is_whole = thread, True
+        main.attributes |= _used(step.usage, usage, end - step.start)
+        self._ended.append(step)
+        return (main.trace.trace_id, main.span_id) if main.trace.exported else None
+
+    def _trace_of(self, step: Step) -> Trace:
+        if step.trace is None:
+            step.trace = self._new_trace(step.name, step.number, step.link)
+        return step.trace
+
+    def _span(self, step: Step, context: int) -> StepSpan:
+        span = step.spans.get(context)
+        if span is None:
+            planned = context in step.planned
+            span = step.planned.pop(context) if planned else self._made(step, context)
+            step.spans[context] = span
+        return span
+
+    def _made(self, step: Step, context: int) -> StepSpan:
+        found = self._enclosing(context)
+        start = _start(step, found)
+        if found is None:
+            trace = UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
+            parent = trace.parent
+        else:
+            parent = found[0]
+            trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
+        is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
+        span_id = trace.span_id if is_free else self._new_span_id()
+        made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
+        made.segment = step.segment
+        if step.revision:
+            made.attributes["torch.step.rule.revision"] = step.revision
+        made.phases = None if step.segment is None else step.phases
+        made.job = None if made.is_enclosed else step.job
+        made.is_detailed = self._selects(step.number, trace.trace_id)
+        return made
+
+    def _enclosing(self, context: int) -> tuple[SpanContext, int | None] | None:
+        return None if context in {0, CONTEXT_MUTED} else self._current_span(context)
+
+
+def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str, Any]:
+    """Attributes of what a thread used in so many ns; none where that is not known, or these are two threads."""
+    if before is None or after is None or before[0] != after[0]:
+        return {}
+    runnable, *counts, running, of_process = (now - then for then, now in zip(before[1:], after[1:], strict=True))
+    used: dict[str, Any] = dict(zip(USAGE[1:5], counts, strict=True))
+    if min(before[1], after[1]) < 0:
+        return used
+    blocked, others = max(duration - running - runnable, 0), max(of_process - running, 0)
+    return {USAGE[0]: runnable / 1e9, **used, USAGE[5]: blocked / 1e9, USAGE[6]: others / 1e9}
+
+
+def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:
+    """When a step begins inside a span of the application: not before that span. Unix ns."""
+    return step.start if current is None else max(step.start, current[1] or 0)

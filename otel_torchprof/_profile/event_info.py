@@ -1,0 +1,175 @@
+"""What is known of events besides names, times and parents: stacks, overloads, memory and FLOPs, as columns.
+
+Averages, totals, tables, sort keys and the events themselves read these facts from here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._columns.schema import Flag
+from otel_torchprof._model.devices import DisplayedTimes, displayed_times
+from otel_torchprof._model.flops import flops_of
+from otel_torchprof._model.frames import Stacks, stack_codes
+from otel_torchprof._model.inputs import overload_codes
+from otel_torchprof._model.memory import MemoryPeaks, MemoryUse, memory_of, peaks_of_view, places_of
+from otel_torchprof._native.loops import subtract_from_parents
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from otel_torchprof._model.tree import TreeView
+
+    Array = npt.NDArray[Any]
+
+
+AMOUNTS = {
+    "cpu_memory_usage": "cpu_memory",
+    "self_cpu_memory_usage": "self_cpu_memory",
+    "device_memory_usage": "device_memory",
+    "self_device_memory_usage": "self_device_memory",
+    "flops": "flops",
+}
+"""What averages add up besides times: torch's name of the attribute, and the fact that it is."""
+
+DEVICE_TIMES = {"device_time_total": "total", "self_device_time_total": "own"}
+"""Times of devices: torch's name of the attribute, and the field of :class:`DisplayedTimes` that it is, there in ns."""
+
+PEAKS = ("cpu_memory_peak", "device_memory_peak")
+"""What averages take the largest of: our own attributes, and the facts of the same names."""
+
+
+class Values(Protocol):
+    """What codes stand for, made when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, code: Any, /) -> Any: ...
+
+
+class CodedValues(NamedTuple):
+    """Something that few events differ in: a small number per event, and what each number stands for."""
+
+    codes: Array
+    """Per event an index into ``values``."""
+    values: Values
+    """Each value once, so that two events have the same code if and only if they have the same value."""
+
+    def used(self) -> list[Any]:
+        """The values that some event has."""
+        return [self.values[code] for code in distinct_values(self.codes).tolist()]
+
+
+class CodedStacks(NamedTuple):
+    """As :class:`CodedValues`, of stacks, which are too many and too deep to make all of them."""
+
+    codes: Array
+    values: Stacks
+
+
+class EventInfo:
+    """One entry per position of a view, worked out when it is first asked for; None for what was not recorded.
+
+    Every fact is one method; what is added up is int64, or float64. Reading is thread-safe: two threads may work out the
+    same fact, with the same result.
+    """
+
+    def __init__(self, view: TreeView, *, with_flops: bool = False, with_devices: bool = False) -> None:
+        self.view = view
+        self._with_flops = with_flops
+        self._with_devices = with_devices
+
+    @cached_property
+    def stack_codes(self) -> CodedStacks | None:
+        """Python stack of each event: a list of entries, innermost first."""
+        codes, stacks = stack_codes(self.view)
+        return CodedStacks(codes, stacks) if len(stacks) > 1 else None
+
+    @cached_property
+    def overload_codes(self) -> CodedValues | None:
+        """Overload name of each operator, "" for none."""
+        codes, names = overload_codes(self.view)
+        return CodedValues(codes, names) if any(names) else None
+
+    @cached_property
+    def cpu_memory(self) -> Array | None:
+        """Bytes allocated on the CPU minus bytes released there while each event was open."""
+        return None if self._memory is None else self._memory.cpu
+
+    @cached_property
+    def device_memory(self) -> Array | None:
+        """Bytes allocated on devices minus bytes released there while each event was open."""
+        return None if self._memory is None else self._memory.device
+
+    @cached_property
+    def cpu_memory_peak(self) -> Array | None:
+        """Most bytes in use on the CPU, as torch reported them at the allocations in each event; 0 where there was none."""
+        return None if self._peaks is None else self._peaks.cpu
+
+    @cached_property
+    def device_memory_peak(self) -> Array | None:
+        """Likewise on a device, of several the one with the most."""
+        return None if self._peaks is None else self._peaks.device
+
+    @cached_property
+    def flops(self) -> Array | None:
+        """Floating point operations of each event, 0 where they are not known."""
+        return flops_of(self.view.batch)[self.view.rows].astype(np.int64) if self._with_flops else None
+
+    @cached_property
+    def self_cpu_memory(self) -> Array | None:
+        """``cpu_memory`` without the direct children's; 0 for asynchronous events."""
+        return self._own(self.cpu_memory)
+
+    @cached_property
+    def self_device_memory(self) -> Array | None:
+        """``device_memory`` without the direct children's; 0 for asynchronous events."""
+        return self._own(self.device_memory)
+
+    @cached_property
+    def device_times(self) -> DisplayedTimes | None:
+        """How long devices worked for each event, ns."""
+        return displayed_times(self.view) if self._with_devices else None
+
+    def device_time(self, name: str) -> Array | None:
+        """The column of a time of devices, by torch's name of the attribute, ns; None where it is 0 for every event."""
+        times = self.device_times
+        return None if times is None else getattr(times, DEVICE_TIMES[name])
+
+    def amount(self, name: str) -> Array | None:
+        """The column of an attribute of :data:`AMOUNTS` or :data:`PEAKS`; None where it is 0 for every event."""
+        column: Array | None = getattr(self, AMOUNTS.get(name, name))
+        return column
+
+    def amounts(self) -> dict[str, Array]:
+        """Every recorded column that averages add up, by torch's name of the attribute."""
+        found = {name: self.amount(name) for name in AMOUNTS}
+        return {name: column for name, column in found.items() if column is not None}
+
+    def peaks(self) -> dict[str, Array]:
+        """Every recorded column that averages take the largest of, by the name of the attribute."""
+        return {name: column for name in PEAKS if (column := self.amount(name)) is not None}
+
+    @cached_property
+    def _memory(self) -> MemoryUse | None:
+        return memory_of(self.view, self._memory_places)
+
+    @cached_property
+    def _peaks(self) -> MemoryPeaks | None:
+        return peaks_of_view(self.view, self._memory_places)
+
+    @cached_property
+    def _memory_places(self) -> Array:
+        return places_of(self.view)
+
+    def _own(self, inclusive: Array | None) -> Array | None:
+        if inclusive is None:
+            return None
+        view, own = self.view, inclusive.copy()
+        subtract_from_parents(own, view.parent, inclusive)
+        own[(view.batch["flags"][view.rows] & Flag.ASYNC) != 0] = 0
+        return own

@@ -1,0 +1,179 @@
+"""What is asked of all recorded events at once, answered from columns: sums, tables, stacks."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
+from otel_torchprof._encode.table import chosen as chosen_objects
+from otel_torchprof._model.averages import Averages
+from otel_torchprof._model.inputs import shape_keys
+from otel_torchprof._model.tree import display_name
+
+from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
+from .function_event_avg import FunctionEventAvg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_torchprof._columns.batch import Array
+
+    from .recorded_events import EventSource, RecordedEvent
+
+_NS_PER_US = 1000
+
+
+def averages(
+    source: EventSource, by_shapes: bool, stack_n: int = 0, by_overload: bool = False, with_calls: bool = True
+) -> Iterator[FunctionEventAvg]:
+    """One average per name, and per what else is asked for; makes the first event of each.
+
+    ``with_calls``: of calls of Python functions too.
+    """
+    splits: list[Array] = []
+    if by_shapes:
+        splits.append(shape_keys(source.batch)[0][source.view.rows])
+    if by_overload and source.info.overload_codes is not None:
+        splits.append(source.info.overload_codes.codes)
+    stacks = source.info.stack_codes if stack_n > 0 else None
+    if stacks is not None:
+        splits.append(stacks.values.innermost(stack_n)[stacks.codes])
+    sums = Averages.of(source.view, splits, _added_up(source), source.info.peaks())
+    columns = (sums.first, sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
+    amounts = {name: column.tolist() for name, column in (*sums.amounts.items(), *sums.peaks.items())}
+    for group, times in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        first, count, total, own = times
+        if not with_calls and source.value("kind", first) == Kind.FRAME:  # and so all others of the group
+            continue
+        rest = {name: values[group] for name, values in amounts.items()}
+        yield _average(source.event(first), count, total, own, rest)
+
+
+def total(source: EventSource) -> FunctionEventAvg:
+    """The sum of all events; like torch's it is described by the last one."""
+    if not len(source):
+        return FunctionEventAvg()
+    total, own = int(source.view.duration.sum()), int(source.view.self_time.sum())
+    rest = {name: column.sum().item() for name, column in _added_up(source).items()}
+    rest |= {name: column.max().item() for name, column in source.info.peaks().items()}
+    return _average(source.event(len(source) - 1), len(source), total, own, rest)
+
+
+def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[str]], str]) -> Iterator[tuple[str, int]]:
+    """The text of the stack, and whole microseconds, of every event that has both; ``attribute`` is a self time."""
+    stacks, times = source.info.stack_codes, _self_times(source, attribute)
+    if stacks is None or times is None:
+        return
+    values = times // _NS_PER_US
+    chosen_ones = np.flatnonzero((values > 0) & (stacks.codes > 0))
+    # What runs one after another often has one stack; all texts at once would be larger than all events.
+    text = functools.lru_cache(maxsize=1024)(lambda code: text_of(stacks.values[code]))
+    for code, value in zip(stacks.codes[chosen_ones].tolist(), values[chosen_ones].tolist(), strict=True):
+        yield text(code), value
+
+
+def merged_values(
+    source: EventSource, attribute: str, text_of: Callable[[list[str]], str]
+) -> Iterator[tuple[str, int]]:
+    """The text of all frames, a call's own among them, and whole microseconds, once for all events that have the same."""
+    times = _self_times(source, attribute)
+    if times is None:
+        return
+    batch, rows, stacks = source.batch, source.view.rows, source.info.stack_codes
+    codes = np.zeros(len(rows), dtype=np.int64) if stacks is None else stacks.codes.astype(np.int64)
+    # The call's own name, 0 for what is no call.
+    own = np.where(batch["kind"][rows] == Kind.FRAME, batch["name"][rows].astype(np.int64) + 1, 0)
+    pairs, first, place = np.unique(np.stack((codes, own)), axis=1, return_index=True, return_inverse=True)
+    sums = np.zeros(len(first), dtype=np.int64)
+    np.add.at(sums, place.reshape(-1), times)
+    merged: dict[str, int] = {}  # what a call has itself, and what an operator in it has, are under the same frames
+    for at in np.argsort(first).tolist():
+        code, name = pairs[:, at].tolist()
+        if code or name:
+            enclosing = [] if stacks is None else stacks.values[code]
+            text = text_of([*([display_name(batch.names[name - 1])] if name else ()), *enclosing])
+            merged[text] = merged.get(text, 0) + sums.item(at)
+    yield from ((text, value // _NS_PER_US) for text, value in merged.items() if value >= _NS_PER_US)
+
+
+def table_info(source: EventSource) -> Info:
+    """What a table of these events has to know."""
+    names, view, info = source.batch.names, source.view, source.info
+    used = distinct_values(source.batch["name"][view.rows]).tolist()
+    keys, texts = shape_keys(source.batch)
+    shapes = [texts[key] for key in distinct_values(keys[view.rows]).tolist()]
+    frames = () if info.stack_codes is None else info.stack_codes.values.entries(info.stack_codes.codes)
+    flops = None if info.flops is None else info.flops[info.flops > 0]
+    on_device = info.device_time("self_device_time_total")
+    return Info(
+        self_cpu_total=source.self_cpu_total(),
+        longest_key=max(len(display_name(names[name])) for name in used),
+        longest_shapes=max(len(text) for text in shapes),
+        has_shapes=shapes != ["[]"],
+        has_overloads=info.overload_codes is not None and any(info.overload_codes.used()),
+        has_device_time=on_device is not None and bool((on_device > 0).any()),
+        has_device_memory=info.self_device_memory is not None and bool((info.self_device_memory > 0).any()),
+        longest_frame=max(map(len, frames), default=None),
+        smallest_flops=flops.min().item() if flops is not None and flops.size else None,
+        self_device_total=0 if on_device is None else int(on_device.sum()) / _NS_PER_US,
+        use_device=source.use_device,
+    )
+
+
+def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> Iterator[RecordedEvent]:
+    """The events in the order of a table, made when asked for; all at once only for a key that no column has."""
+    order: Array = np.arange(len(source))
+    if sort_by is not None:
+        attribute = attribute_of(sort_by)
+        if attribute not in SORT_KEYS and attribute not in AMOUNTS and attribute not in PEAKS:
+            source.make(0, len(source))
+            return chosen_objects(list.copy(source.slots), sort_by, top_level_only)
+        column = _sorted_by(source, attribute)
+        # The other keys, such as the count, are the same for all recorded events and leave them as they stand.
+        if column is not None:
+            order = np.argsort(-column, kind="stable")
+    if top_level_only:
+        order = order[source.view.parent[order] < 0]
+    return (source.event(index) for index in order.tolist())
+
+
+def _sorted_by(source: EventSource, attribute: str) -> Array | None:
+    """The column of a usual sort key; None where all events have the same value."""
+    if attribute in {"cpu_time", "cpu_time_total"}:
+        return source.view.duration
+    if attribute == "self_cpu_time_total":
+        return source.view.self_time
+    attribute = "device_time_total" if attribute == "device_time" else attribute
+    if attribute in DEVICE_TIMES:
+        return source.info.device_time(attribute)
+    return source.info.amount(attribute) if attribute in AMOUNTS or attribute in PEAKS else None
+
+
+def _self_times(source: EventSource, attribute: str) -> Array | None:
+    """A self time of all events, ns; None where no device reported any."""
+    return source.view.self_time if attribute == "self_cpu_time_total" else source.info.device_time(attribute)
+
+
+def _added_up(source: EventSource) -> dict[str, Array]:
+    """Every column that averages add up besides the times of the CPU."""
+    info = source.info
+    times = {name: info.device_time(name) for name in DEVICE_TIMES}
+    return info.amounts() | {name: column for name, column in times.items() if column is not None}
+
+
+def _average(
+    first: RecordedEvent, count: int, total_ns: int, self_ns: int, amounts: dict[str, Any]
+) -> FunctionEventAvg:
+    average = FunctionEventAvg()
+    average.describe(first)
+    average.count = count
+    average.cpu_time_total = total_ns / _NS_PER_US
+    average.self_cpu_time_total = self_ns / _NS_PER_US
+    for name, value in amounts.items():
+        setattr(average, name, value / _NS_PER_US if name in DEVICE_TIMES else value)
+    return average

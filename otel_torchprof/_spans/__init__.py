@@ -1,1 +1,0 @@
-"""What events are as spans: traces, ids, links, steps, limits."""

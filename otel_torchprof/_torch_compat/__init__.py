@@ -1,1 +1,0 @@
-"""Torch's older and smaller profilers: the legacy profiler and dynamo's."""

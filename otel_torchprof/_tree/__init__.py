@@ -1,1 +1,0 @@
-"""What the columns say: parents, self time, sums, stacks, modules, memory, devices."""
