@@ -66,9 +66,11 @@ struct Spans {
     category.push_back(0);
   }
 
-  void attribute(const std::string& key, otp_attribute_type type, const void* values, const uint8_t* present) {
+  void attribute(const std::string& key, otp_attribute_type type, const void* values,
+                 const std::vector<uint32_t>* rows = nullptr) {
     keys.add("\"" + key + "\":");
-    attributes.push_back({"", 0, static_cast<uint32_t>(type), values, present});
+    attributes.push_back({"", 0, static_cast<uint32_t>(type), values, rows == nullptr ? nullptr : rows->data(),
+                          rows == nullptr ? 0 : rows->size()});
   }
 
   void link(uint64_t row, uint64_t target, uint8_t trace_byte = 0xFF) {
@@ -160,12 +162,12 @@ void writes_attributes_of_every_type() {
   const int64_t integers[] = {std::numeric_limits<int64_t>::min(), 0};
   const double doubles[] = {0.1, 1e300};
   const uint8_t bools[] = {2, 0};
-  const uint32_t texts[] = {1, 2};
-  const uint8_t present[] = {1, 0};
-  spans.attribute("i", OTP_ATTRIBUTE_INT64, integers, nullptr);
-  spans.attribute("d", OTP_ATTRIBUTE_DOUBLE, doubles, nullptr);
-  spans.attribute("b", OTP_ATTRIBUTE_BOOL, bools, nullptr);
-  spans.attribute("\\\"", OTP_ATTRIBUTE_NAME, texts, present);
+  const uint32_t texts[] = {1};
+  const std::vector<uint32_t> first = {0};
+  spans.attribute("i", OTP_ATTRIBUTE_INT64, integers);
+  spans.attribute("d", OTP_ATTRIBUTE_DOUBLE, doubles);
+  spans.attribute("b", OTP_ATTRIBUTE_BOOL, bools);
+  spans.attribute("\\\"", OTP_ATTRIBUTE_NAME, texts, &first);
   const std::string text = spans.encode();
   CHECK(text.find(",\"attributes\":{\"i\":-9223372036854775808,\"d\":0.1,\"b\":true,\"\\\"\":\"op\"}}}") !=
         std::string::npos);
@@ -175,9 +177,9 @@ void writes_attributes_of_every_type() {
 void no_attribute_no_braces() {
   Spans spans;
   spans.add("op", 0xAB);
-  const int64_t integers[] = {1};
-  const uint8_t present[] = {0};
-  spans.attribute("i", OTP_ATTRIBUTE_INT64, integers, present);
+  std::vector<uint32_t> none;
+  none.reserve(1);  // null would be all rows
+  spans.attribute("i", OTP_ATTRIBUTE_INT64, nullptr, &none);
   CHECK_EQ(spans.encode(), kOne);
 }
 
@@ -186,7 +188,7 @@ void what_is_no_number_is_a_text() {
   for (uint64_t i = 0; i < 5; ++i) spans.add("op", i + 1);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double doubles[] = {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity, -5e-324, -7};
-  spans.attribute("d", OTP_ATTRIBUTE_DOUBLE, doubles, nullptr);
+  spans.attribute("d", OTP_ATTRIBUTE_DOUBLE, doubles);
   const std::string text = spans.encode();
   for (const char* value : {"\"NaN\"", "\"Infinity\"", "\"-Infinity\"", "-5e-324", "-7.0"}) {
     CHECK(text.find("\"attributes\":{\"d\":" + std::string(value) + "}") != std::string::npos);

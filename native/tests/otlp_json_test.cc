@@ -50,10 +50,11 @@ void every_member() {
   const int64_t least[] = {std::numeric_limits<int64_t>::min()};
   const double half[] = {0.5};
   const uint8_t yes[] = {1}, no[] = {0};
-  const uint32_t text[] = {spans.intern("v\\")};
-  spans.attributes = {{"i", 1, OTP_ATTRIBUTE_INT64, least, nullptr}, {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, no},
-                      {"\"d", 2, OTP_ATTRIBUTE_DOUBLE, half, yes},   {"b", 1, OTP_ATTRIBUTE_BOOL, yes, yes},
-                      {"n", 1, OTP_ATTRIBUTE_BOOL, no, nullptr},     {"s", 1, OTP_ATTRIBUTE_NAME, text, yes}};
+  const uint32_t text[] = {spans.intern("v\\")}, first[] = {0};
+  spans.attributes = {
+      {"i", 1, OTP_ATTRIBUTE_INT64, least, nullptr, 0}, {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, first, 0},
+      {"\"d", 2, OTP_ATTRIBUTE_DOUBLE, half, first, 1}, {"b", 1, OTP_ATTRIBUTE_BOOL, yes, first, 1},
+      {"n", 1, OTP_ATTRIBUTE_BOOL, no, nullptr, 0},     {"s", 1, OTP_ATTRIBUTE_NAME, text, first, 1}};
   spans.links = {{0, {0xA0, 0xA1}, 0xB001020304050607}, {0, {1}, 2}};
   spans.trace_state = {spans.intern("k=v")};
   spans.remote = {1};
@@ -100,8 +101,8 @@ void the_longest_text_there_is() {
   const double longest[] = {-2.2250738585072014e-308};
   const uint32_t text[] = {spans.intern(std::string(5000, '\x02'))};
   const std::string key(3000, '\x03');
-  spans.attributes = {{key.data(), 3000, OTP_ATTRIBUTE_DOUBLE, longest, nullptr},
-                      {key.data(), 3000, OTP_ATTRIBUTE_NAME, text, nullptr}};
+  spans.attributes = {{key.data(), 3000, OTP_ATTRIBUTE_DOUBLE, longest, nullptr, 0},
+                      {key.data(), 3000, OTP_ATTRIBUTE_NAME, text, nullptr, 0}};
   spans.trace_state = {spans.intern(std::string(5000, '\x04'))};
   for (int i = 0; i < 100; ++i) spans.links.push_back({0, {0xFF}, ~0ull});
   CHECK(encode(spans, 0, 1, 1 << 20).text.size() > 6 * 21000);

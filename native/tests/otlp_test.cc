@@ -55,13 +55,13 @@ void every_field() {
   spans.error[0] = 1;
   const int64_t minus_one[] = {-1};
   const double half[] = {0.5};
-  const uint8_t yes[] = {1}, no[] = {0};
-  const uint32_t text[] = {spans.intern("v")};
-  spans.attributes = {{"i", 1, OTP_ATTRIBUTE_INT64, minus_one, nullptr},
-                      {"d", 1, OTP_ATTRIBUTE_DOUBLE, half, yes},
-                      {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, no},
-                      {"b", 1, OTP_ATTRIBUTE_BOOL, yes, yes},
-                      {"s", 1, OTP_ATTRIBUTE_NAME, text, yes}};
+  const uint8_t yes[] = {1};
+  const uint32_t text[] = {spans.intern("v")}, first[] = {0};
+  spans.attributes = {{"i", 1, OTP_ATTRIBUTE_INT64, minus_one, nullptr, 0},
+                      {"d", 1, OTP_ATTRIBUTE_DOUBLE, half, first, 1},
+                      {"absent", 6, OTP_ATTRIBUTE_DOUBLE, half, first, 0},
+                      {"b", 1, OTP_ATTRIBUTE_BOOL, yes, first, 1},
+                      {"s", 1, OTP_ATTRIBUTE_NAME, text, first, 1}};
   spans.links = {{0, {0xA0, 0xA1}, 0xB001020304050607}};
   spans.trace_state = {spans.intern("k=v")};
   spans.remote = {1};

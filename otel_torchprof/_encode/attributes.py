@@ -148,22 +148,15 @@ def add_attributes(
             continue
         values, present = computed
         for column in [c for c in columns if c.key == attribute.key]:
-            here = np.ones(len(table), dtype=bool) if column.present is None else column.present != 0
+            own, here = column.spread(len(table))
             if column.type is attribute.type:  # one column then, as readers of a column expect
                 columns.remove(column)
-                values, present = np.where(here, column.values, values), present | here
+                values, present = np.where(here, own, values), present | here
             else:
                 present = present & ~here
         if not present.any():
             continue
-        columns.append(
-            AttributeColumn(
-                attribute.key,
-                attribute.type,
-                np.ascontiguousarray(values, dtype=attribute.type.dtype),
-                None if present.all() else present.view(np.uint8),
-            )
-        )
+        columns.append(AttributeColumn.where(attribute.key, attribute.type, values, present))
     return replace(
         table, attributes=tuple(sorted(columns, key=_place)), names=extend_names(table.names, source.strings)
     )

@@ -218,9 +218,8 @@ class Columns:
         column = self._column(key, kind)
         if column is None:
             return np.zeros(len(self._rows), dtype=kind.dtype), np.zeros(len(self._rows), dtype=bool)
-        if column.present is None:
-            return column.values[self._picked], np.ones(len(self._rows), dtype=bool)
-        return column.values[self._picked], column.present[self._picked] != 0
+        values, present = column.spread(len(self._table))
+        return values[self._picked], present[self._picked]
 
     def _column(self, key: str, kind: AttributeType) -> AttributeColumn | None:
         return next((c for c in self._table.attributes if c.key == key and c.type == kind), None)

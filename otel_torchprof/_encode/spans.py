@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -21,8 +20,9 @@ from otel_torchprof._model.frame_spans import with_plain_names
 from otel_torchprof._model.limits import limited
 from otel_torchprof._model.live_table import live_table
 from otel_torchprof._model.span_table import AttributeType, extend_names
-from otel_torchprof._model.span_tables import packed
+from otel_torchprof._model.span_tables import packed, picked
 from otel_torchprof._native.encoders import SpanAttribute, SpanColumns
+from otel_torchprof._native.loops import positions_of
 from otel_torchprof.markup import Cell, Heading
 
 from .attributes import add_attributes
@@ -197,7 +197,7 @@ class SpanList(Sequence[ReadableSpan]):
 
     def _attributes(self, row: int) -> Mapping[str, AttributeValue]:
         columns = self._table.attributes
-        found = {c.key: self._value(c, row) for c in columns if c.present is None or c.present[row]}
+        found = {c.key: self._value(c, at) for c in columns if (at := _index(c, row)) >= 0}
         dropped = _at(self._table.dropped_attributes, row)
         if not dropped:
             return found
@@ -218,8 +218,8 @@ class SpanList(Sequence[ReadableSpan]):
         bounded.dropped = dropped
         return bounded
 
-    def _value(self, column: AttributeColumn, row: int) -> Any:
-        value = column.values[row].item()
+    def _value(self, column: AttributeColumn, index: int) -> Any:
+        value = column.values[index].item()
         if column.type == AttributeType.NAME:
             return self._table.names[value]
         return bool(value) if column.type == AttributeType.BOOL else value
@@ -227,6 +227,14 @@ class SpanList(Sequence[ReadableSpan]):
 
 def _trace_id(raw: npt.NDArray[np.uint8]) -> int:
     return int.from_bytes(raw.tobytes(), "big")
+
+
+def _index(column: AttributeColumn, row: int) -> int:
+    """Where the column has the value of a row; -1 where the row has none."""
+    if column.rows is None:
+        return row
+    at = int(np.searchsorted(column.rows, row))
+    return at if at < len(column.rows) and column.rows[at] == row else -1
 
 
 def _at(column: npt.NDArray[Any] | None, row: int) -> int:
@@ -275,16 +283,24 @@ class CheckedSpans:
 
     def _check_index(self, column: str, values: Any, size: int) -> None:
         """Only the rows that are encoded: a table may go out in many pieces."""
-        used = values[self.rows.start : self.rows.stop]
+        self._check_names_of(column, values[self.rows.start : self.rows.stop], size)
+
+    @staticmethod
+    def _check_names_of(column: str, used: Any, size: int) -> None:
         if len(used) and int(used.max()) >= size:
             raise ValueError(f"column {column} points to entry {used.max()}, but the table it points into has {size}")
 
     def _attribute(self, column: AttributeColumn, count: int, names: int) -> SpanAttribute:
+        rows = column.rows
+        values = _checked(column.key, column.values, count if rows is None else len(rows))
+        begin, end = self.rows.start, self.rows.stop
+        if rows is not None:
+            begin, end = np.searchsorted(rows, (begin, end)).tolist()
+            if not (rows[begin + 1 : end] > rows[begin : max(end - 1, 0)]).all():
+                raise ValueError(f"the rows of column {column.key} must rise")
         if column.type == AttributeType.NAME:
-            self._check_index(column.key, column.values, names)
-        values = _checked(column.key, column.values, count)
-        present = None if column.present is None else _checked(column.key, column.present, count)
-        return SpanAttribute(column.key.encode(), int(column.type), values, present)
+            self._check_names_of(column.key, values[begin:end], names)
+        return SpanAttribute(column.key.encode(), int(column.type), values, rows)
 
 
 def _with_states(table: SpanTable) -> tuple[Names, npt.NDArray[np.uint32] | None]:
@@ -373,32 +389,8 @@ def step_ends(spans: Sequence[object]) -> Times:
 
 def _parents(ids: npt.NDArray[np.uint64], parent_ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """The position of each span's parent, -1 where it is not in the list."""
-    order = np.argsort(ids, kind="stable")
-    place = np.minimum(np.searchsorted(ids, parent_ids, sorter=order), len(ids) - 1)
-    found = order[place]
-    # What is its own parent would be nobody's child.
-    there = (ids[found] == parent_ids) & (found != np.arange(len(ids)))
-    return np.where(there, found, -1)
-
-
-def picked(table: SpanTable, rows: npt.NDArray[np.int64]) -> SpanTable:
-    """Only these rows, in this order, which must rise; traces and names stay as they are."""
-    place = np.full(len(table), -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    links = table.links[place[table.links["row"].astype(np.int64)] >= 0]
-    links["row"] = place[links["row"].astype(np.int64)]
-    columns = ("name", "start", "end", "trace", "span_id", "parent_span_id", "error", "row", "step")
-    optional = ("parent_is_remote", "dropped_attributes", "dropped_links")
-    return replace(
-        table,
-        **{name: getattr(table, name)[rows] for name in columns},
-        **{name: values[rows] for name in optional if (values := getattr(table, name)) is not None},
-        links=links,
-        attributes=tuple(
-            replace(c, values=c.values[rows], present=None if c.present is None else c.present[rows])
-            for c in table.attributes
-        ),
-    )
+    found = positions_of(ids, parent_ids)
+    return np.where(found == np.arange(len(ids)), -1, found)  # what is its own parent would be nobody's child
 
 
 # ---- the spans of one drain ----

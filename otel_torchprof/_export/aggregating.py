@@ -51,7 +51,7 @@ def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(table), dtype=np.bool_)
     for column in table.attributes:
         if column.key.startswith(PRECIOUS):
-            found |= True if column.present is None else column.present != 0
+            found[slice(None) if column.rows is None else column.rows] = True
     return found
 
 
@@ -78,10 +78,10 @@ def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, va
     """The table with an attribute on some rows; other rows keep theirs."""
     before = column_of(table, key)
     column = np.zeros(len(table), dtype=kind.dtype) if before is None else before[0].copy()
-    present = np.zeros(len(table), dtype=np.uint8) if before is None else before[1].astype(np.uint8)
-    column[rows], present[rows] = values, 1
+    present = np.zeros(len(table), dtype=np.bool_) if before is None else before[1]
+    column[rows], present[rows] = values, True
     others = tuple(c for c in table.attributes if c.key != key)
-    return replace(table, attributes=(*others, AttributeColumn(key, kind, column, None if present.all() else present)))
+    return replace(table, attributes=(*others, AttributeColumn.where(key, kind, column, present)))
 
 
 def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool = True) -> SpanTable:
@@ -293,17 +293,17 @@ def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
     end[groups.into] = np.maximum.reduceat(table.end[rows], groups.begins)
     count = np.add.reduceat(counts_of(table)[rows], groups.begins)
     seconds = np.add.reduceat(durations_of(table)[rows], groups.begins) / 1e9
-    attributes = tuple(_combined(column, groups) for column in table.attributes)
+    attributes = tuple(_combined(column, groups, len(table)) for column in table.attributes)
     whole = replace(table, end=end, attributes=attributes)
     whole = with_values(whole, AGGREGATED_COUNT, AttributeType.INT64, groups.into, count)
     whole = with_values(whole, AGGREGATED_DURATION, AttributeType.DOUBLE, groups.into, seconds)
     return absorbed(whole, tree, into)
 
 
-def _combined(column: AttributeColumn, groups: _SiblingGroups) -> AttributeColumn:
+def _combined(column: AttributeColumn, groups: _SiblingGroups, spans: int) -> AttributeColumn:
     """An attribute of aggregate spans: what their spans have together where it can be added up, else what all agree on."""
-    values = column.values[groups.rows]
-    here = np.ones(len(values), np.bool_) if column.present is None else column.present[groups.rows] != 0
+    whole, present = column.spread(spans)
+    values, here = whole[groups.rows], present[groups.rows]
     if column.key in _ADDED:
         found = _sums(np.where(here, values, column.type.dtype.type(0)), groups)
         has = np.logical_or.reduceat(here, groups.begins)
@@ -312,15 +312,13 @@ def _combined(column: AttributeColumn, groups: _SiblingGroups) -> AttributeColum
         found = np.maximum.reduceat(np.where(here, values, column.type.dtype.type(lowest)), groups.begins)
         has = np.logical_or.reduceat(here, groups.begins)
     else:
-        found = column.values[groups.into]
+        found = whole[groups.into]
         has = np.logical_and.reduceat(here & (values == found[groups.which]), groups.begins)
-    if column.present is None and has.all() and column.key not in _ADDED | _HIGHEST:
+    if column.rows is None and has.all() and column.key not in _ADDED | _HIGHEST:
         return column
-    whole, present = column.values.copy(), np.ones(len(column.values), dtype=np.uint8)
-    if column.present is not None:
-        present = column.present.copy()
+    whole = whole.copy()
     whole[groups.into], present[groups.into] = found, has
-    return replace(column, values=whole, present=present)
+    return AttributeColumn.where(column.key, column.type, whole, present)
 
 
 def _sums(values: Array, groups: _SiblingGroups) -> Array:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._model.frames import distinct
-from otel_torchprof._model.limits import largest_size, span_sizes
-from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.limits import most_bytes, span_sizes
+from otel_torchprof._model.span_tables import joined_tables, picked, taken
 from otel_torchprof._process.give_way import give_way
 
 from .moved_spans import MovedSpans, without_links_to
@@ -311,7 +311,7 @@ class SpanBuffer:
         give_way()
         alone = self._needs_processing(pieces, ready, whole)
         passing = ready[~alone]
-        out = [table if len(passing) == len(table) else taken(table, passing)] if len(passing) else []
+        out = [table if len(passing) == len(table) else picked(table, passing)] if len(passing) else []
         looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
         out += [joined_tables(looked_at)] if looked_at else []
         for step in pieces.ended:
@@ -383,7 +383,7 @@ class SpanBuffer:
         max_spans, max_bytes = self._limits_of(pieces.table.trace_ids)
         large = counts > max_spans
         most, allowed = counts.max(initial=0), max_bytes.min(initial=np.iinfo(np.int64).max)
-        if most * _LARGEST_SPAN > allowed and most * largest_size(pieces.table) > allowed:
+        if most * _LARGEST_SPAN > allowed and most_bytes(pieces.table, int(most)) > allowed:
             sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
             large |= sizes > max_bytes
         grows = pieces.enclosing != 0

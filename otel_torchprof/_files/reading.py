@@ -72,8 +72,8 @@ def hand_over(spans: SpanList, events: Events) -> None:
     attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
     for column in table.attributes:
         if column.key in events.wanted:
-            rows = np.arange(len(table)) if column.present is None else np.flatnonzero(column.present)
-            values = column.values[rows].tolist()
+            rows = np.arange(len(table)) if column.rows is None else column.rows
+            values = column.values.tolist()
             if column.type == AttributeType.NAME:
                 values = [table.names[value] for value in values]
             for row, value in zip(rows.tolist(), values, strict=True):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._native.loops import positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,23 +186,9 @@ def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> 
 
 def _nodes(ids: Ids, rows: int, requested: Ids) -> npt.NDArray[np.int64]:
     """Where each wanted id is among ``ids``, most of them behind the first ``rows``; -1 where it is not, and for 0."""
-    found = _positions(ids[rows:], requested)
+    found = positions_of(ids[rows:], requested)
     found[found >= 0] += rows
-    # Sorting the ids of a whole batch would cost more than all else together, and few are looked for there.
     lost = np.flatnonzero((found < 0) & (requested != 0))
     if lost.size:
-        some, of_lost = np.unique(requested[lost], return_inverse=True)
-        at = np.minimum(np.searchsorted(some, ids[:rows]), len(some) - 1)
-        match = np.flatnonzero(some[at] == ids[:rows])
-        row = np.full(len(some), -1, dtype=np.int64)
-        row[at[match]] = match
-        found[lost] = row[of_lost]
+        found[lost] = positions_of(ids[:rows], requested[lost])
     return found
-
-
-def _positions(ids: Ids, requested: Ids) -> npt.NDArray[np.int64]:
-    if not len(ids):
-        return np.full(len(requested), -1, dtype=np.int64)
-    order = np.argsort(ids)
-    place = order[np.minimum(np.searchsorted(ids, requested, sorter=order), len(ids) - 1)]
-    return np.where(ids[place] == requested, place, -1)

@@ -406,7 +406,7 @@ def with_attributes(table: SpanTable, found: Iterable[tuple[int, Mapping[str, An
             columns.setdefault((str(key), kind), {})[position] = value
     if not columns:
         return table
-    added = tuple(_column(key, kind, values, len(table)) for (key, kind), values in columns.items())
+    added = tuple(_column(key, kind, values) for (key, kind), values in columns.items())
     return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
 
 
@@ -418,8 +418,8 @@ def _kind(value: Any) -> AttributeType:
     return AttributeType.NAME if too_large else kind
 
 
-def _column(key: str, kind: AttributeType, values: Mapping[int, Any], count: int) -> AttributeColumn:
-    column, present = np.zeros(count, dtype=kind.dtype), np.zeros(count, dtype=np.uint8)
-    at = list(values)
-    column[at], present[at] = list(values.values()), 1
-    return AttributeColumn(key, kind, column, present)
+def _column(key: str, kind: AttributeType, values: Mapping[int, Any]) -> AttributeColumn:
+    rows = sorted(values)
+    return AttributeColumn(
+        key, kind, np.array([values[row] for row in rows], dtype=kind.dtype), np.array(rows, dtype=np.uint32)
+    )

@@ -49,15 +49,31 @@ class AttributeColumn:
     key: str
     type: AttributeType
     values: Array
-    """Of ``type.dtype``, one per span."""
-    present: npt.NDArray[np.uint8] | None = None
-    """1 where the span has the attribute; None where all have it."""
+    """Of ``type.dtype``, one per span that has the attribute."""
+    rows: npt.NDArray[np.integer[Any]] | None = None
+    """Which spans these are, rising; None where all have it. Of a drain's 40,000 spans the 25 steps have most attributes."""
 
     def __post_init__(self) -> None:
-        _set_types(self, {"values": self.type.dtype, "present": _PRESENT})
+        _set_types(self, {"values": self.type.dtype, "rows": _ROWS})
+
+    @classmethod
+    def where(cls, key: str, kind: AttributeType, values: Array, present: Array) -> AttributeColumn:
+        """Of ``values``, one per span, those where ``present`` is not 0."""
+        rows = np.flatnonzero(present)
+        if len(rows) == len(present):
+            return cls(key, kind, np.ascontiguousarray(values))
+        return cls(key, kind, values[rows], rows)
+
+    def spread(self, spans: int) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """One value per span, 0 where it has none, and which have one; copies, unless all have one."""
+        if self.rows is None:
+            return self.values, np.ones(spans, dtype=np.bool_)
+        values, present = np.zeros(spans, dtype=self.values.dtype), np.zeros(spans, dtype=np.bool_)
+        values[self.rows], present[self.rows] = self.values, True
+        return values, present
 
 
-_PRESENT = np.dtype(np.uint8)
+_ROWS = np.dtype(np.uint32)
 LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", np.uint64)])
 """``otp_link`` in ``encode.h``, in the machine's byte order, which NumPy gives what it joins. The target may be in another table."""
 
@@ -125,7 +141,7 @@ class SpanTable:
         """All that it has, those of attributes too; one that is used twice is there once."""
         arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         for column in self.attributes:
-            arrays += [column.values] if column.present is None else [column.values, column.present]
+            arrays += [column.values] if column.rows is None else [column.values, column.rows]
         return list({id(array): array for array in arrays}.values())
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
     that it holds is that of its spans. Costs a few numpy passes over the rows per attribute. Thread-safe.
     """
     rows = np.asarray(rows, dtype=np.int64)
-    attributes = [column for whole in table.attributes if (column := _picked(whole, rows)) is not None]
+    attributes = picked_attributes(table, rows)
     name, attributes, names = _with_own_names(table.name[rows], attributes, table.names)
     traces, trace = distinct(table.trace[rows])
     states = tuple(table.trace_states[i] for i in traces.tolist()) if table.trace_states else ()
@@ -51,6 +51,14 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
         trace_states=states if any(states) else (),
         **own,
     )
+
+
+def picked(table: SpanTable, rows: Array) -> SpanTable:
+    """As :func:`taken`, but traces and names stay as they are: for what is soon gone."""
+    own = {key: getattr(table, key)[rows] for key in ("name", "trace", *_COLUMNS)}
+    own |= {key: found[rows] for key in _OPTIONAL if (found := getattr(table, key)) is not None}
+    links = _picked_links(table.links, rows, len(table))
+    return replace(table, links=links, attributes=tuple(picked_attributes(table, rows)), **own)
 
 
 def narrowed(table: SpanTable) -> SpanTable:
@@ -78,7 +86,7 @@ def packed(table: SpanTable) -> SpanTable:
         copies[id(array)] = copy
     own: dict[str, Any] = {key: copies[id(found)] for key, found in vars(table).items() if id(found) in copies}
     attributes = [
-        replace(c, values=copies[id(c.values)], present=None if c.present is None else copies[id(c.present)])
+        replace(c, values=copies[id(c.values)], rows=None if c.rows is None else copies[id(c.rows)])
         for c in table.attributes
     ]
     return replace(table, **own, attributes=tuple(attributes))
@@ -117,22 +125,39 @@ def joined_tables(tables: Sequence[SpanTable]) -> SpanTable:
     )
 
 
-def _picked(column: AttributeColumn, rows: Array) -> AttributeColumn | None:
-    """None where no row has it."""
+def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
+    """Of these rows, each once and in this order, the attributes that any of them has."""
     if not len(rows):
-        return None
-    present = None if column.present is None else column.present[rows]
-    if present is not None and not present.any():
-        return None
-    return replace(column, values=column.values[rows], present=None if present is None or present.all() else present)
+        return []
+    place = _places(rows, len(table))
+    found = []
+    for column in table.attributes:
+        if column.rows is None:
+            found.append(replace(column, values=column.values[rows]))
+            continue
+        now = place[column.rows]
+        here = np.flatnonzero(now >= 0)
+        if not here.size:
+            continue
+        now = now[here]
+        if (now[1:] < now[:-1]).any():  # the rows are asked for in another order
+            order = np.argsort(now)
+            here, now = here[order], now[order]
+        found.append(replace(column, values=column.values[here], rows=None if len(now) == len(rows) else now))
+    return found
+
+
+def _places(rows: Array, count: int) -> npt.NDArray[np.int64]:
+    """Where each of so many rows is among these; -1 where it is not."""
+    place = np.full(count, -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    return place
 
 
 def _picked_links(links: Array, rows: Array, count: int) -> Array:
     if not len(links):
         return links[:0].copy()
-    place = np.full(count, -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    now = place[np.ascontiguousarray(links["row"]).astype(np.int64)]
+    now = _places(rows, count)[np.ascontiguousarray(links["row"]).astype(np.int64)]
     here = np.flatnonzero(now >= 0)
     here = here[np.argsort(now[here], kind="stable")]
     found = links[here]
@@ -146,7 +171,7 @@ def _with_own_names(
     """Only the names that are used, the empty one before them, and what points to them."""
     texts = [column for column in attributes if column.type == AttributeType.NAME]
     pointing = [np.zeros(1, np.uint32), name]
-    pointing += [t.values if t.present is None else t.values * t.present for t in texts]  # what is absent points to ""
+    pointing += [text.values for text in texts]
     used, place = distinct(np.concatenate(pointing))
     moved = iter(np.split(place.astype(np.uint32), np.cumsum([len(part) for part in pointing])[:-1])[1:])
     name = next(moved)
@@ -210,18 +235,16 @@ def _joined_column(
     key: str, kind: AttributeType, tables: Sequence[SpanTable], places: Sequence[Array | None]
 ) -> AttributeColumn:
     values: list[Array] = []
-    present: list[Array] = []
-    for table, place in zip(tables, places, strict=True):
+    rows: list[Array] = []
+    first = _offsets([len(table) for table in tables])
+    for table, place, begin in zip(tables, places, first, strict=True):
         give_way()
         column = next((c for c in table.attributes if (c.key, c.type) == (key, kind)), None)
-        if column is None:
-            values.append(np.zeros(len(table), dtype=kind.dtype))
-            present.append(np.zeros(len(table), dtype=np.uint8))
-            continue
-        values.append(_moved(column.values, place) if kind == AttributeType.NAME else column.values)
-        present.append(np.ones(len(table), dtype=np.uint8) if column.present is None else column.present)
-    here = np.concatenate(present)
-    return AttributeColumn(key, kind, np.concatenate(values), None if here.all() else here)
+        if column is not None:
+            values.append(_moved(column.values, place) if kind == AttributeType.NAME else column.values)
+            rows.append(begin + (np.arange(len(table)) if column.rows is None else column.rows.astype(np.int64)))
+    here = np.concatenate(rows)
+    return AttributeColumn(key, kind, np.concatenate(values), None if len(here) == sum(map(len, tables)) else here)
 
 
 def _joined_optional(tables: Sequence[SpanTable], key: str) -> Array | None:

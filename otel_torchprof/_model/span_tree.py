@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._native.loops import positions_of
+
 if TYPE_CHECKING:
     from .span_table import SpanTable
 
@@ -18,12 +20,7 @@ DEEPEST = 1000
 
 def rows_of_spans(table: SpanTable, span_ids: Array) -> npt.NDArray[np.int64]:
     """Where the spans with these ids are in the table; -1 where they are not, and for 0."""
-    if not len(table):
-        return np.full(len(span_ids), -1, dtype=np.int64)
-    order = np.argsort(table.span_id, kind="stable")
-    known = table.span_id[order]
-    place = np.minimum(np.searchsorted(known, span_ids), len(known) - 1)
-    return np.where((known[place] == span_ids) & (span_ids != 0), order[place], -1)
+    return positions_of(table.span_id, span_ids)
 
 
 def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]] | None:
@@ -31,7 +28,7 @@ def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]]
     found = next((column for column in table.attributes if column.key == key), None)
     if found is None:
         return None
-    return found.values, np.ones(len(table), np.bool_) if found.present is None else found.present != 0
+    return found.spread(len(table))
 
 
 class SpanTree:

@@ -186,7 +186,7 @@ def _frame(c_type: str, parts: RequestParts | LineParts) -> tuple[Any, object]:
 
 _POINTERS = {name: field.type.item for name, field in ffi.typeof("otp_spans").fields if field.type.kind == "pointer"}
 _ARRAYS = {name: ffi.typeof(f"{item.cname}[]") for name, item in _POINTERS.items()}
-_BYTES, _ENDS, _TEXT = (ffi.typeof(kind) for kind in ("uint8_t[]", "uint64_t[]", "char[]"))
+_BYTES, _ROWS, _ENDS, _TEXT = (ffi.typeof(kind) for kind in ("uint8_t[]", "uint32_t[]", "uint64_t[]", "char[]"))
 
 
 class SpanAttribute(NamedTuple):
@@ -196,8 +196,8 @@ class SpanAttribute(NamedTuple):
     type: int
     """``otp_attribute_type``, which says what the values are."""
     values: Array
-    present: Array | None
-    """uint8: which rows have it; None: all."""
+    rows: Array | None
+    """uint32, rising: which rows have it, of each the value; None: all."""
 
 
 class SpanColumns:
@@ -248,7 +248,8 @@ class SpanColumns:
             "key_size": len(attribute.key),
             "type": attribute.type,
             "values": ffi.cast("void *", values),
-            "present": ffi.NULL if attribute.present is None else self._array(_BYTES, attribute.present),
+            "rows": ffi.NULL if attribute.rows is None else self._array(_ROWS, attribute.rows),
+            "row_count": 0 if attribute.rows is None else len(attribute.rows),
         }
 
     def _names(self, names: Names) -> dict[str, Any]:

@@ -112,6 +112,18 @@ def event_span_ids(ids: Array, key: int) -> npt.NDArray[np.uint64]:
     return span_ids
 
 
+def positions_of(ids: Array, wanted: Array) -> npt.NDArray[np.int64]:
+    """For each wanted id the position of the first that is the same; -1 where there is none, and for 0. Some ns for each of both.
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    found = np.empty(len(wanted), dtype=np.int64)
+    ids, wanted = np.ascontiguousarray(ids, dtype=np.uint64), np.ascontiguousarray(wanted, dtype=np.uint64)
+    _checked(lib.otp_positions_of(pointer(ids), len(ids), pointer(wanted), len(wanted), pointer(found)))
+    return found
+
+
 def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
     """The top-level row, of each row and those above it, that has a flag; see ``otp_top_level`` in ``model.h``."""
     found = np.empty(len(parent), dtype=np.int32)

@@ -63,11 +63,11 @@ class Recorded:
         ids = itertools.count(1)
         spans = recorded_table(self._batch, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
         table = add_attributes(spans, self._batch)
-        columns = {column.key: column for column in table.attributes}
+        columns = {column.key: column.spread(len(table)) for column in table.attributes}
+        modules, named = columns["torch.module"]
         found = []
-        for span in np.flatnonzero((table.row >= 0) & columns["torch.phase.name"].present):
-            module, row = columns["torch.module"], table.row[span]
-            name = table.names[module.values[span]] if module.present[span] else None
+        for span in np.flatnonzero((table.row >= 0) & columns["torch.phase.name"][1]):
+            row, name = table.row[span], table.names[modules[span]] if named[span] else None
             found.append((Part(int(self._batch["fwd_thread"][row])).name, name))
         return found
 

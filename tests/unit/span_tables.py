@@ -75,12 +75,9 @@ def tables(draw: Any) -> SpanTable:
         parent_is_remote=draw(st.none() | st.just(column(st.integers(0, 1), np.uint8))),
         error=column(st.integers(0, 1), np.uint8),
         attributes=tuple(
-            AttributeColumn(
-                key,
-                kind,
-                column(values[kind], kind.dtype),
-                draw(st.none() | st.just(column(st.integers(0, 1), np.uint8))),
-            )
+            AttributeColumn.where(key, kind, column(values[kind], kind.dtype), column(st.integers(0, 1), np.uint8))
+            if draw(st.booleans())
+            else AttributeColumn(key, kind, column(values[kind], kind.dtype))
             for key, kind in zip(keys, kinds, strict=True)
         ),
         links=np.array([(row, np.frombuffer(t, np.uint8), s) for row, t, s in sorted(links)], dtype=LINK),

@@ -36,9 +36,9 @@ def shown_by(table):
     found = [{} for _ in range(len(table))]
     for column in table.attributes:
         assert column.values.dtype == column.type.dtype
-        for i, value in enumerate(column.values.tolist()):
-            if column.present is None or column.present[i]:
-                found[i][column.key] = table.names[value] if column.type == AttributeType.NAME else value
+        rows = range(len(table)) if column.rows is None else column.rows.tolist()
+        for row, value in zip(rows, column.values.tolist(), strict=True):
+            found[row][column.key] = table.names[value] if column.type == AttributeType.NAME else value
     return found
 
 
@@ -178,7 +178,7 @@ def test_attributes_that_are_there_stay():
     names = extend_names(table.names, ["always"])
     given = (
         AttributeColumn("sampler", AttributeType.NAME, np.full(3, len(names) - 1, np.uint32)),
-        AttributeColumn("torch.step.number", AttributeType.INT64, np.array([40, 0, 0]), np.array([1, 0, 0], np.uint8)),
+        AttributeColumn("torch.step.number", AttributeType.INT64, np.array([40]), np.array([0])),
         AttributeColumn("thread.id", AttributeType.INT64, np.array([9, 9, 9])),
     )
     table = add_attributes(replace(table, names=names, attributes=given), batch)
@@ -187,8 +187,7 @@ def test_attributes_that_are_there_stay():
     assert list(first.items()) == [("torch.step.number", 40), ("sampler", "always"), ("thread.id", 9)]
     assert (event["sampler"], event["thread.id"]) == ("always", 9)
     assert (second["torch.step.number"], second["torch.dropped_events"]) == (5, 7)
-    carried = [c.key for c in table.attributes for i in range(3) if c.present is None or c.present[i]]
-    assert len(carried) == sum(len(span) for span in (first, event, second))
+    assert sum(len(column.values) for column in table.attributes) == sum(len(span) for span in (first, event, second))
     assert len({column.key for column in table.attributes}) == len(table.attributes)
 
 

@@ -205,7 +205,7 @@ def torch_table(scopes: list[str | None]) -> SpanTable:
     names = Names.of([*table.names, *texts])
     values = np.arange(count + 1, 2 * count + 1, dtype=np.uint32)
     present = np.array([scope is not None for scope in scopes], dtype=np.uint8)
-    column = AttributeColumn("torch.op.scope", AttributeType.NAME, values, present)
+    column = AttributeColumn.where("torch.op.scope", AttributeType.NAME, values, present)
     return replace(table, names=names, attributes=(column,))
 
 
@@ -226,9 +226,7 @@ def test_category(as_objects):
 def test_steps_have_the_names_that_torchs_readers_look_for(as_objects):
     """The span of a step is ``ProfilerStep#N`` in a file, as in a profile's; another span of its name or with its number is not."""
     table = span_rows(["torch.step", "torch.step", "aten::mm"], step=np.array([7, -1, -1]))
-    numbers = AttributeColumn(
-        "torch.step.number", AttributeType.INT64, np.array([7, 0, 7]), np.array([1, 0, 1], dtype=np.uint8)
-    )
+    numbers = AttributeColumn("torch.step.number", AttributeType.INT64, np.array([7, 7]), np.array([0, 2]))
     spans = spans_of(replace(table, attributes=(numbers,)))
     found = slices(events_of(list(spans) if as_objects else spans))
     assert [e["name"] for e in found] == ["ProfilerStep#7", "torch.step", "aten::mm"]
@@ -291,7 +289,7 @@ def torch_tables(draw: Any) -> SpanTable:
     texts = ["function", "user_scope", "", "MainThread"]
     names = Names.of([table.names.raw(i) for i in range(len(table.names))] + [text.encode() for text in texts])
     index = st.integers(len(table.names), len(names) - 1)
-    present = st.none() | st.just(column(st.integers(0, 1), np.uint8))
+    present = st.one_of(st.just(np.ones(count)), st.just(column(st.integers(0, 1), np.uint8)))
     added = (
         ("thread.id", AttributeType.INT64, st.sampled_from([-1, 7, PID, 2**47 + 8, 2**47 + 2**32 + 8])),
         ("thread.name", AttributeType.NAME, index),
@@ -309,7 +307,9 @@ def torch_tables(draw: Any) -> SpanTable:
         end=start + column(st.integers(-1, 10), np.int64),
         span_id=np.arange(1, count + 1, dtype=np.uint64),
         parent_span_id=column(st.integers(0, count), np.uint64),
-        attributes=tuple(AttributeColumn(key, kind, column(v, kind.dtype), draw(present)) for key, kind, v in added),
+        attributes=tuple(
+            AttributeColumn.where(key, kind, column(v, kind.dtype), draw(present)) for key, kind, v in added
+        ),
         links=links,
     )
 

@@ -90,8 +90,9 @@ def attributes_of(table, name, nth=0):
     row = [row for row in range(len(table)) if table.names[table.name[row]] == name][nth]
     found = {}
     for column in table.attributes:
-        if column.key.startswith("torch.collective.") and (column.present is None or column.present[row]):
-            value = column.values[row]
+        values, present = column.spread(len(table))
+        if column.key.startswith("torch.collective.") and present[row]:
+            value = values[row]
             found[column.key.removeprefix("torch.collective.")] = (
                 table.names[value] if column.type.name == "NAME" else value.item()
             )

@@ -45,8 +45,9 @@ def attributes(batch, **options):
     table = add_attributes(table, batch, **options)
     found = [{} for _ in range(len(table))]
     for column in table.attributes:
-        for row, value in enumerate(column.values.tolist()):
-            if column.key.startswith(KEY) and (column.present is None or column.present[row]):
+        rows = range(len(table)) if column.rows is None else column.rows.tolist()
+        for row, value in zip(rows, column.values.tolist(), strict=True):
+            if column.key.startswith(KEY):
                 is_name = column.type == AttributeType.NAME
                 found[row][column.key.removeprefix(KEY)] = table.names[value] if is_name else value
     return found

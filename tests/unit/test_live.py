@@ -190,7 +190,7 @@ def test_a_samplers_attributes_and_state_are_on_the_root(service):
         1, True, True, "s=1", {"ratio": 0.5, "why": "all", "n": 3, "yes": True, "list": ["a"]}
     )
     table = service.table(label("one", 0, 5), Event("in one", 1, 2, "one"))
-    values = {column.key: (column.values[0], column.present.tolist()) for column in table.attributes}
+    values = {column.key: (column.values[0], column.rows.tolist()) for column in table.attributes}
     assert {key: table.names[value] if key in {"why", "list"} else value for key, (value, _) in values.items()} == {
         "ratio": 0.5,
         "why": "all",
@@ -198,7 +198,7 @@ def test_a_samplers_attributes_and_state_are_on_the_root(service):
         "yes": 1,
         "list": '["a"]',
     }
-    assert {tuple(present) for _, present in values.values()} == {(1, 0)}
+    assert {tuple(rows) for _, rows in values.values()} == {(0,)}
     assert table.trace_states[table.trace[1]] == "s=1"
 
 

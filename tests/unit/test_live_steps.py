@@ -261,8 +261,8 @@ def test_a_steps_span_tells_its_thread(service):
     """The span of a step has the id and the name of the thread of the loop, so that a viewer draws it above its events."""
     service.boundary(1, 100, 0)
     table = service.table(Event("a", 10, 20))
-    displayed = {c.key: (c.values.tolist(), c.present.tolist()) for c in table.attributes}
-    assert displayed["thread.id"] == ([threading.get_ident(), 0], [1, 0])
+    displayed = {c.key: (c.values.tolist(), c.rows.tolist()) for c in table.attributes}
+    assert displayed["thread.id"] == ([threading.get_ident()], [0])
 
 
 def test_a_step_whose_ids_are_decided_already(service):

@@ -81,6 +81,14 @@ def test_span_ids_follow_the_formula(ids, key):
     np.testing.assert_array_equal(loops.event_span_ids(ids, key), z ^ (z >> np.uint64(31)))
 
 
+@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 12)), st.sampled_from([1, 2**32, 2**63 // 12]))
+def test_positions_of_ids(ids, wanted, spread):
+    """Each id is found where it is first, however often it is looked for; one that is not there, and 0, nowhere."""
+    columns = (np.array(values, dtype=np.uint64) * np.uint64(spread) for values in (ids, wanted))
+    expected = [ids.index(value) if value and value in ids else -1 for value in wanted]
+    assert loops.positions_of(*columns).tolist() == expected
+
+
 def test_rows_are_found_in_every_block():
     """A test that is asked block by block finds what it finds in the whole column, at the edges too."""
     values = np.zeros(2 * BLOCK + 1, dtype=np.int64)

@@ -172,8 +172,8 @@ def table_with_many_names() -> SpanTable:
     many = of_recorder(Names.of(["", *(f"unused {number}" for number in range(10_000)), "ä span", b"bad \xff"]))
     names = extend_names(extend_names(many, ["added"]), ["more", "text"])
     table = span_rows(["a", "b", "c"], name=np.array([10_001, 10_003, 10_004], dtype=np.uint32))
-    values = np.array([10_002, 10_005, 10_003], dtype=np.uint32)
-    text = AttributeColumn("text", AttributeType.NAME, values, np.array([1, 1, 0], dtype=np.uint8))
+    values = np.array([10_002, 10_005], dtype=np.uint32)
+    text = AttributeColumn("text", AttributeType.NAME, values, np.array([0, 1]))
     return replace(table, names=names, attributes=(text,), trace_states=("k=v",))
 
 
@@ -218,8 +218,7 @@ def test_narrowed_taken_and_joined_tables():
     for found in (narrowed(table), taken(table, np.arange(3)), joined_tables([table, taken(table, np.arange(0))])):
         assert len(found.names) < 10
         assert [found.names[index] for index in found.name] == ["ä span", "added", "more"]
-        values, present = found.attributes[0].values, found.attributes[0].present
-        assert [found.names[index] for index in values[present != 0]] == ["bad �", "text"]
+        assert [found.names[index] for index in found.attributes[0].values] == ["bad �", "text"]
         assert span_sizes(found).tolist() == span_sizes(table).tolist()
 
 

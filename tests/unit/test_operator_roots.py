@@ -133,7 +133,7 @@ def test_the_samplers_answer_holds_for_all_below_a_root(service):
     assert len(service.asked) == 1
     table = service.table(Event("c", SECOND, SECOND + 1), final=True)
     assert [table.names[name] for name in table.name] == [ROOT, "c"]
-    assert {column.key: column.present.tolist() for column in table.attributes}["why"] == [1, 0]
+    assert {column.key: column.rows.tolist() for column in table.attributes}["why"] == [0]
     assert table.trace_states[table.trace[1]] == "s=1"
     assert len(service.asked) == 2
 

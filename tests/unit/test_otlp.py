@@ -220,8 +220,12 @@ def test_a_bad_limit_is_an_error_at_the_call(max_bytes):
             "column k points to entry 2",
         ),
         (
-            {"attributes": (AttributeColumn("k", AttributeType.BOOL, np.ones(1, np.uint8), np.ones(2, np.uint8)),)},
+            {"attributes": (AttributeColumn("k", AttributeType.BOOL, np.ones(2, np.uint8), np.zeros(1, np.uint32)),)},
             "column k holds 2 values, but must hold 1",
+        ),
+        (
+            {"attributes": (AttributeColumn("k", AttributeType.BOOL, np.ones(2, np.uint8), np.zeros(2, np.uint32)),)},
+            "the rows of column k must rise",
         ),
         ({"trace_states": ("a=1", "b=2")}, "trace_states holds 2 states, but must hold 1 or none"),
         ({"dropped_links": np.ones(2, np.uint32)}, "column dropped_links holds 2 values, but must hold 1"),

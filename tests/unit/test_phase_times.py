@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from live_batches import Event, Service, in_request
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from recorded_tables import recorded_table
+from trace_group_tables import attributes_of
 
 import otel_torchprof as otp
 from otel_torchprof._columns.batch import Batch, RecordedThread
@@ -43,11 +44,7 @@ def shown(table: Any) -> dict[str, dict[str, Any]]:
         key = table.names[table.name[row]]
         while key in found:
             key += "'"
-        found[key] = {
-            column.key: table.names[column.values[row]] if column.type.name == "NAME" else column.values[row].item()
-            for column in table.attributes
-            if column.present is None or column.present[row]
-        }
+        found[key] = attributes_of(table, row)
     return found
 
 

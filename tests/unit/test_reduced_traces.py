@@ -213,7 +213,7 @@ class Program:
         trace_ids = np.frombuffer(trace_id.to_bytes(16, "big"), np.uint8).reshape(1, 16)
         synthetic = np.arange(len(table)) == 0
         kind = AttributeType.INT64
-        numbered = AttributeColumn("torch.op.sequence_nr", kind, np.arange(len(table)), ~synthetic)
+        numbered = AttributeColumn.where("torch.op.sequence_nr", kind, np.arange(len(table)), ~synthetic)
         return replace(
             table,
             start=table.start + number * 10**10,

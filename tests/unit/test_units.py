@@ -130,8 +130,8 @@ def test_steps_name_the_thread_of_their_loop():
     steps = [step._replace(thread=101) for step in STEPS]
     table = make(events((110, 120, -1)), steps=steps)
     ids, names = table.attributes
-    assert (ids.key, ids.values.tolist(), ids.present.tolist()) == ("thread.id", [101, 101, 0], [1, 1, 0])
-    assert (names.key, [table.names[i] for i in names.values[:2]]) == ("thread.name", ["main", "main"])
+    assert (ids.key, ids.values.tolist(), ids.rows.tolist()) == ("thread.id", [101, 101], [0, 1])
+    assert (names.key, [table.names[i] for i in names.values]) == ("thread.name", ["main", "main"])
 
 
 def test_events_stand_behind_the_roots_in_the_order_of_the_batch():
@@ -322,6 +322,6 @@ def test_the_size_of_a_table_is_that_of_its_arrays():
     # The trace stands there twice: for the root and for what is below it.
     plain = 3 * per_span + 2 * 16 + sum(array.nbytes for array in (table.names.flat().data, table.names.flat().ends))
     assert table.nbytes == plain
-    column = AttributeColumn("k", AttributeType.DOUBLE, np.zeros(3), np.zeros(3, np.uint8))
+    column = AttributeColumn("k", AttributeType.DOUBLE, np.zeros(2), np.arange(2))
     full = replace(table, attributes=(column,), parent_is_remote=np.zeros(3, np.uint8))
-    assert full.nbytes == plain + 3 * (8 + 1 + 1)
+    assert full.nbytes == plain + 2 * (8 + 4) + 3

@@ -56,12 +56,8 @@ def trace_group_of(rows: list[tuple[str, int, int, int]], **columns: Any) -> Spa
 
 def attribute(key: str, kind: AttributeType, *values: Any) -> AttributeColumn:
     """A column with None where the attribute is not."""
-    return AttributeColumn(
-        key,
-        kind,
-        np.array([0 if value is None else value for value in values], dtype=kind.dtype),
-        np.array([value is not None for value in values], dtype=np.uint8),
-    )
+    there = [row for row, value in enumerate(values) if value is not None]
+    return AttributeColumn(key, kind, np.array([values[row] for row in there], dtype=kind.dtype), np.array(there))
 
 
 def with_collectives() -> SpanTable:
@@ -93,11 +89,12 @@ def cut(table: SpanTable, budget: Any, target: TargetTrace = TARGET, **more: Any
 
 def attributes_of(table: SpanTable, row: int) -> dict[str, Any]:
     """What the span says, texts as texts."""
-    return {
-        c.key: table.names[c.values[row]] if c.type == AttributeType.NAME else c.values[row].item()
-        for c in table.attributes
-        if c.present is None or c.present[row]
-    }
+    found = {}
+    for column in table.attributes:
+        values, present = column.spread(len(table))
+        if present[row]:
+            found[column.key] = table.names[values[row]] if column.type == AttributeType.NAME else values[row].item()
+    return found
 
 
 def displayed(table: SpanTable) -> list[tuple[str, float, float, str, dict[str, Any]]]:

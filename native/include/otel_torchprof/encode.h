@@ -43,13 +43,15 @@ enum otp_attribute_type {
   OTP_ATTRIBUTE_NAME = 4,   /* const uint32_t*, into names -> stringValue */
 };
 
-/* One attribute of all spans: a key, a column of values, and (or null: always present) which rows have it. */
+/* One attribute of spans: a key, and a value for each of the spans that have it: those of some rows, rising, or (null) of
+ * all. */
 typedef struct {
   const char* key;
   uint32_t key_size;
   uint32_t type;
   const void* values;
-  const uint8_t* present;
+  const uint32_t* rows;
+  uint64_t row_count;
 } otp_attribute;
 
 /* A link from one span (row) to another; sorted by row. */

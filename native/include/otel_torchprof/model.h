@@ -50,6 +50,11 @@ void otp_display_tree(const otp_display* display);
 /* The span ids of `count` events by their ids, none of which is 0: see event_span_ids in span_table.py. */
 void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids);
 
+/* For each of `wanted_count` ids the first of `count` that is the same: its position; -1 where there is none, and for
+ * 0. Returns 0, or -1 where there is no memory. */
+int otp_positions_of(const uint64_t* ids, uint64_t count, const uint64_t* wanted, uint64_t wanted_count,
+                     int64_t* positions);
+
 /* For each row the top-level one of those that are flagged among it and its ancestors, or -1. parent[i] is below i, or
  * negative for a root. */
 void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* top_level);

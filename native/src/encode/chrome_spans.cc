@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "encode/attribute_walk.h"
 #include "encode/buffer.h"
 #include "encode/chrome_writer.h"
 #include "otel_torchprof/encode_chrome.h"
@@ -52,23 +53,21 @@ char* put_span_id(char* out, uint64_t id) {
 class Encoder {
  public:
   Encoder(const otp_spans& spans, const otp_chrome_layout& layout, otp_buffer* out)
-      : spans_(spans), layout_(layout), out_(out) {
-    bound_ = kMaxFixedSize;
-    for (uint64_t i = 0; i < spans.attribute_count; ++i) bound_ += text_at(layout.keys, i).size + kMaxValueSize;
-  }
+      : spans_(spans), layout_(layout), out_(out) {}
 
   // See otp_encode_chrome_spans.
   int64_t encode(uint64_t first, uint64_t limit);
 
  private:
+  bool prepare();
   bool append_span(uint64_t place);
   bool append_text(uint64_t place);
   bool append_arrow(uint64_t arrow);
-  uint64_t span_bound(uint64_t place, uint64_t row, uint64_t links) const;
+  uint64_t span_bound(uint64_t place, uint64_t row, uint64_t links);
   uint64_t find_links(uint64_t row);
   char* put_ids(char* at, uint64_t row);
-  char* put_attributes(char* at, uint64_t row) const;
-  char* put_value(char* at, const otp_attribute& column, uint64_t row) const;
+  char* put_attributes(char* at, uint64_t row);
+  char* put_value(char* at, const otp_attribute& column, uint64_t index) const;
   char* put_links(char* at, uint64_t count) const;
   ChromeTrack track(uint64_t place) const { return {layout_.pid, layout_.tid[place], layout_.base}; }
   JsonText name(uint32_t index) const { return text_at(layout_.names, index); }
@@ -76,12 +75,18 @@ class Encoder {
   const otp_spans& spans_;
   const otp_chrome_layout& layout_;
   otp_buffer* out_;
-  uint64_t bound_;
+  uint64_t bound_ = kMaxFixedSize;
+  AttributeWalk walk_;
   const otp_link* link_ = nullptr;  // the first of the current span
   // Spans of a trace mostly follow one another, so its digits are kept.
   uint32_t trace_ = UINT32_MAX;
   char trace_digits_[kTraceIdDigits];
 };
+
+bool Encoder::prepare() {
+  for (uint64_t i = 0; i < spans_.attribute_count; ++i) bound_ += text_at(layout_.keys, i).size + kMaxValueSize;
+  return walk_.begin(spans_);
+}
 
 uint64_t Encoder::find_links(uint64_t row) {
   const otp_link* const end = spans_.links + spans_.link_count;
@@ -92,15 +97,13 @@ uint64_t Encoder::find_links(uint64_t row) {
   return static_cast<uint64_t>(last - link_);
 }
 
-uint64_t Encoder::span_bound(uint64_t place, uint64_t row, uint64_t links) const {
+uint64_t Encoder::span_bound(uint64_t place, uint64_t row, uint64_t links) {
   uint64_t texts = name(spans_.name[row]).size + text_at(layout_.categories, layout_.category[place]).size;
   if (spans_.trace_state != nullptr) texts += name(spans_.trace_state[spans_.trace[row]]).size;
-  for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
+  walk_.each(row, [&](uint64_t i, uint64_t index) {
     const otp_attribute& column = spans_.attributes[i];
-    if (column.type == OTP_ATTRIBUTE_NAME && (column.present == nullptr || column.present[row] != 0)) {
-      texts += name(static_cast<const uint32_t*>(column.values)[row]).size;
-    }
-  }
+    if (column.type == OTP_ATTRIBUTE_NAME) texts += name(static_cast<const uint32_t*>(column.values)[index]).size;
+  });
   return bound_ + texts + links * kMaxLinkSize;
 }
 
@@ -133,32 +136,30 @@ char* Encoder::put_ids(char* at, uint64_t row) {
   return at;
 }
 
-char* Encoder::put_value(char* at, const otp_attribute& column, uint64_t row) const {
+char* Encoder::put_value(char* at, const otp_attribute& column, uint64_t index) const {
   switch (column.type) {
     case OTP_ATTRIBUTE_INT64:
-      return put_integer(at, static_cast<const int64_t*>(column.values)[row]);
+      return put_integer(at, static_cast<const int64_t*>(column.values)[index]);
     case OTP_ATTRIBUTE_DOUBLE:
-      return put_double(at, static_cast<const double*>(column.values)[row]);
+      return put_double(at, static_cast<const double*>(column.values)[index]);
     case OTP_ATTRIBUTE_BOOL:
-      return static_cast<const uint8_t*>(column.values)[row] != 0 ? put(at, "true") : put(at, "false");
+      return static_cast<const uint8_t*>(column.values)[index] != 0 ? put(at, "true") : put(at, "false");
     default:
       *at++ = '"';
-      at = put_text(at, name(static_cast<const uint32_t*>(column.values)[row]));
+      at = put_text(at, name(static_cast<const uint32_t*>(column.values)[index]));
       *at++ = '"';
       return at;
   }
 }
 
-char* Encoder::put_attributes(char* at, uint64_t row) const {
+char* Encoder::put_attributes(char* at, uint64_t row) {
   char* const begin = at;
   at = put(at, "\"attributes\":{");
   char* const first = at;
-  for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
-    const otp_attribute& column = spans_.attributes[i];
-    if (column.present != nullptr && column.present[row] == 0) continue;
-    at = put_value(put_text(at, text_at(layout_.keys, i)), column, row);
+  walk_.each(row, [&](uint64_t i, uint64_t index) {
+    at = put_value(put_text(at, text_at(layout_.keys, i)), spans_.attributes[i], index);
     *at++ = ',';
-  }
+  });
   return at == first ? begin : put(at - 1, "},");
 }
 
@@ -217,6 +218,7 @@ bool Encoder::append_arrow(uint64_t arrow) {
 }
 
 int64_t Encoder::encode(uint64_t first, uint64_t limit) {
+  if (!prepare()) return -1;
   const uint64_t count = layout_.row_count + layout_.arrow_count;
   uint64_t item = first;
   for (; item < count && out_->size < limit; ++item) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "encode/attribute_walk.h"
 #include "encode/buffer.h"
 #include "encode/json_writer.h"
 #include "encode/proto_writer.h"
@@ -105,10 +106,10 @@ class Encoder {
   Text text(uint32_t name) const;
   uint64_t text_size(uint32_t name) const;
   uint32_t trace_state(uint64_t row) const;
-  uint64_t span_bound(uint64_t row, uint64_t links) const;
+  uint64_t span_bound(uint64_t row, uint64_t links);
   bool append_span(uint64_t row);
   uint8_t* put_span(uint8_t* at, uint64_t row, uint64_t links);
-  uint8_t* put_attribute(uint8_t* at, const Attribute& attribute, uint64_t row) const;
+  uint8_t* put_attribute(uint8_t* at, const Attribute& attribute, uint64_t index) const;
   uint8_t* put_links(uint8_t* at, uint64_t count) const;
   bool wrap(uint64_t begin, uint64_t room);
   uint64_t trailer_size() const;
@@ -118,6 +119,7 @@ class Encoder {
   otp_buffer* out_;
   otp_buffer heads_{nullptr, 0, 0};
   std::unique_ptr<Attribute[]> attributes_;
+  AttributeWalk walk_;
   uint64_t fixed_bound_ = 0;
   const otp_link* link_ = nullptr;
 };
@@ -147,7 +149,7 @@ bool Encoder::prepare(uint64_t first) {
   uint64_t heads = kHeadCopy;
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) heads += spans_.attributes[i].key_size + 2 + kMaxVarint;
   attributes_.reset(new (std::nothrow) Attribute[spans_.attribute_count]);
-  if (attributes_ == nullptr || !buffer_reserve(&heads_, heads)) return false;
+  if (attributes_ == nullptr || !walk_.begin(spans_) || !buffer_reserve(&heads_, heads)) return false;
   uint8_t* at = heads_.data;
   fixed_bound_ = kSpanFixedSize + 2 * kTextOverhead;
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
@@ -176,21 +178,18 @@ uint32_t Encoder::trace_state(uint64_t row) const {
 }
 
 // An upper bound: a byte of a name takes three as U+FFFD.
-uint64_t Encoder::span_bound(uint64_t row, uint64_t links) const {
+uint64_t Encoder::span_bound(uint64_t row, uint64_t links) {
   const uint32_t state = trace_state(row);
   uint64_t text_bytes = text_size(spans_.name[row]) + (state == 0 ? 0 : text_size(state));
-  for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
+  walk_.each(row, [&](uint64_t i, uint64_t index) {
     const otp_attribute& column = spans_.attributes[i];
-    if (column.type == OTP_ATTRIBUTE_NAME && (column.present == nullptr || column.present[row] != 0)) {
-      text_bytes += text_size(static_cast<const uint32_t*>(column.values)[row]);
-    }
-  }
+    if (column.type == OTP_ATTRIBUTE_NAME) text_bytes += text_size(static_cast<const uint32_t*>(column.values)[index]);
+  });
   return fixed_bound_ + 3 * text_bytes + links * field_size(kLinkSize);
 }
 
-uint8_t* Encoder::put_attribute(uint8_t* at, const Attribute& attribute, uint64_t row) const {
+uint8_t* Encoder::put_attribute(uint8_t* at, const Attribute& attribute, uint64_t index) const {
   const otp_attribute& column = *attribute.column;
-  if (column.present != nullptr && column.present[row] == 0) return at;
   const auto open = [&](uint64_t value_size) {
     *at++ = kSpanAttribute;
     at = put_varint(at, attribute.head_size + varint_size(value_size) + value_size);
@@ -198,7 +197,7 @@ uint8_t* Encoder::put_attribute(uint8_t* at, const Attribute& attribute, uint64_
   };
   switch (column.type) {
     case OTP_ATTRIBUTE_INT64: {
-      const auto value = static_cast<uint64_t>(static_cast<const int64_t*>(column.values)[row]);
+      const auto value = static_cast<uint64_t>(static_cast<const int64_t*>(column.values)[index]);
       open(1 + varint_size(value));
       *at++ = kAnyValueInt;
       return put_varint(at, value);
@@ -206,16 +205,16 @@ uint8_t* Encoder::put_attribute(uint8_t* at, const Attribute& attribute, uint64_
     case OTP_ATTRIBUTE_DOUBLE: {
       open(1 + sizeof(double));
       *at++ = kAnyValueDouble;
-      return put_raw(at, static_cast<const double*>(column.values) + row, sizeof(double));
+      return put_raw(at, static_cast<const double*>(column.values) + index, sizeof(double));
     }
     case OTP_ATTRIBUTE_BOOL: {
       open(2);
       *at++ = kAnyValueBool;
-      *at++ = static_cast<const uint8_t*>(column.values)[row] != 0;
+      *at++ = static_cast<const uint8_t*>(column.values)[index] != 0;
       return at;
     }
     default: {
-      const Text value = text(static_cast<const uint32_t*>(column.values)[row]);
+      const Text value = text(static_cast<const uint32_t*>(column.values)[index]);
       open(field_size(value.wire_size));
       *at++ = kAnyValueString;
       return put_text(put_varint(at, value.wire_size), value);
@@ -262,7 +261,7 @@ uint8_t* Encoder::put_span(uint8_t* at, uint64_t row, uint64_t links) {
     *at++ = kSpanEnd;
     at = put_fixed64(at, static_cast<uint64_t>(spans_.end[row]));
   }
-  for (uint64_t i = 0; i < spans_.attribute_count; ++i) at = put_attribute(at, attributes_[i], row);
+  walk_.each(row, [&](uint64_t i, uint64_t index) { at = put_attribute(at, attributes_[i], index); });
   at = put_count(at, kSpanDroppedAttributes, spans_.dropped_attributes, row);
   at = put_links(at, links);
   at = put_count(at, kSpanDroppedLinks, spans_.dropped_links, row);

@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 
+#include "encode/attribute_walk.h"
 #include "encode/buffer.h"
 #include "encode/json_writer.h"
 #include "otel_torchprof/encode_otlp_json.h"
@@ -55,10 +56,10 @@ class JsonEncoder {
  private:
   bool prepare(uint64_t first);
   bool append_span(uint64_t row, bool is_first);
-  uint64_t span_bound(uint64_t row, uint64_t links) const;
-  char* put_span(char* at, uint64_t row, uint64_t links) const;
-  char* put_attributes(char* at, uint64_t row) const;
-  char* put_value(char* at, const otp_attribute& column, uint64_t row) const;
+  uint64_t span_bound(uint64_t row, uint64_t links);
+  char* put_span(char* at, uint64_t row, uint64_t links);
+  char* put_attributes(char* at, uint64_t row);
+  char* put_value(char* at, const otp_attribute& column, uint64_t index) const;
   char* put_links(char* at, uint64_t count) const;
   char* put_name(char* at, uint32_t name) const;
 
@@ -67,6 +68,7 @@ class JsonEncoder {
   otp_buffer* out_;
   otp_buffer heads_{nullptr, 0, 0};
   std::unique_ptr<Attribute[]> attributes_;
+  AttributeWalk walk_;
   uint64_t fixed_bound_ = kSpanFixedSize;
   const otp_link* link_ = nullptr;
 };
@@ -90,7 +92,7 @@ bool JsonEncoder::prepare(uint64_t first) {
     heads += kAttributeFixedSize + kMaxTextSize * spans_.attributes[i].key_size;
   }
   attributes_.reset(new (std::nothrow) Attribute[spans_.attribute_count]);
-  if (attributes_ == nullptr || !buffer_reserve(&heads_, heads + 1)) return false;
+  if (attributes_ == nullptr || !walk_.begin(spans_) || !buffer_reserve(&heads_, heads + 1)) return false;
   fixed_bound_ += heads;
   char* at = cursor(&heads_);
   for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
@@ -110,40 +112,38 @@ char* JsonEncoder::put_name(char* at, uint32_t name) const {
   return put_escaped(at, text.data, text.size);
 }
 
-uint64_t JsonEncoder::span_bound(uint64_t row, uint64_t links) const {
+uint64_t JsonEncoder::span_bound(uint64_t row, uint64_t links) {
   uint64_t text_bytes = text_at(spans_.names, spans_.name[row]).size;
   if (spans_.trace_state != nullptr) text_bytes += text_at(spans_.names, spans_.trace_state[spans_.trace[row]]).size;
-  for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
+  walk_.each(row, [&](uint64_t i, uint64_t index) {
     const otp_attribute& column = spans_.attributes[i];
-    if (column.type == OTP_ATTRIBUTE_NAME && (column.present == nullptr || column.present[row] != 0)) {
-      text_bytes += text_at(spans_.names, static_cast<const uint32_t*>(column.values)[row]).size;
-    }
-  }
+    if (column.type != OTP_ATTRIBUTE_NAME) return;
+    text_bytes += text_at(spans_.names, static_cast<const uint32_t*>(column.values)[index]).size;
+  });
   return fixed_bound_ + kMaxTextSize * text_bytes + links * kLinkSize;
 }
 
-char* JsonEncoder::put_value(char* at, const otp_attribute& column, uint64_t row) const {
+char* JsonEncoder::put_value(char* at, const otp_attribute& column, uint64_t index) const {
   switch (column.type) {
     case OTP_ATTRIBUTE_INT64:
-      return put(put_integer(at, static_cast<const int64_t*>(column.values)[row]), "\"}}");
+      return put(put_integer(at, static_cast<const int64_t*>(column.values)[index]), "\"}}");
     case OTP_ATTRIBUTE_DOUBLE:
-      return put(put_double(at, static_cast<const double*>(column.values)[row]), "}}");
+      return put(put_double(at, static_cast<const double*>(column.values)[index]), "}}");
     case OTP_ATTRIBUTE_BOOL:
-      return static_cast<const uint8_t*>(column.values)[row] != 0 ? put(at, "true}}") : put(at, "false}}");
+      return static_cast<const uint8_t*>(column.values)[index] != 0 ? put(at, "true}}") : put(at, "false}}");
     default:
-      return put(put_name(at, static_cast<const uint32_t*>(column.values)[row]), "\"}}");
+      return put(put_name(at, static_cast<const uint32_t*>(column.values)[index]), "\"}}");
   }
 }
 
-char* JsonEncoder::put_attributes(char* at, uint64_t row) const {
+char* JsonEncoder::put_attributes(char* at, uint64_t row) {
   bool any = false;
-  for (uint64_t i = 0; i < spans_.attribute_count; ++i) {
+  walk_.each(row, [&](uint64_t i, uint64_t index) {
     const Attribute& attribute = attributes_[i];
-    if (attribute.column->present != nullptr && attribute.column->present[row] == 0) continue;
     at = any ? put(at, ",") : put(at, ",\"attributes\":[");
-    at = put_value(put_bytes(at, attribute.head, attribute.head_size), *attribute.column, row);
+    at = put_value(put_bytes(at, attribute.head, attribute.head_size), *attribute.column, index);
     any = true;
-  }
+  });
   return any ? put(at, "]") : at;
 }
 
@@ -165,7 +165,7 @@ char* put_count(char* at, const char (&key)[N], const uint32_t* column, uint64_t
   return column == nullptr || column[row] == 0 ? at : put_integer(put(at, key), column[row]);
 }
 
-char* JsonEncoder::put_span(char* at, uint64_t row, uint64_t links) const {
+char* JsonEncoder::put_span(char* at, uint64_t row, uint64_t links) {
   const uint64_t parent = spans_.parent_span_id[row];
   at = put_hex(put(at, "{\"traceId\":\""), spans_.trace_ids + 16 * static_cast<uint64_t>(spans_.trace[row]), 16);
   at = put_id(put(at, "\",\"spanId\":\""), spans_.span_id[row]);
