@@ -34,6 +34,11 @@ class StepChoice(NamedTuple):
         """Whether every step is wanted, so that nobody has to ask."""
         return self.schedule is None and self.every == 1 and self.ratio >= 1
 
+    @property
+    def foreseeable(self) -> int | None:
+        """Of how many steps one is wanted, where it is known of each before it begins, and of more than one; else None."""
+        return self.every if self.every > 1 and self.schedule is None and self.ratio >= 1 else None
+
     def selects(self, step: int, trace_id: int) -> bool:
         """Whether the step of that number (from 0) and trace is traced in full. A microsecond and the schedule's own time.
 
@@ -69,7 +74,8 @@ class SpanPolicy:
     Args:
         schedule: function from the number of a step to a :class:`ProfilerAction`, as for :class:`profile`; see
             :func:`schedule`. Default: every step.
-        every: selects every n-th step, from step 0 on. Default: 1.
+        every: selects every n-th step, from step 0 on. Default: 1. Alone, without ``schedule`` and ``ratio``, operators of
+            the other steps are not even recorded once the loop goes round the same way; averages then have none of them.
         ratio: share of the steps, above 0, up to 1, selected by trace id as OpenTelemetry's ``TraceIdRatioBased`` does:
             together with a provider that samples by ratio the smaller ratio applies, not the product. Default: 1.
         keep: ``"all"``, or ``"slow"``: samples only steps that are slow, contain an error, or were requested by

@@ -26,6 +26,7 @@ from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 from otel_torchprof.integrations.automatic import shared as frameworks
 
+from .foresight import Foresight
 from .live_recording import LiveRecording
 from .step_segments import StepRule
 
@@ -155,6 +156,8 @@ class Instrumentation:
             contexts=True,
             devices=self._options.times_device,
         )
+        every = None if self._policy is None else self._policy.choice().foreseeable
+        self._foresight = None if every is None else Foresight(self._session, every)
         return LiveRecording(
             self._provider,
             self._recording,
@@ -169,6 +172,7 @@ class Instrumentation:
             step_rule=self._step_rule,
             health=self._health,
             mute=self._session.mute_roots,
+            foresight=self._foresight,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
             first_step=self._first_step,
         )
@@ -254,6 +258,8 @@ class Instrumentation:
         self._recording.cleanup.push(self._contexts.unfollow)
         self._contexts_are_cheap = self._contexts.follow()
         self._recording.start(self._session)
+        if self._foresight is not None:
+            self._recording.cleanup.push(self._foresight.stop)
         self._add_sources(lambda entry: not self._awaits_torch(entry))
         loop_marks.add(self)
         if self._step_rule.is_learned:

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from otel_torchprof._record.contexts import ContextTable
     from otel_torchprof._record.recording import Recording
 
+    from .foresight import Foresight
+
 
 # ---- What one drain adds to sums: of the averages by name, and of the time of children of the application's spans ----
 
@@ -149,6 +151,7 @@ class LiveRecording:
         ranks: the other processes of the run, if there are any: its collectives link to theirs.
         step_rule: what ends a step.
         mute: called with whether nothing is to be recorded outside of contexts.
+        foresight: of the steps that are left out, to be stopped before the session is; None where every step is recorded.
         health: the states of its sources, and notes.
         now: the time by which spans of the job and of operators without a parent are ended, Unix ns.
         most_buffered: bytes of spans that may wait for their step; None: as the policy has it.
@@ -172,6 +175,7 @@ class LiveRecording:
         ranks: GroupRanks | None = None,
         step_rule: StepRule = StepRule(),  # noqa: B008 - immutable
         mute: Callable[[bool], None] | None = None,
+        foresight: Foresight | None = None,
         health: Callable[[], tuple[Mapping[str, str], tuple[str, ...]]] = lambda: ({}, ()),
         now: Callable[[], int] = now_ns,
         most_buffered: int | None = None,
@@ -208,7 +212,13 @@ class LiveRecording:
             first=first_step,
         )
         self.segments = StepSegments(
-            self.steps, self._job.begin, step_rule, self._began, usage_at, mute=self._mute_roots
+            self.steps,
+            self._job.begin,
+            step_rule,
+            self._began,
+            usage_at,
+            mute=self._mute_roots,
+            foresight=foresight,
         )
         self._flush_until = 0
         self._slice_bytes, self._budget_bytes = SLICE_BYTES, budget_bytes

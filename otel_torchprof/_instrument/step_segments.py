@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from otel_torchprof._model.steps import Steps
     from otel_torchprof._record.step_marks import StepMark
 
+    from .foresight import Foresight
+
 MAX_HELD_NS = 30_000_000_000
 """How long events may wait for the rule by which steps end: two steps have to be seen."""
 HELD_BETWEEN_STEPS_NS = 4_000_000_000
@@ -96,6 +98,7 @@ class StepSegments:
         began: when the span that a context stands for began, Unix ns, where that is known.
         usage: what the system said of the thread when the phase with that id began, where it was asked.
         mute: called with whether nothing is to be recorded outside of contexts, where somebody has said what begins.
+        foresight: told what is learned; None where every step is recorded.
     """
 
     def __init__(
@@ -107,8 +110,10 @@ class StepSegments:
         usage: Callable[[int], Usage | None],
         *,
         mute: Callable[[bool], None] | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         self._steps = steps
+        self._foresight = foresight
         self._mute = mute
         self._on_first = on_first
         self._began = began
@@ -216,6 +221,8 @@ class StepSegments:
         # Where nothing is left there is no watermark: what comes after this drain is not known.
         if self._cycle is not None:
             self._learn(self._tokens.of(batch), min(batch.watermark, now), final=final)
+        if self._foresight is not None:
+            self._foresight.look(now)
         cycle = self._cycle  # the program may say in another thread that there is none
         if final and cycle is not None:
             self._apply(cycle, cycle.finish(now))
@@ -293,6 +300,8 @@ class StepSegments:
             self._steps.end(now, context, mark.thread, mark.usage)
 
     def _note(self, tokens: Sequence[Token]) -> None:
+        if self._foresight is not None:
+            self._foresight.take(tokens)
         self._latest.extend(
             (token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER
         )
@@ -333,6 +342,8 @@ class StepSegments:
                 if not self._steps.begun:
                     self._on_first(before)
                 self._steps.change(SegmentChange(segment, ends_step=False), before, context, thread, usage)
+            if self._foresight is not None:
+                self._foresight.step_began(boundary, self._steps.next_number - 1)
 
 
 def _first_of(tokens: Iterable[Token]) -> int | None:

@@ -21,12 +21,16 @@ __all__ = [
     "follow_compiler",
     "follow_modules",
     "follow_phases",
+    "foresee",
+    "foreseen",
+    "forget_foresight",
     "generate_begin",
     "generate_end",
     "generation",
     "in_graph",
     "in_phase",
     "leave_modules",
+    "number_foreseen",
     "optimizer_begin",
     "optimizer_end",
     "phase_begin",
@@ -44,12 +48,16 @@ follow_calls = python_sources.follow_calls
 follow_compiler = python_sources.follow_compiler
 follow_modules = python_sources.follow_modules
 follow_phases = python_sources.follow_phases
+foresee = python_sources.foresee
+foreseen = python_sources.foreseen
+forget_foresight = python_sources.forget_foresight
 generate_begin = python_sources.generate_begin
 generate_end = python_sources.generate_end
 generation = python_sources.generation
 in_graph = python_sources.in_graph
 in_phase = python_sources.in_phase
 leave_modules = python_sources.leave_modules
+number_foreseen = python_sources.number_foreseen
 optimizer_begin = python_sources.optimizer_begin
 optimizer_end = python_sources.optimizer_end
 phase_begin = python_sources.phase_begin

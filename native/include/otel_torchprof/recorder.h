@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 11
+#define OTP_ABI_VERSION 12
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -431,6 +431,10 @@ typedef struct {
   /* Id of the innermost open event of the calling thread, as in the column, and the running sessions that have it; 0
    * where there is none or nobody has it. For what a source finds out of an event after its begin. */
   uint64_t (*innermost)(uint32_t* consumers);
+
+  /* As otp_session_mute_roots, of the running session with that bit; nothing where none has it. Takes the registry's
+   * lock for a fraction of a microsecond. */
+  void (*mute_roots)(uint32_t bit, int muted);
 
   /* Whether a black box is open: 0 or not. Read relaxed. */
   const volatile uint32_t* box_is_open;

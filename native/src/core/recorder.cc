@@ -364,6 +364,7 @@ extern "C" const otp_api* otp_get_api(void) {
       otp::set_device_source,
       otp::unix_ns,
       otp::innermost,
+      otp::mute_roots,
       otp::as_word(otp::g_box_is_open),
       otp::collective_enqueued,
       otp::collective_completed,

@@ -95,4 +95,8 @@ inline uint32_t known_scope(const ThreadBuffer& thread) {
   return g_shared.all_threads.load(std::memory_order_relaxed) | thread.local.load(std::memory_order_relaxed);
 }
 
+// ---- session.cc: as otp_api has it ----
+
+void mute_roots(uint32_t bit, int muted);
+
 }  // namespace otp

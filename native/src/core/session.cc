@@ -340,7 +340,24 @@ void Drain::give_back(otp_batch* batch) {
                            std::memory_order_release);  // there is room: threads may ask again
 }
 
+void mute_roots_locked(otp_session* session, bool muted) {
+  session->roots_muted = muted;
+  if (session->state != State::kRunning || session->options.contexts == 0) return;
+  if (muted) {
+    g_shared.muted_roots.fetch_or(session->mask(), std::memory_order_relaxed);
+  } else {
+    g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
+  }
+}
+
 }  // namespace
+
+void mute_roots(uint32_t bit, int muted) {
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  if (otp_session* session = all.sessions[bit]) mute_roots_locked(session, muted != 0);
+}
+
 }  // namespace otp
 
 extern "C" {
@@ -404,13 +421,7 @@ int otp_session_stop(otp_session* session) {
 int otp_session_mute_roots(otp_session* session, int muted) {
   if (otp::forked(session)) return OTP_E_FORKED;
   std::lock_guard<std::mutex> hold(registry().mutex);
-  session->roots_muted = muted != 0;
-  if (session->state != State::kRunning || session->options.contexts == 0) return OTP_OK;
-  if (session->roots_muted) {
-    g_shared.muted_roots.fetch_or(session->mask(), std::memory_order_relaxed);
-  } else {
-    g_shared.muted_roots.fetch_and(~session->mask(), std::memory_order_relaxed);
-  }
+  otp::mute_roots_locked(session, muted != 0);
   return OTP_OK;
 }
 

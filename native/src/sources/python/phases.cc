@@ -61,6 +61,7 @@ bool record(uint32_t part, PyObject* object) {
   event.sequence_nr = number_of(object);
   bool recorded = g_api->begin(&event) != 0;
   Py_XDECREF(owner);
+  if (recorded) look_ahead(part, event.sequence_nr);
   return recorded;
 }
 

@@ -165,6 +165,9 @@ PyObject* call_uncompiled(PyObject* function, PyObject* first = nullptr, PyObjec
 // Asks the system about the calling thread, for the phase that has just begun on it.
 void note_usage(PythonThread* thread);
 
+// A phase has begun on the calling thread and is recorded, see foresight.cc.
+void look_ahead(uint32_t part, int64_t object);
+
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
@@ -173,6 +176,7 @@ int add_module_calls(PyObject* module);
 int add_phases(PyObject* module);
 int add_generations(PyObject* module);
 int add_usage(PyObject* module);
+int add_foresight(PyObject* module);
 int add_context(PyObject* module);
 int add_frames(PyObject* module);
 int add_collections(PyObject* module);

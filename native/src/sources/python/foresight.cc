@@ -1,0 +1,163 @@
+// Steps that are foreseen. Where a loop has gone round the same way a few times, a session that leaves most steps out
+// records nothing outside of contexts in these: whoever learns the steps does so from what was drained, long after a
+// step has begun, but which phase begins the next one is known.
+//
+// A step is recorded from the last phase of the step before it on, so that it has the labels and calls that its first
+// phase is in. What is not as it always was, a phase that the loop does not have, ends the foresight: all is recorded
+// until the loop is known again.
+//
+// Python's lock is held in all of this.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <vector>
+
+#include "source.h"
+
+namespace otp_python {
+
+namespace {
+
+struct Phase {
+  uint32_t part;
+  int64_t object;
+
+  bool operator==(const Phase& other) const { return part == other.part && object == other.object; }
+};
+
+// What is foreseen for one session.
+struct Foresight {
+  bool is_on = false;
+  bool is_muted = false;
+  pid_t process = 0;
+  unsigned long thread = 0;   // of the loop, as Python has it
+  uint64_t relevant = 0;      // parts that say something of a loop, as bits
+  std::vector<Phase> phases;  // of a step, its first and its last one where they stand
+  uint64_t every = 1;         // of so many steps one is recorded: those whose numbers divide by it
+  uint64_t count = 0;         // of the steps that have begun since
+  uint64_t event = 0;         // the phase with which the latest did
+  int64_t offset = -1;        // from the count to the number of the step; below 0 while that is not known
+};
+std::array<Foresight, OTP_MAX_SESSIONS> g_foresights;
+uint32_t g_foreseeing = 0;  // sessions that do
+
+bool is_recorded(const Foresight& foresight, uint64_t count) {
+  return foresight.offset < 0 || (count + static_cast<uint64_t>(foresight.offset)) % foresight.every == 0;
+}
+
+void mute(uint32_t bit, Foresight& foresight, bool muted) {
+  if (muted == foresight.is_muted) return;
+  foresight.is_muted = muted;
+  g_api->mute_roots(bit, muted ? 1 : 0);
+}
+
+void forget(uint32_t bit) {
+  Foresight& foresight = g_foresights[bit];
+  // In a forked child the session is another one, if there is any.
+  if (foresight.is_on && foresight.process == getpid()) mute(bit, foresight, false);
+  foresight = Foresight();
+  g_foreseeing &= ~(1u << bit);
+}
+
+void look(uint32_t bit, const Phase& phase) {
+  Foresight& foresight = g_foresights[bit];
+  if (foresight.process != getpid()) return forget(bit);
+  if (foresight.thread != PyThread_get_thread_ident() || (foresight.relevant >> phase.part & 1) == 0) return;
+  const std::vector<Phase>& phases = foresight.phases;
+  if (std::find(phases.begin(), phases.end(), phase) == phases.end()) return forget(bit);
+  if (phase == phases.front()) {
+    uint32_t consumers = 0;
+    ++foresight.count;
+    foresight.event = g_api->innermost(&consumers);
+    mute(bit, foresight, !is_recorded(foresight, foresight.count));
+  }
+  if (phase == phases.back() && is_recorded(foresight, foresight.count + 1)) mute(bit, foresight, false);
+}
+
+// Which bit an argument is that stands for a session; OTP_MAX_SESSIONS with an exception set where it is none.
+uint32_t bit_of(PyObject* consumer) {
+  unsigned long mask = PyLong_AsUnsignedLong(consumer);
+  if (PyErr_Occurred() != nullptr) return OTP_MAX_SESSIONS;
+  for (uint32_t bit = 0; bit < OTP_MAX_SESSIONS; ++bit)
+    if (mask == 1ul << bit) return bit;
+  PyErr_Format(PyExc_ValueError, "%lu is the bit of no session", mask);
+  return OTP_MAX_SESSIONS;
+}
+
+// foresee(consumer, thread, phases, relevant, every); see _python.pyi.
+PyObject* foresee(PyObject*, PyObject* arguments) {
+  PyObject *number = nullptr, *phases = nullptr;
+  unsigned long thread = 0;
+  unsigned long long relevant = 0, every = 1;
+  if (PyArg_ParseTuple(arguments, "OkO!KK", &number, &thread, &PyTuple_Type, &phases, &relevant, &every) == 0)
+    return nullptr;
+  uint32_t bit = bit_of(number);
+  if (bit == OTP_MAX_SESSIONS) return nullptr;
+  std::vector<Phase> known(static_cast<size_t>(PyTuple_Size(phases)));
+  for (size_t i = 0; i < known.size(); ++i) {
+    unsigned int part = 0;
+    long long object = 0;
+    if (PyArg_ParseTuple(PyTuple_GetItem(phases, static_cast<Py_ssize_t>(i)), "IL", &part, &object) == 0)
+      return nullptr;
+    known[i] = {part, object};
+  }
+  if (known.empty() || every == 0) return PyErr_Format(PyExc_ValueError, "nothing to foresee");
+  forget(bit);
+  Foresight& foresight = g_foresights[bit];
+  foresight.is_on = true;
+  foresight.process = getpid();
+  foresight.thread = thread;
+  foresight.relevant = relevant;
+  foresight.phases = std::move(known);
+  foresight.every = every;
+  g_foreseeing |= 1u << bit;
+  Py_RETURN_NONE;
+}
+
+// foreseen(consumer) and forget_foresight(consumer); see _python.pyi.
+PyObject* foreseen(PyObject*, PyObject* number) {
+  uint32_t bit = bit_of(number);
+  if (bit == OTP_MAX_SESSIONS) return nullptr;
+  const Foresight& foresight = g_foresights[bit];
+  if (!foresight.is_on || foresight.process != getpid()) Py_RETURN_NONE;
+  return Py_BuildValue("KK", static_cast<unsigned long long>(foresight.count),
+                       static_cast<unsigned long long>(foresight.event));
+}
+
+PyObject* forget_foresight(PyObject*, PyObject* number) {
+  uint32_t bit = bit_of(number);
+  if (bit == OTP_MAX_SESSIONS) return nullptr;
+  forget(bit);
+  Py_RETURN_NONE;
+}
+
+// number_foreseen(consumer, offset); see _python.pyi.
+PyObject* number_foreseen(PyObject*, PyObject* arguments) {
+  PyObject* number = nullptr;
+  long long offset = 0;
+  if (PyArg_ParseTuple(arguments, "OL", &number, &offset) == 0) return nullptr;
+  uint32_t bit = bit_of(number);
+  if (bit == OTP_MAX_SESSIONS) return nullptr;
+  g_foresights[bit].offset = offset;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef g_methods[] = {{"foresee", foresee, METH_VARARGS, nullptr},
+                           {"foreseen", foreseen, METH_O, nullptr},
+                           {"number_foreseen", number_foreseen, METH_VARARGS, nullptr},
+                           {"forget_foresight", forget_foresight, METH_O, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void look_ahead(uint32_t part, int64_t object) {
+  for (uint32_t rest = g_foreseeing; rest != 0; rest &= rest - 1)
+    look(static_cast<uint32_t>(__builtin_ctz(rest)), {part, object});
+}
+
+int add_foresight(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }
+
+}  // namespace otp_python

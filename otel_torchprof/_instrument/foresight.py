@@ -1,0 +1,121 @@
+"""Steps that a policy leaves out, foreseen: of a loop that goes round the same way, their operators are not even recorded.
+
+Steps are learned from what was drained, long after they began. But where the last ones had the same phases, the next one will have
+them too: native code counts the phase with which steps begin, and mutes what is outside of contexts in steps that are not selected. A
+phase that is none of these ends that at once. So a wrong guess loses detail of a step, and never a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from otel_torchprof._columns.phases import Part, Segment
+from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._model.step_rules import RELEVANT
+from otel_torchprof._native import python_sources
+from otel_torchprof._process import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from otel_torchprof._model.step_rules import Boundary, Token
+    from otel_torchprof._native.recorder import Session
+
+_ALIKE = 3
+"""Steps with the same phases after which the next one is foreseen."""
+_MOST_COUNTED = 64
+"""Counts that are remembered until the steps are drained which they are of."""
+_MOST_TOKENS = 10_000
+"""Phases that wait for the step that they are of to end."""
+_LONGEST_STEPS = 5
+"""Durations of a step after which it is over, though nothing has ended it: what follows may be no step."""
+_SHORTEST_NS = 1_000_000_000
+_RELEVANT = sum(1 << part for part in (*RELEVANT, Part.GENERATE, Part.EVALUATING_GENERATE))
+
+
+class Foresight:
+    """For one thread at a time, the one that drains, but for :meth:`stop`.
+
+    Args:
+        session: that leaves steps out.
+        every: of so many steps one is selected, those whose numbers divide by it.
+    """
+
+    def __init__(self, session: Session, every: int) -> None:
+        self._session = session
+        self._every = every
+        self._tokens: deque[Token] = deque(maxlen=_MOST_TOKENS)
+        self._steps: deque[tuple[Token, ...]] = deque(maxlen=_ALIKE)
+        self._latest = 0, 0  # the phase with which the latest step began, and its number
+        self._counted: dict[int, int] = {}  # the count of the step that began with a phase, until it is drained
+        self._offset: int | None = None  # from the count to the number of a step
+        self._began = 0
+        self._longest = 0
+        self._lock = threads.RLock()
+        self._stopped = False
+
+    def take(self, tokens: Iterable[Token]) -> None:
+        """Those of a drain; one that is open comes again when it has ended."""
+        self._tokens.extend(token for token in tokens if token.part in RELEVANT and token.end != NEVER)
+
+    def step_began(self, boundary: Boundary, number: int) -> None:
+        """A segment began, which is the step of that number if it is one; what came before is the one before it."""
+        own = []
+        while self._tokens and self._tokens[0].start < boundary.time:
+            token = self._tokens.popleft()
+            if token.thread == boundary.thread:
+                own.append(token)
+        if boundary.segment is not Segment.STEP:
+            self._steps.clear()
+            self._began = 0
+            return
+        if self._began:
+            self._longest = max(boundary.time - self._began, self._longest // 2)
+            self._steps.append(tuple(own))
+        self._began = boundary.time
+        self._latest = boundary.token, number
+        if (count := self._counted.pop(boundary.token, None)) is not None:
+            self._offset = number - count
+
+    def look(self, now: int) -> None:
+        """After a drain: foresees what can be foreseen, or no more."""
+        with self._lock:
+            if not self._stopped and (consumer := self._session.consumer):
+                self._look(consumer, now)
+
+    def _look(self, consumer: int, now: int) -> None:
+        state = python_sources.foreseen(consumer)
+        is_late = now - self._began > max(_LONGEST_STEPS * self._longest, _SHORTEST_NS)
+        if not self._is_alike() or is_late:
+            python_sources.forget_foresight(consumer)
+        elif state is None:
+            step = self._steps[-1]
+            phases = tuple((int(token.part), token.key) for token in step)
+            python_sources.foresee(consumer, step[0].thread, phases, _RELEVANT, self._every)
+            self._counted, self._offset = {}, None
+        else:
+            count, event = state
+            token, number = self._latest
+            if event and event == token:
+                self._offset = number - count
+            elif event and len(self._counted) < _MOST_COUNTED:
+                self._counted[event] = count
+            if self._offset is not None:
+                python_sources.number_foreseen(consumer, self._offset)
+
+    def stop(self) -> None:
+        """Before another session may have the bit; nothing is foreseen any more. Any thread."""
+        with self._lock:
+            self._stopped = True
+            if consumer := self._session.consumer:
+                python_sources.forget_foresight(consumer)
+
+    def _is_alike(self) -> bool:
+        """Whether the last steps had the same phases, the first and the last of them once, and were in no span of the application."""
+        if len(self._steps) < _ALIKE:
+            return False
+        first, *others = ([(token.part, token.key, token.thread) for token in step] for step in self._steps)
+        if not first or first.count(first[0]) > 1 or first.count(first[-1]) > 1:
+            return False
+        return others == [first] * len(others) and not any(token.context for step in self._steps for token in step)

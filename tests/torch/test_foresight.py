@@ -1,0 +1,162 @@
+"""Of steps that ``every`` leaves out no operators are recorded, once the loop goes round the same way; nothing else is lost."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+
+import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._export.span_policy import StepChoice  # noqa: E402
+from otel_torchprof._native import python_sources  # noqa: E402
+
+EVERY = 5
+STEPS = 60
+
+
+class Job:
+    """A small model that is trained, instrumented, and drained at every other step."""
+
+    def __init__(self, **policy):
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.exporter = InMemorySpanExporter()
+        self.processor = otp.TorchSpanProcessor(self.exporter)
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(self.processor)
+        self.policy = otp.SpanPolicy(**policy)
+        self.done = 0
+
+    def __enter__(self):
+        otp.TorchInstrumentor().instrument(tracer_provider=self.provider, detail="ops", policy=self.policy)
+        return self
+
+    def __exit__(self, *_):
+        otp.TorchInstrumentor().uninstrument()
+        self.provider.shutdown()
+
+    def backward(self):
+        self.model(torch.ones(3, 4)).sum().backward()
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.backward()
+        self.optimizer.step()
+
+    def train(self, step=None, steps=STEPS):
+        for _ in range(steps):
+            (step or self.step)()
+            self.done += 1
+            if self.done % 2:
+                assert self.processor.force_flush(20_000)
+
+    def spans(self):
+        """How often there is a span of each name in each step, and elsewhere (-1)."""
+        finished = self.exporter.get_finished_spans()
+        numbers = {s.context.trace_id: s.attributes["torch.step.number"] for s in finished if s.name == "torch.step"}
+        return collections.Counter((numbers.get(span.context.trace_id, -1), span.name) for span in finished)
+
+    @property
+    def left_out(self):
+        """Events that were recorded, and made no span."""
+        return self.processor.health.spans["filtered"]
+
+
+def plain(job):
+    job.train()
+
+
+def evaluated(job):
+    job.train()
+    with torch.no_grad():
+        job.model.eval()
+        job.model(torch.ones(7, 4))
+    job.model.train()
+    job.train()
+
+
+def accumulated(job):
+    def step():
+        job.optimizer.zero_grad()
+        for _ in range(3):
+            job.backward()
+        job.optimizer.step()
+
+    job.train(step)
+
+
+def with_batches(job):
+    loader = torch.utils.data.DataLoader(torch.ones(3 * STEPS, 4), batch_size=3)
+    for batch in loader:
+        job.train(lambda batch=batch: (job.model(batch).sum().backward(), job.optimizer.step()), 1)
+
+
+def other_optimizer(job):
+    job.train()
+    job.optimizer = torch.optim.Adam(job.model.parameters())
+    job.train()
+
+
+def ends_with_operators(job):
+    job.train()
+    with otp.record_function("after the loop"):
+        torch.ones(3).cumsum(0)
+
+
+@pytest.mark.parametrize("program", [plain, evaluated, accumulated, with_batches, other_optimizer, ends_with_operators])
+def test_the_same_spans(program, monkeypatch):
+    """Each program has the spans that it has where all of its events are recorded: of every step one, of every fifth all."""
+    with Job(every=EVERY) as job:
+        program(job)
+    monkeypatch.setattr(StepChoice, "foreseeable", None)
+    with Job(every=EVERY) as whole:
+        program(whole)
+    assert job.spans() == whole.spans()
+    assert job.left_out <= whole.left_out
+
+
+def test_operators_of_other_steps_are_not_recorded():
+    """Of a loop that goes round the same way less than half of all events are recorded."""
+    with Job() as whole:
+        plain(whole)
+    with Job(every=EVERY) as job:
+        plain(job)
+    assert job.left_out + sum(job.spans().values()) < sum(whole.spans().values()) / 2
+
+
+def test_what_is_in_a_span_of_the_application_is_recorded():
+    """Steps below a span of the application are recorded as before: nothing is foreseen there."""
+    with Job(every=EVERY) as job, job.provider.get_tracer("app").start_as_current_span("job"):
+        plain(job)
+        assert python_sources.foreseen(1) is None
+    assert job.left_out > 20 * STEPS
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_the_next_recording_has_everything(more):
+    """What was foreseen for one recording leaves nothing out of the next one, wherever in a step the first one stopped."""
+    with Job(every=1_000_000) as job:
+        plain(job)
+        job.train(steps=more)
+    with Job() as following:
+        following.train(steps=20)
+    of_step = collections.Counter(number for (number, _), count in following.spans().items() for _ in range(count))
+    assert min(of_step[number] for number in range(18)) > 50
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_foresees_nothing():
+    """In a child of a loop whose steps are foreseen none is, and nothing of it is left out."""
+    with Job(every=1_000_000) as job:
+        plain(job)
+        child = os.fork()
+        if child == 0:
+            job.step()
+            os._exit(python_sources.foreseen(1) is not None)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
