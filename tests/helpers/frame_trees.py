@@ -5,22 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import subprocess
-import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from otel_torchprof._columns.batch import Batch
 
 
 by_profile_function = pytest.mark.skipif(
@@ -41,26 +35,26 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
+def calls(**requested: Any) -> otp.profile:
+    """A profile of calls, without operators."""
+    return otp.profile(operators=False, with_stack=True, **requested)
+
+
 @contextlib.contextmanager
-def recording(**requested: Any) -> Iterator[ProfileSegment]:
-    """A recording of calls, without operators."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True, **requested))
-    with no_collections():
-        record.start()
-        try:
-            yield record
-        finally:
-            record.stop()
+def recording(**requested: Any) -> Iterator[otp.profile]:
+    """A profile of calls that runs in the block."""
+    with no_collections(), calls(**requested) as prof:
+        yield prof
 
 
-def recorded(program: Callable[[], object], **requested: Any) -> Batch:
+def recorded(program: Callable[[], object], **requested: Any) -> otp.profile:
     """What a program called."""
     with no_collections():
-        record = ProfileSegment(RecordingOptions(operators=False, frames=True, **requested))
-        record.start()
+        prof = calls(**requested)
+        prof.start()
         program()
-        record.stop()
-    return record.batch()
+        prof.stop()
+    return prof
 
 
 def masked(name: str) -> str:
@@ -68,13 +62,22 @@ def masked(name: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"^.*\(\d+\): ", "", name))
 
 
-def tree(batch: Batch, within: str, thread: str | None = None) -> list[str]:
+def names_of(found: Any, thread: str | None = None) -> list[str]:
+    """The names of all calls, or of those of a thread."""
+    of_row = found.columns["thread"].tolist()
+    return [
+        masked(found.names[name])
+        for row, name in enumerate(found.columns["name"].tolist())
+        if thread is None or found.threads[of_row[row]].name == thread
+    ]
+
+
+def tree(found: Any, within: str, thread: str | None = None) -> list[str]:
     """What was called inside calls of a function, each with as many dots as calls are around it there."""
     lines = []
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
-    parents = batch["parent"].tolist()
+    names, parents, threads = names_of(found), found.columns["parent"].tolist(), found.columns["thread"].tolist()
     for row, name in enumerate(names):
-        if thread is not None and batch.threads[batch["thread"][row]].name != thread:
+        if thread is not None and found.threads[threads[row]].name != thread:
             continue
         above = []
         at = row
@@ -86,16 +89,10 @@ def tree(batch: Batch, within: str, thread: str | None = None) -> list[str]:
     return lines
 
 
-def flags_of(batch: Batch, name: str) -> list[Flag]:
+def flags_of(found: Any, name: str) -> list[Flag]:
     """The flags of all calls of a function."""
-    rows = [row for row, index in enumerate(batch["name"].tolist()) if masked(batch.names[index]) == name]
-    return [Flag(batch["flags"].item(row)) for row in rows]
-
-
-def printed_by(program: str) -> list[str]:
-    """The words that a program of its own prints, which must end well and say nothing else."""
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout.split()
+    return [
+        Flag(flags)
+        for each, flags in zip(names_of(found), found.columns["flags"].tolist(), strict=True)
+        if each == name
+    ]

@@ -173,7 +173,7 @@ reused = len(places) < 150
 owners.clear()
 for _ in range(3):
     batch = recorded(program)
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
+    names = names_of(batch)
     found = [name for name in names if "method made_" in name]
     print(reused, found == [f"<built-in method made_{number} of Owner object>" for number in range(50)])
     gc.collect()

@@ -1,21 +1,25 @@
-"""Which calls are to be recorded: the filter alone, and what it takes out of batches."""
+"""Which calls are to be recorded: the filter alone, what it takes out of batches, and profiles; see also test_frames_random.py."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
+import threading
+import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from frame_runs import printed
+from frame_trees import names_of, recorded, recording
 
 import otel_torchprof as otp
+from otel_torchprof import FrameFilter
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._model.frames import ShortFrames
-from otel_torchprof._record.frame_filter import FrameFilter
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
+from otel_torchprof._native import frames
 from otel_torchprof.errors import forget_warnings
 
 
@@ -259,19 +263,208 @@ def test_short_calls_across_drains():
     assert len(short.without(second)) == 0
 
 
-def test_short_calls_of_a_recording():
-    """A recording has no calls that are shorter than its filter says, whether it is read at the end or drained meanwhile."""
+# ---- profiles ----
 
-    def called():
-        return len("")
+LIBRARY = """
+def library_outer(inner):
+    return library_helper(inner)
 
-    for read in (ProfileSegment.batch, ProfileSegment.drain):
-        record = ProfileSegment(
-            RecordingOptions(operators=False, frames=True, frame_filter=FrameFilter(min_duration=1000.0))
-        )
-        record.start()
-        called()
-        record.stop()
-        batch = read(record)
-        assert len(batch)
-        assert (batch["flags"] & Flag.UNFINISHED).all()
+def library_helper(inner):
+    oct(7)
+    return inner()
+"""
+
+
+def module_of(name, path):
+    """A module with the functions of a library, as if it stood in a file."""
+    module = types.ModuleType(name)
+    exec(compile(LIBRARY, path, "exec"), module.__dict__)  # noqa: S102 - the test's own text
+    return module
+
+
+FIRST = module_of("first.part", "/lib/first/part.py")
+SECOND = module_of("second", "/lib/second.py")
+
+
+def _program():
+    """Calls of this file, of both libraries, and of C."""
+    FIRST.library_outer(_between)
+
+
+def _between():
+    return SECOND.library_outer(_mine)
+
+
+def _mine():
+    """A function of this file that calls C."""
+    return hex(7)
+
+
+def names_in(prof):
+    """The names of the program's calls, without paths."""
+    return [name for name in names_of(prof) if name in ALL]
+
+
+LIBRARYS = ["library_outer", "library_helper", "<built-in function oct>"]
+OWN = ["_program", "_between", "_mine", "<built-in function hex>"]
+ALL = ["_program", *LIBRARYS, "_between", *LIBRARYS, "_mine", "<built-in function hex>"]
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({}, ALL),
+        ({"include": [__name__]}, OWN),
+        ({"include": [__file__]}, OWN),
+        ({"include": ["first"]}, LIBRARYS),
+        ({"exclude": ["first", "second.py"]}, OWN),
+    ],
+)
+def test_what_is_left(options, left):
+    """What a module's name, a path or a glob excludes is not recorded, with the C functions that it calls, on threads to come too."""
+    with recording(frames=FrameFilter(**options), all_threads=True) as prof:
+        _program()
+        thread = threading.Thread(target=_program)
+        thread.start()
+        thread.join()
+    assert names_in(prof) == left * 2
+
+
+def test_depth_when_another_recording_comes_and_goes():
+    """What counts for a recording's depth is what it has recorded, whoever else begins or ends inside of that."""
+
+    def program():
+        with recording(frames=FrameFilter(max_depth=5)):
+            FIRST.library_outer(_mine)
+        FIRST.library_outer(_mine)
+
+    record = recorded(program, frames=FrameFilter(include=[__name__], max_depth=1))
+    assert names_in(record) == []
+    assert names_of(record).count("program") == 1  # what was there at the start does not count
+
+
+def test_depth_beside_others():
+    """A greatest depth counts the calls of its own recording, from its own start, whoever else records and whenever."""
+
+    def recorded_beside(begins):
+        """With a recording of everything that begins around, inside, or not at all."""
+        with contextlib.ExitStack() as others:
+
+            def in_the_middle():
+                if begins == "inside":
+                    others.enter_context(recording())
+                SECOND.library_outer(_mine)
+
+            if begins == "before":
+                others.enter_context(recording())
+            with recording(frames=FrameFilter(include=["/lib"], max_depth=3)) as record:
+                FIRST.library_outer(in_the_middle)
+                FIRST.library_outer(_between)
+        return names_in(record)
+
+    expected = ["library_outer", "library_helper", "<built-in function oct>", "library_outer"] * 2
+    assert {begins: recorded_beside(begins) for begins in ("never", "before", "inside")} == {
+        "never": expected,
+        "before": expected,
+        "inside": expected,
+    }
+
+
+def test_a_function_that_is_open_for_one_and_left_out_for_another():
+    """What it calls in C is there for the one, though the other, which came later, has none of it."""
+    with recording() as everything, recording(frames=FrameFilter(include=["first"])) as first:
+        oct(7)
+    assert "<built-in function oct>" in names_in(everything)
+    assert names_in(first) == []
+
+
+_TOO_DEEP = """
+    import contextlib, threading
+    from frame_trees import calls
+    from otel_torchprof import FrameFilter
+
+    made = []
+    for number in range(3000):
+        names = {}
+        exec(f"def function{number}(): return {number}", names)
+        made.append(names[f"function{number}"])
+
+    def deep(number):
+        made[number]()
+        return deep(number + 1)
+
+    def work():
+        with contextlib.suppress(RecursionError):
+            deep(0)
+
+    prof = calls(all_threads=True, frames=FrameFilter(include=["nowhere"]))
+    prof.start()
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        pass
+    prof.stop()
+    print("quiet")
+"""
+
+
+def test_a_filter_that_is_asked_where_calls_are_too_deep():
+    """What the filter cannot decide on another thread, for want of depth, the main thread does not hear of."""
+    assert printed(_TOO_DEEP) == ["quiet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (
+            {"frames": FrameFilter(include=["no_such"]), "with_stack": True},
+            "no function was called that include=['no_such']",
+        ),
+        ({"frames": FrameFilter(include=["first"])}, "frames off: a filter of calls was given without with_stack=True"),
+        ({"frames": FrameFilter(include=["first"]), "with_stack": True}, None),
+        ({"frames": FrameFilter(modules_only=True), "with_stack": True}, None),
+        ({}, None),
+    ],
+)
+def test_a_filter_that_leaves_nothing_is_told_of(arguments, note):
+    """Where there are no calls because of the filter, or without with_stack in spite of it, `health` says so; else nothing."""
+    with otp.profile(operators=False, **arguments) as prof:
+        _program()
+    assert [text.partition(";")[0][: len(note or text)] for text in prof.health.notes] == (
+        [] if note is None else [note]
+    )
+
+
+def test_a_pause_holds_for_recordings_that_begin_in_it():
+    """A thread that was paused before anybody recorded has no calls until it goes on, whoever begins or ends meanwhile."""
+    frames.pause()
+    try:
+        with recording():
+            oct(7)
+        with recording() as record:
+            hex(1)
+            frames.resume()
+            frames.pause()
+            hex(1)
+    finally:
+        frames.resume()
+    with recording() as later:
+        hex(1)
+    assert [names_in(found) for found in (record, later)] == [[], ["<built-in function hex>"]]
+
+
+def test_c_functions_inside_which_another_recording_begins():
+    """They end when they return or raise, for the recording that has them, though the other one has listed their caller since."""
+
+    def begin_another(others):
+        others.enter_context(recording())
+        raise ValueError
+
+    with contextlib.ExitStack() as others, recording() as record:
+        sorted([0], key=lambda _: others.enter_context(recording()) and 0)
+        with contextlib.suppress(ValueError):
+            sorted([0], key=lambda _: begin_another(others))
+        oct(7)
+    names = names_of(record)
+    (row,) = (at for at, name in enumerate(names) if name == "<built-in function oct>")
+    assert "test_c_functions" in names[record.columns["parent"][row]]

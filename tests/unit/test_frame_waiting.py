@@ -12,9 +12,9 @@ from frame_trees import by_profile_function, masked, recorded, recording
 from waiting_threads import Gate, rows_of_thread, waiting
 
 import otel_torchprof
+from otel_torchprof import FrameFilter
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import now_ns
-from otel_torchprof._record.frame_filter import FrameFilter
 
 
 def _outer(gate):
@@ -39,7 +39,7 @@ def names_of(rows):
 def waited(program=_outer, **options):
     """The rows of a thread that waits all the time."""
     with waiting(program):
-        batch = recorded(lambda: len("busy"), frame_filter=FrameFilter(**options))
+        batch = recorded(lambda: len("busy"), frames=FrameFilter(**options))
     return rows_of_thread(batch)
 
 
@@ -53,14 +53,14 @@ def test_thread_that_only_waits(time):
     """A thread that waits shows its stack from the start to the stop, unfinished and without error; each time anew."""
     with waiting(_outer) as (_, thread), recording() as record:
         record.stop()
-        batch = record.batch()
+        batch = record
     rows = rows_of_thread(batch)
     assert (names_of(rows), is_chain(rows)) == ([*THREADS, *OWN], True), time
     info = {(row["start"], row["end"], row["flags"], row["kind"], row["error_type"]) for row in rows}
     assert info == {(*record.times(), Flag.UNFINISHED, Kind.FRAME, 0)}
     of_thread = batch.threads[rows[0]["thread"]]
     assert (of_thread.ident, of_thread.os_tid) == (thread.ident, thread.native_id)
-    assert len(set(batch["id"].tolist())) == len(batch)
+    assert len(set(batch.columns["id"].tolist())) == len(batch)
 
 
 def test_names_are_those_of_a_thread_that_goes_on():
@@ -72,7 +72,7 @@ def test_names_are_those_of_a_thread_that_goes_on():
             before = now_ns()
             gate.open()
             thread.join(30)
-    late = [row for row in rows_of_thread(record.batch()) if row["start"] < before]
+    late = [row for row in rows_of_thread(record) if row["start"] < before]
     assert [row["name"] for row in late] == [row["name"] for row in still]
     assert is_chain(late)
     assert all(row["start"] >= record.times()[0] and row["end"] > before for row in late)
@@ -83,7 +83,7 @@ def test_thread_that_goes_on_is_not_there_twice():
     with waiting(_outer) as (gate, thread), recording() as record:
         gate.open()
         thread.join(30)
-    names = names_of(rows_of_thread(record.batch()))
+    names = names_of(rows_of_thread(record))
     assert (names.count("_outer"), names.count("_inner"), names.count("<built-in function len>")) == (1, 1, 1)
 
 
@@ -93,7 +93,7 @@ def test_thread_that_is_born_meanwhile():
         born = now_ns()
         with waiting(_outer):
             record.stop()
-    rows = rows_of_thread(record.batch())
+    rows = rows_of_thread(record)
     assert [name for name in names_of(rows) if name in OWN] == OWN
     assert all(row["start"] >= born for row in rows)
 
@@ -175,7 +175,7 @@ def test_recording_inside_another():
         outer.stop()
         second.open()
     assert names_of(rows_of_thread(inner)) == [*THREADS, "twice"]
-    both = names_of(rows_of_thread(outer.batch()))
+    both = names_of(rows_of_thread(outer))
     assert (both.count("twice"), both[: len(THREADS)]) == (1, THREADS)
 
 
@@ -197,7 +197,7 @@ def test_many_threads_that_come_and_go():
     for thread in threads[1::2]:
         thread.join(30)
     for at in range(20):
-        rows = rows_of_thread(record.batch(), f"many {at}")
+        rows = rows_of_thread(record, f"many {at}")
         names = names_of(rows)
         assert ([name for name in names if name in OWN], "<built-in function len>" in names) == (OWN, at % 2 == 0)
         assert {bool(row["flags"] & Flag.UNFINISHED) for row in rows} == {at % 2 == 1}
@@ -225,9 +225,9 @@ def test_threads_in_any_state():
             thread.join(30)
     for batch in batches:
         assert names_of(rows_of_thread(batch)) == [*THREADS, *OWN]
-        parents = batch["parent"]
+        parents = batch.columns["parent"]
         assert (parents < range(len(batch))).all()
-        assert (batch["thread"][parents[parents >= 0]] == batch["thread"][parents >= 0]).all()
+        assert (batch.columns["thread"][parents[parents >= 0]] == batch.columns["thread"][parents >= 0]).all()
 
 
 def test_live_recording_leaves_it_out():
@@ -256,7 +256,9 @@ def test_thread_that_python_does_not_know():
     assert ended.acquire(timeout=30)
     found = [(thread.ident, thread.os_tid) for thread in batch.threads if thread.ident == ids[0][0]]
     assert found in ([ids[0]], [])
-    assert (len(found) == 1) == ("unnamed" in map(masked, (batch.names[name] for name in batch["name"].tolist())))
+    assert (len(found) == 1) == (
+        "unnamed" in map(masked, (batch.names[name] for name in batch.columns["name"].tolist()))
+    )
 
 
 @by_profile_function

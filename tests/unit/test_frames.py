@@ -1,60 +1,24 @@
-"""The tracer of calls: what is recorded, on which threads, and that it leaves nothing behind."""
+"""The tracer of calls: what no program made by chance shows of it, and that it leaves nothing behind."""
 
 import gc
-import logging
+import signal
 import sys
 import threading
 import types
 import weakref
+from collections import Counter
 
 import pytest
-from frame_trees import by_profile_function, flags_of, masked, recorded, recording, tree
+from frame_trees import calls, flags_of, names_of, recorded, recording, tree
 
+from otel_torchprof import record_function
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._record.labels import record_function
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
+
+LEAF = ("._leaf", "..<built-in function len>")
 
 
 def _leaf():
     return len("leaf")
-
-
-def _recursive(depth):
-    return _recursive(depth - 1) if depth else _leaf()
-
-
-def _failing(depth):
-    if depth == 0:
-        raise ValueError(depth)
-    _failing(depth - 1)
-
-
-def _generator():
-    yield 1
-    _leaf()
-    yield 2
-
-
-def test_calls_of_python_and_c_functions_nest():
-    """Functions, C functions, and Python functions called by these appear in the order and the nesting of the calls."""
-
-    def program():
-        _recursive(2)
-        sorted([2, 1], key=abs)
-        max([1, 2], key=lambda value: -value)
-
-    assert tree(recorded(program), "program") == [
-        "._recursive",
-        ".._recursive",
-        "..._recursive",
-        "...._leaf",
-        ".....<built-in function len>",
-        ".<built-in function sorted>",
-        ".<built-in function max>",
-        "..<lambda>",
-        "..<lambda>",
-    ]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 tells no profile function of these calls")
@@ -68,14 +32,11 @@ def test_c_functions_that_are_bound_to_an_object_are_calls():
         upper()
         number()
         types.MethodType(_leaf, 1)
-        try:
-            fails()
-        except TypeError:
-            abs(1)
-        try:
-            wrong()
-        except TypeError:
-            abs(1)
+        for function in (fails, wrong):
+            try:
+                function()
+            except TypeError:
+                abs(1)
 
     assert tree(recorded(program), "program") == [
         ".<built-in function len>",
@@ -86,81 +47,46 @@ def test_c_functions_that_are_bound_to_an_object_are_calls():
     ]
 
 
-def test_names_have_the_line_of_the_function_and_the_short_path():
-    """A function is named by its file below sys.path, the line where it is defined, and its name."""
-    batch = recorded(_leaf)
+def test_names_and_kinds():
+    """A function is named by its file below sys.path, its line and its name; all without operators and labels are calls."""
+    prof = recorded(_leaf)
     line = _leaf.__code__.co_firstlineno
-    assert f"test_frames.py({line}): _leaf" in [batch.names[name] for name in batch["name"].tolist()]
+    assert f"test_frames.py({line}): _leaf" in [prof.names[name] for name in prof.columns["name"].tolist()]
+    assert set(prof.columns["kind"].tolist()) == {Kind.FRAME}
+    assert set(prof.columns["sequence_nr"].tolist()) == {-1}
 
 
-def test_events_are_frames():
-    """All that is recorded without operators and labels is of the kind FRAME, with no autograd number."""
-    batch = recorded(_leaf)
-    assert set(batch["kind"].tolist()) == {Kind.FRAME}
-    assert set(batch["sequence_nr"].tolist()) == {-1}
+def _deep(depth):
+    if depth:
+        _deep(depth - 1)
 
 
-def test_exception_ends_the_frames_it_leaves():
-    """Ten frames that an exception leaves have ended, so that what comes next is beside and not inside them."""
-
-    def program():
-        with pytest.raises(ValueError, match="0"):
-            _failing(9)
-        _leaf()
-
-    batch = recorded(program)
-    assert flags_of(batch, "_failing") == [Flag.ERROR] * 10
-    assert "._leaf" in tree(batch, "program")
-
-
-def test_c_function_that_raises_ends():
-    """A C function that raises has ended, as one that returns."""
+@pytest.mark.parametrize("depth", [2999, 10**6])
+def test_deeper_than_the_recorder_goes(depth):
+    """Of nested calls those beyond the recorder's depth are counted as lost for it, RecursionError comes as ever, and what follows is right."""
+    before, times = sys.getrecursionlimit(), []
 
     def program():
-        with pytest.raises(ValueError, match="not in list"):
-            [].index(1)
-        _leaf()
+        for _ in range(3):
+            try:
+                _deep(depth)
+            except RecursionError:
+                times.append("too deep")
+            _leaf()
 
-    assert "._leaf" in tree(recorded(program), "program")
-
-
-def test_each_segment_of_a_generator_is_a_call():
-    """A generator appears once for each time that it runs, with the line at which it goes on."""
-
-    def program():
-        for _ in _generator():
-            pass
-
-    batch = recorded(program)
-    assert tree(batch, "program") == [
-        "._generator",
-        "._generator",
-        ".._leaf",
-        "...<built-in function len>",
-        "._generator",
-    ]
-    first = _generator.__code__.co_firstlineno
-    lines = [
-        name.split("(")[1].split(")")[0]
-        for name in map(batch.names.__getitem__, batch["name"].tolist())
-        if "): _generator" in name
-    ]
-    assert lines == [str(first), str(first + 1), str(first + 3)]
-
-
-def test_recursion_to_the_limit():
-    """A thousand frames deep, each frame is recorded or counted as dropped."""
-
-    def program():
-        with pytest.raises(RecursionError):
-            _recursive(10**6)
-
-    with recording() as record:
-        program()
-    batch = record.batch()
-    produced = len(batch) + sum(batch.dropped.values())
-    assert produced > sys.getrecursionlimit() - 100
-    assert tree(recorded(_leaf), "_leaf") == [".<built-in function len>"]
+    sys.setrecursionlimit(5000)
+    try:
+        with recording() as prof:
+            program()
+    finally:
+        sys.setrecursionlimit(before)
+    lines, dropped = tree(prof, "program"), prof.health.dropped
+    assert len(times) == 3 * (depth > 5000)
+    assert set(dropped) == {"depth"}
+    nested = [line for line in lines if line.endswith("_deep")]
+    assert all(line.startswith("." * at + "_deep") for at, line in enumerate(nested[: len(nested) // 3], 1))
+    assert 3 * min(depth, 4800) < len(nested) + dropped["depth"] <= 3 * 5000
+    assert [line for line in lines if line in LEAF] == [*LEAF] * 3
 
 
 def test_frames_on_the_stack_are_open_from_start_to_stop():
@@ -169,19 +95,19 @@ def test_frames_on_the_stack_are_open_from_start_to_stop():
     def outer():
         return recorded(_leaf)
 
-    batch = outer()
-    here = next(number for number, thread in enumerate(batch.threads) if thread.ident == threading.get_ident())
-    rows = (batch["thread"] == here).nonzero()[0].tolist()  # others may wait in something
-    names = [masked(batch.names[batch["name"].item(row)]) for row in rows]
-    assert names[-5:] == [
+    prof = outer()
+    here = next(number for number, thread in enumerate(prof.threads) if thread.ident == threading.get_ident())
+    rows = (prof.columns["thread"] == here).nonzero()[0].tolist()  # others may wait in something
+    names = names_of(prof)
+    assert [names[row] for row in rows][-5:] == [
         "test_frames_on_the_stack_are_open_from_start_to_stop",
         "outer",
         "recorded",
         "_leaf",
         "<built-in function len>",
     ]
-    assert flags_of(batch, "outer") == [Flag.UNFINISHED]
-    assert batch["parent"][rows].tolist() == [-1, *rows[:-1]]
+    assert flags_of(prof, "outer") == [Flag.UNFINISHED]
+    assert prof.columns["parent"][rows].tolist() == [-1, *rows[:-1]]
 
 
 def test_label_is_inside_the_function_that_enters_it():
@@ -191,81 +117,47 @@ def test_label_is_inside_the_function_that_enters_it():
         with record_function("label"):
             _leaf()
 
-    assert tree(recorded(program), "program") == [".label", ".._leaf", "...<built-in function len>"]
+    assert tree(recorded(program), "program") == [".label", *("." + line for line in LEAF)]
 
 
-def _other_tool(*event):
-    """A profile function."""
+def test_profiles_that_overlap():
+    """Each has the stack and what was called in its own time, whichever starts or ends first, and the tracer goes with the last."""
+    first, second, inner = calls(), calls(), []
 
-
-@by_profile_function
-def test_other_tools_profile_function_stays(caplog):
-    """Where another tool profiles, it goes on doing so; the recording goes without calls and says in whose way it would be."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        sys.setprofile(_other_tool)
-        record.start()
-        with record_function("label"):
-            _leaf()
-        in_use = sys.getprofile()
-        record.stop()
-        sys.setprofile(None)
-    assert in_use is _other_tool
-    assert [record.batch().names[name] for name in record.batch()["name"].tolist()] == ["label"]
-    assert record.health().notes == ("frames off: sys.setprofile is in use by test_frames._other_tool",)
-    assert "test_frames._other_tool" in caplog.text
-
-
-@by_profile_function
-def test_tool_that_takes_over_keeps_the_thread():
-    """A tool that sets its profile function meanwhile keeps it beyond our stop, and health says that calls were cut short."""
-    seen = []
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    record.start()
-    _leaf()
-    sys.setprofile(lambda *event: seen.append(event))
-    try:
-        with record_function("later"):
-            _leaf()
-        record.stop()
-        assert sys.getprofile() is not None
-    finally:
-        sys.setprofile(None)
-    assert seen
-    batch = record.batch()
-    later = [batch.names[name] for name in batch["name"].tolist()].index("later")
-    assert batch["parent"][later] == -1
-    assert record.health().notes == ("frames were cut short on 1 threads: another tool profiled them",)
-
-
-def test_two_recordings_at_once_both_have_all():
-    """One that starts inside another has the stack too, and neither changes what the other has."""
-
-    def inner():
-        with recording() as record:
-            _leaf()
-        return record.batch()
-
-    def outer():
-        _leaf()
-        batches.append(inner())
+    def one():
         _leaf()
 
-    batches = []
-    first = recorded(outer)
-    names = [masked(first.names[name]) for name in first["name"].tolist()]
-    assert names.count("_leaf") == 3
-    assert names.count("inner") == 1
-    inside = [line.lstrip(".") for line in tree(batches[0], "outer")]
-    assert inside[0] == "inner"
-    assert inside.count("_leaf") == 1
+    def both():
+        inner.append(recorded(_leaf))
+
+    def two():
+        _leaf()
+
+    first.start()
+    one()
+    second.start()
+    both()
+    first.stop()
+    two()
+    second.stop()
     assert sys.getprofile() is None
+    for prof, expected in ((first, ["one", "both"]), (second, ["both", "two"])):
+        assert [name for name in names_of(prof) if name in {"one", "both", "two"}] == expected
+        assert names_of(prof).count("_leaf") == 2
+    assert [line.lstrip(".") for line in tree(inner[0], "both")][-2:] == ["_leaf", "<built-in function len>"]
 
 
-def _weak_points(make):
-    found = make()
-    gc.collect()
-    return [point() for point in found if point() is not None]
+def test_started_twice_stopped_twice():
+    """A profile that runs refuses to start again and goes on; a second stop does nothing."""
+    prof = calls()
+    prof.start()
+    with pytest.raises(RuntimeError, match="not reentrant"):
+        prof.start()
+    _leaf()
+    prof.stop()
+    prof.stop()
+    assert sys.getprofile() is None
+    assert names_of(prof).count("_leaf") == 1
 
 
 _MADE = """
@@ -278,19 +170,18 @@ def made():
 """
 
 
-def test_nothing_is_kept_alive():
-    """After two hundred recordings of functions, classes and objects that are made anew each time, none of these lives."""
-
-    def make():
-        points = []
-        for _ in range(200):
-            space = {}
-            exec(_MADE, space)  # noqa: S102
-            points += [weakref.ref(space["made"]), weakref.ref(space["Made"]), weakref.ref(space["made"].__code__)]
-            recorded(space["made"])
-        return points
-
-    assert _weak_points(make) == []
+def test_two_hundred_profiles_keep_nothing_alive():
+    """Of functions, classes and objects that are made anew for each of 200 profiles none lives, and each has the same tree."""
+    points, trees = [], set()
+    for _ in range(200):
+        space = {}
+        exec(_MADE, space)  # noqa: S102 - the test's own text
+        points += [weakref.ref(space["made"]), weakref.ref(space["Made"]), weakref.ref(space["made"].__code__)]
+        trees.add(tuple(tree(recorded(space["made"]), "made")))
+    del space
+    gc.collect()
+    assert [point() for point in points if point() is not None] == []
+    assert trees == {(".method", "..<built-in function len>", "..<built-in method append of list object>")}
     assert sys.getprofile() is None
 
 
@@ -300,7 +191,7 @@ def test_function_at_a_reused_address_has_its_own_name():
     def program():
         for number in range(50):
             space = {}
-            exec(f"def made_{number}(): pass", space)  # noqa: S102
+            exec(f"def made_{number}(): pass", space)  # noqa: S102 - the test's own text
             space.pop(f"made_{number}")()
 
     lines = [line for line in tree(recorded(program), "program") if "made_" in line]
@@ -340,5 +231,59 @@ def test_module_calls_are_named_after_the_module(monkeypatch):
         Slotted()()
         kept()
 
-    calls = [line for line in tree(recorded(program), "program") if not line.startswith("..")]
-    assert calls == [".nn.Module: " + name for name in ("Net_0", "Net_1", "Net_2", "Net_3", "Slotted_0", "Net_3")]
+    lines = [line for line in tree(recorded(program), "program") if not line.startswith("..")]
+    assert lines == [".nn.Module: " + name for name in ("Net_0", "Net_1", "Net_2", "Net_3", "Slotted_0", "Net_3")]
+
+
+def test_signal_handler_in_python():
+    """What a signal's handler calls is inside the call that it interrupted; an exception from there ends what it leaves."""
+
+    def handler(*_):
+        _leaf()
+        raise InterruptedError
+
+    def waits():
+        while True:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def program():
+        for _ in range(3):
+            with pytest.raises(InterruptedError):
+                waits()
+        _leaf()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        lines = tree(recorded(program), "program")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sum(line.endswith("handler") for line in lines) == 3
+    assert [line.endswith("._leaf") for line in lines].count(True) == 4
+    assert tuple(lines[-2:]) == LEAF
+
+
+def test_greenlets():
+    """Greenlets that run the same functions, each stopped in the midst of them, have all their calls, ended; what follows is beside them."""
+    greenlet = pytest.importorskip("greenlet", reason="greenlet is not installed")
+
+    def outer():
+        for _ in range(3):
+            inner()
+
+    def inner():
+        greenlet.getcurrent().parent.switch()
+        len("x")
+
+    def program():
+        several = [greenlet.greenlet(outer) for _ in range(10)]
+        for _ in range(4):
+            for each in several:
+                each.switch()
+        _leaf()
+
+    prof = recorded(program)
+    counts = Counter(names_of(prof))
+    assert (counts["outer"], counts["inner"], counts["<built-in function len>"]) == (10, 30, 31)
+    assert flags_of(prof, "outer") + flags_of(prof, "inner") == [0] * 40
+    assert tree(prof, "_leaf") == [".<built-in function len>"]
+    assert tree(recorded(_leaf), "_leaf") == [".<built-in function len>"]

@@ -2,23 +2,19 @@
 
 import gc
 import logging
-import signal
 import sys
 import threading
 
 import pytest
 from frame_runs import printed, run
-from frame_trees import masked, recorded, recording, tree
+from frame_trees import calls, recorded
 
 from examples import one_in
 from otel_torchprof._native.recorder import recorder_stats
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
 
 START = """
-import atexit, os, sys, threading, _thread
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
+import atexit, gc, os, sys, threading, _thread
+import otel_torchprof as otp
 
 def leaf():
     return len("leaf")
@@ -27,145 +23,101 @@ def endless():
     while True:
         leaf()
 
-record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
-"""
+def profile():
+    return otp.profile(operators=False, with_stack=True, all_threads=True)
 
+prof = profile()
+"""
+_WAITS_WHILE_IT_IS_NAMED = """
+inside = threading.Event()
+
+class Waiting(type):
+    def __getattribute__(cls, name):
+        if name == "__mro__" and threading.current_thread() is not threading.main_thread():
+            inside.set()
+            threading.Event().wait()
+        return type.__getattribute__(cls, name)
+
+class Numbers(list, metaclass=Waiting):
+    pass
+
+prof.start()
+threading.Thread(target=lambda: Numbers().append(1), daemon=True).start()
+assert inside.wait(30)
+"""
 ENDS = {
-    "end": ("record.start(); leaf()", 0, ""),
-    "sys.exit": ("record.start(); leaf(); sys.exit(3)", 3, ""),
-    "os._exit": ("record.start(); leaf(); os._exit(4)", 4, ""),
-    "exception": ("record.start(); leaf(); raise SystemExit('said')", 1, "said\n"),
-    "in a call of a call": (
-        "def exits(): leaf(); sys.exit(5)\nrecord.start()\nlist(map(lambda _: exits(), [1]))",
-        5,
-        "",
-    ),
-    "daemon threads": (
-        (
-            "threading.Thread(target=endless, daemon=True).start()\nrecord.start()\n"
-            "threading.Thread(target=endless, daemon=True).start()"
-        ),
-        0,
-        "",
-    ),
-    "threads of _thread": ("record.start()\nfor _ in range(3): _thread.start_new_thread(endless, ())\nleaf()", 0, ""),
+    "end": "prof.start(); leaf()",
+    "sys.exit": "prof.start(); leaf(); sys.exit(3)",
+    "os._exit": "prof.start(); leaf(); os._exit(4)",
+    "exception": "prof.start(); leaf(); raise SystemExit('said')",
+    "in a call of a call": "def exits(): leaf(); sys.exit(5)\nprof.start()\nlist(map(lambda _: exits(), [1]))",
+    "daemon threads": "\n".join(
+        ("threading.Thread(target=endless, daemon=True).start()", "prof.start()") * 2,
+    ).removesuffix("\nprof.start()"),
+    "threads of _thread": "prof.start()\nfor _ in range(3): _thread.start_new_thread(endless, ())\nleaf()",
     "thread that goes on after main": (
-        (
-            "record.start()\n"
-            "threading.Thread(target=lambda main=threading.main_thread(): (main.join(), leaf(), record.stop())).start()"
-        ),
-        0,
-        "",
+        "prof.start()\n"
+        "threading.Thread(target=lambda main=threading.main_thread(): (main.join(), leaf(), prof.stop())).start()"
     ),
     "exit handlers before and after": (
-        "atexit.register(leaf)\nrecord.start()\natexit.register(leaf)\natexit.register(record.stop)",
-        0,
-        "",
+        "atexit.register(leaf)\nprof.start()\natexit.register(leaf)\natexit.register(prof.stop)"
     ),
-    "starts in an exit handler": ("atexit.register(lambda: (record.start(), leaf()))", 0, ""),
+    "starts in an exit handler": "atexit.register(lambda: (prof.start(), leaf()))",
     "starts in the last exit handler": (
-        (
-            "first = ProfileSegment(RecordingOptions(operators=False, frames=True)); first.start(); first.stop()\n"
-            "atexit._clear(); atexit.register(record.start)"
-        ),
-        0,
-        "",
+        "first = profile(); first.start(); first.stop()\natexit._clear(); atexit.register(prof.start)"
     ),
     "finalizers at the end": (
-        (
-            "class Calls:\n    def __del__(self, leaf=leaf): leaf()\n"
-            "kept, in_module = Calls(), Calls(); sys.kept = kept; cycle = [Calls()]; cycle.append(cycle)\nrecord.start()"
-        ),
-        0,
-        "",
+        "class Calls:\n    def __del__(self, leaf=leaf): leaf()\n"
+        "kept, in_module = Calls(), Calls(); sys.kept = kept; cycle = [Calls()]; cycle.append(cycle)\nprof.start()"
     ),
-    "recording kept by a module": ("sys.kept = record; record.start(); leaf()", 0, ""),
+    "recording kept by a module": "sys.kept = prof; prof.start(); leaf()",
     "generator left open": (
-        (
-            "def generates():\n    try:\n        yield leaf()\n    finally:\n        leaf()\n"
-            "record.start(); left = generates(); next(left)"
-        ),
-        0,
-        "",
+        "def generates():\n    try:\n        yield leaf()\n    finally:\n        leaf()\n"
+        "prof.start(); sys.left = left = generates(); next(left)"
     ),
     "recording in a thread that is left": (
-        (
-            "go = threading.Event()\n"
-            "def works():\n    record.start()\n    go.set()\n    endless()\n"
-            "threading.Thread(target=works, daemon=True).start()\ngo.wait()\nleaf()"
-        ),
-        0,
-        "",
+        "go = threading.Event()\ndef works():\n    prof.start()\n    go.set()\n    endless()\n"
+        "threading.Thread(target=works, daemon=True).start()\ngo.wait()\nleaf()"
     ),
+    "while a function is named": _WAITS_WHILE_IT_IS_NAMED,
 }
+DROPPED = "a profile was dropped while it recorded"
+SAID = {"sys.exit": (3, ""), "os._exit": (4, ""), "exception": (1, "said\n"), "in a call of a call": (5, "")}
+"""The status and the errors of those that have any."""
+
+
+def ended(program):
+    """The status of a program and its words on standard error, without those on a profile that nobody has stopped."""
+    done = run(program)
+    assert not done.stdout
+    return done.returncode, "".join(line for line in done.stderr.splitlines(True) if not line.startswith(DROPPED))
 
 
 @pytest.mark.parametrize("ending", one_in(2, ENDS))
 def test_interpreter_that_ends_while_calls_are_recorded(ending):
     """However the program ends, it ends with its own status and says what it would say without the recording."""
-    program, status, errors = ENDS[ending]
-    done = run(START + program)
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
+    assert ended(START + ENDS[ending]) == SAID.get(ending, (0, ""))
 
 
 def test_unhandled_exception():
     """The traceback of a program that fails while recorded is that of a program that is not."""
     fails = "def fails(): raise KeyError('own')\nlist(map(lambda _: fails(), [1]))\n"
-    done = run(START + "record.start()\n" + fails)
-    plain = run(START + "\n" + fails)
-    assert done.returncode == plain.returncode == 1
-    assert done.stderr == plain.stderr
-    assert "KeyError: 'own'" in done.stderr
+    status, said = ended(START + "prof.start()\n" + fails)
+    assert (status, said) == ended(START + "\n" + fails)
+    assert status == 1
+    assert "KeyError: 'own'" in said
 
 
 def test_main_module_is_read_after_the_end():
     """An exit handler that was registered first, and so runs last, reads the recording whole."""
-    words = printed(
-        START.replace(
-            "import atexit",
-            "import atexit\natexit.register(lambda: print(len(record.batch()) > 3, end=' '))\nimport atexit",
-            1,
-        )
-        + "atexit.register(lambda: (record.stop(), print(sys.getprofile(), end=' ')))\nrecord.start()\nleaf()\nleaf()\n"
-    )
-    assert words == ["None", "True"]
-
-
-def _leaf():
-    return len("leaf")
-
-
-def test_signal_handler_in_python():
-    """What a signal's handler calls is inside the call that it interrupted; an exception from there ends what it leaves."""
-
-    def handler(*_):
-        _leaf()
-        raise InterruptedError
-
-    def waits():
-        while True:
-            signal.raise_signal(signal.SIGUSR1)
-
-    def program():
-        for _ in range(3):
-            with pytest.raises(InterruptedError):
-                waits()
-        _leaf()
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        lines = tree(recorded(program), "program")
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert sum(line.endswith("handler") for line in lines) == 3
-    assert [line.endswith("._leaf") for line in lines].count(True) == 4
-    assert lines[-2:] == ["._leaf", "..<built-in function len>"]
+    first = "import atexit\natexit.register(lambda: print(len(prof.columns['id']) > 3, end=' '))\n"
+    last = "atexit.register(lambda: (prof.stop(), print(sys.getprofile(), end=' ')))\nprof.start()\nleaf()\nleaf()\n"
+    assert printed(first + START + last) == ["None", "True"]
 
 
 _INTERRUPTED = """
     import gc, linecache, logging, sys, threading
-    import otel_torchprof as otp
-    from frame_trees import recorded, tree
+    from frame_trees import calls, recorded, tree
     from otel_torchprof._native.recorder import recorder_stats
 
     logging.disable(logging.WARNING)
@@ -190,9 +142,6 @@ _INTERRUPTED = """
                 self.left -= self.left > 0
             return self
 
-    def profile():
-        return otp.profile(with_stack=True, operators=False, all_threads=True)
-
     def interrupted(method, at):
         interrupts = Interrupts(at)
         sys.settrace(interrupts)
@@ -204,14 +153,13 @@ _INTERRUPTED = """
             sys.settrace(None)
         return interrupts.where
 
-    with profile():  # what is done once in a process is done
-        leaf()
+    recorded(leaf, all_threads=True)  # what is done once in a process is done
     gc.collect()
     gc.freeze()  # collections are quick from here on
     sys.unraisablehook = lambda unraisable: None  # where a finalizer is interrupted
     at, where = 0, "somewhere"
     while where:
-        prof = profile()
+        prof = calls(all_threads=True)
         if "MOMENT" != "start":
             prof.start()
         cycle = [prof] if "MOMENT" == "finalizer" else []
@@ -247,75 +195,20 @@ def test_interrupt_at_any_line_of_a_start_or_stop(moment, then):
     assert printed(_INTERRUPTED.replace("MOMENT", moment).replace("THEN", then)) == ["done"]
 
 
-def test_recording_that_is_dropped_says_so(caplog):
-    """A recording that is dropped without stop() takes the tracer away, and the log says what was lost and how to keep it."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True, all_threads=True))
-    record.start()
-    _leaf()
-    with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        del record
-        gc.collect()
-    assert (sys.getprofile(), threading.getprofile()) == (None, None)
-    assert recorder_stats().sessions == 0
-    assert [message.split(",")[0] for message in caplog.messages] == ["a profile was dropped while it recorded"]
+def test_profile_that_is_dropped_says_so(caplog):
+    """A profile that is dropped without stop() takes the tracer away and the log says so; one that ended or never began is silent."""
 
+    def leaf():
+        return len("leaf")
 
-def test_recording_that_is_stopped_or_refused_says_nothing(caplog):
-    """Neither a recording that ended nor one that never began speaks when it is dropped."""
-    with caplog.at_level(logging.WARNING, "otel_torchprof"):
-        recorded(_leaf)
-        ProfileSegment(RecordingOptions(operators=False, frames=True))
-        gc.collect()
-    assert caplog.messages == []
-
-
-def test_two_that_overlap():
-    """Of two recordings that overlap each has what was called in its own time, and the tracer goes with the last."""
-    first, second = (ProfileSegment(RecordingOptions(operators=False, frames=True)) for _ in range(2))
-
-    def one():
-        _leaf()
-
-    def both():
-        _leaf()
-
-    def two():
-        _leaf()
-
-    first.start()
-    one()
-    second.start()
-    both()
-    first.stop()
-    two()
-    second.stop()
-    assert sys.getprofile() is None
-    for record, expected in ((first, ["one", "both"]), (second, ["both", "two"])):
-        batch = record.batch()
-        names = [masked(batch.names[name]) for name in batch["name"].tolist()]
-        assert [name for name in names if name in {"one", "both", "two"}] == expected
-
-
-def test_started_twice_stopped_twice():
-    """A profile that runs refuses to start again and goes on; a second stop does nothing."""
-    import otel_torchprof as otp
-
-    prof = otp.profile(with_stack=True, operators=False)
+    prof = calls(all_threads=True)
     prof.start()
-    with pytest.raises(RuntimeError, match="not reentrant"):
-        prof.start()
-    _leaf()
-    prof.stop()
-    prof.stop()
-    assert sys.getprofile() is None
-    assert [masked(event.name) for event in prof.events()].count("_leaf") == 1
-
-
-def test_two_hundred_recordings_are_alike():
-    """The tracer is in the same state after each stop: each of two hundred recordings of one program has the same tree."""
-    trees = set()
-    for _ in range(200):
-        with recording() as record:
-            _leaf()
-        trees.add(tuple(tree(record.batch(), "_leaf")))
-    assert trees == {(".<built-in function len>",)}
+    leaf()
+    with caplog.at_level(logging.WARNING, "otel_torchprof"):
+        del prof
+        gc.collect()
+        assert (sys.getprofile(), threading.getprofile(), recorder_stats().sessions) == (None, None, 0)
+        recorded(leaf)
+        calls()
+        gc.collect()
+    assert [message.split(",")[0] for message in caplog.messages] == [DROPPED]

@@ -8,26 +8,36 @@ import threading
 
 import pytest
 from frame_runs import printed
-from frame_trees import masked, recorded, recording, tree
+from frame_trees import names_of, recorded, recording, tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+LEN = [".<built-in function len>"]
 
 
 def _leaf():
     return len("leaf")
 
 
+def tools():
+    """The tools of ``sys.monitoring``, where there is that."""
+    monitoring = getattr(sys, "monitoring", None)
+    return [] if monitoring is None else [name for number in range(6) if (name := monitoring.get_tool(number))]
+
+
 def records_for_itself():
     """0 where this process is untraced and can record, twice."""
-    clean = sys.getprofile() is None and threading.getprofile() is None
+    clean = True
     for _ in range(2):
-        clean = clean and tree(recorded(_leaf, all_threads=True), "_leaf") == [".<built-in function len>"]
-        clean = clean and sys.getprofile() is None
-    return 0 if clean else 1
+        clean = clean and (sys.getprofile(), threading.getprofile(), tools()) == (None, None, [])
+        clean = clean and tree(recorded(_leaf, all_threads=True), "_leaf") == LEN
+    return 0 if clean and tools() == [] else 1
 
 
-def exit_status(child):
-    """Of a child process, when it has ended."""
+def forked(in_child=records_for_itself):
+    """The exit status of a child that does something."""
+    child = os.fork()
+    if child == 0:
+        os._exit(in_child())
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -45,12 +55,12 @@ def test_fork_in_the_middle_of_nested_calls(all_threads):
         child = nested(9)
         if child == 0:
             os._exit(records_for_itself())
-        statuses.append(exit_status(child))
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         _leaf()
 
-    batch = recorded(program, all_threads=all_threads)
+    prof = recorded(program, all_threads=all_threads)
     assert statuses == [0]
-    lines = tree(batch, "program")
+    lines = tree(prof, "program")
     assert [lines.count("." * depth + "nested") for depth in range(1, 11)] == [1] * 10
     assert [lines.count("." * depth + "_leaf") for depth in range(1, 12)] == [1] * 11
 
@@ -60,10 +70,7 @@ def test_fork_in_a_thread():
     statuses = []
 
     def forks():
-        child = os.fork()
-        if child == 0:
-            os._exit(records_for_itself())
-        statuses.append(exit_status(child))
+        statuses.append(forked())
         _leaf()
 
     def program():
@@ -72,80 +79,62 @@ def test_fork_in_a_thread():
         thread.join()
         _leaf()
 
-    batch = recorded(program, all_threads=True)
+    prof = recorded(program, all_threads=True)
     assert statuses == [0]
-    assert "._leaf" in tree(batch, "forks")
-    assert "._leaf" in tree(batch, "program")
+    assert "._leaf" in tree(prof, "forks")
+    assert "._leaf" in tree(prof, "program")
 
 
 def test_forks_while_other_threads_call():
-    """Children that are forked while other threads are in the middle of calls are clean, each of them."""
+    """Children that are forked while other threads are in the middle of calls are clean, each of them, and so are their children."""
     end = threading.Event()
 
     def works():
         while not end.is_set():
             _leaf()
 
+    def child_of_child():
+        with recording(all_threads=True):
+            status = forked()
+        return status or records_for_itself()
+
     workers = [threading.Thread(target=works) for _ in range(2)]
     for worker in workers:
         worker.start()
-    statuses = []
     try:
-        with recording(all_threads=True) as record:
-            for _ in range(3):
-                child = os.fork()
-                if child == 0:
-                    os._exit(records_for_itself())
-                statuses.append(exit_status(child))
+        with recording(all_threads=True) as prof:
+            statuses = [forked(in_child) for in_child in (records_for_itself, records_for_itself, child_of_child)]
     finally:
         end.set()
         for worker in workers:
             worker.join()
     assert statuses == [0] * 3
-    assert "_leaf" in {masked(record.batch().names[name]) for name in set(record.batch()["name"].tolist())}
-
-
-def test_child_of_a_child():
-    """A child that records and forks in turn has a clean child too."""
-
-    def child_of_child():
-        with recording(all_threads=True):
-            inner = os.fork()
-            if inner == 0:
-                os._exit(records_for_itself())
-            return exit_status(inner)
-
-    with recording(all_threads=True):
-        child = os.fork()
-        if child == 0:
-            os._exit(child_of_child() or records_for_itself())
-        status = exit_status(child)
-    assert status == 0
+    assert "_leaf" in names_of(prof)
 
 
 def test_child_that_goes_on_with_its_parents_recording():
     """A child that stops, drops or reads what its parent records gets an error or nothing, and ends as it wants to."""
     words = printed("""
-        import gc, os, sys
+        import gc, os
         from frame_trees import recorded, recording, tree
         from otel_torchprof.errors import NativeError
 
         def leaf():
             return len("leaf")
 
-        with recording(all_threads=True) as record:
+        with recording(all_threads=True) as prof:
             child = os.fork()
             if child == 0:
                 try:
-                    record.stop()
+                    prof.stop()
                 except NativeError:
                     pass
-                del record
+                del prof
                 gc.collect()
                 os._exit(7 if tree(recorded(leaf), "leaf") else 1)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             leaf()
-        print(status, len(tree(record.batch(), "leaf")))
+        print(status, len(tree(prof, "leaf")))
     """)
     assert words == ["7", "1"]
 
@@ -154,13 +143,13 @@ def test_child_that_goes_on_with_its_parents_recording():
 def test_multiprocessing(method):
     """A process of multiprocessing's, however it is started, is untraced, records for itself and ends with 0."""
     context = multiprocessing.get_context(method)
-    with recording(all_threads=True) as record:
+    with recording(all_threads=True) as prof:
         process = context.Process(target=_ends_with_its_status)
         process.start()
         process.join(60)
         _leaf()
     assert process.exitcode == 0
-    assert tree(record.batch(), "_leaf") == [".<built-in function len>"]
+    assert tree(prof, "_leaf") == LEN
 
 
 def _ends_with_its_status():
@@ -169,8 +158,8 @@ def _ends_with_its_status():
 
 def test_program_that_is_run_after_python_in_the_child():
     """What subprocess runs between fork and exec, Python code too, does not reach the recording."""
-    with recording(all_threads=True) as record:
+    with recording(all_threads=True) as prof:
         done = subprocess.run(["/bin/sh", "-c", "exit 5"], preexec_fn=_leaf, check=False)
         _leaf()
     assert done.returncode == 5
-    assert tree(record.batch(), "_leaf") == [".<built-in function len>"]
+    assert tree(prof, "_leaf") == LEN

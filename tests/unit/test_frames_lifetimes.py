@@ -1,65 +1,20 @@
 """What the tracer of calls holds goes neither before its last use nor after the interpreter."""
 
+import contextlib
 import sys
 import threading
 
 import pytest
-from frame_trees import masked, printed_by, recorded, recording, tree
+from frame_runs import printed
+from frame_trees import calls, names_of, recorded, recording, tree
 
+from otel_torchprof import FrameFilter
+from otel_torchprof._native import frames
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.frame_filter import FrameFilter
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
 
 
 def _leaf():
     return len("leaf")
-
-
-def test_process_that_ends_inside_of_the_tracer():
-    """A thread that never comes back from naming a function takes nothing down when the process ends."""
-    program = """
-        import threading
-        from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._record.source import RecordingOptions
-        inside = threading.Event()
-
-        class Waiting(type):
-            def __getattribute__(cls, name):
-                if name == "__mro__" and threading.current_thread() is not threading.main_thread():
-                    inside.set()
-                    threading.Event().wait()
-                return type.__getattribute__(cls, name)
-
-        class Numbers(list, metaclass=Waiting):
-            pass
-
-        record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-        record.start()
-        threading.Thread(target=lambda: Numbers().append(1), daemon=True).start()
-        print(inside.wait(30))
-    """
-    assert printed_by(program) == ["True"]
-
-
-def test_process_that_ends_with_the_tracer_on():
-    """A recording that begins when the tracer has been told of the end already takes nothing down."""
-    program = """
-        import atexit
-        from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._record.source import RecordingOptions
-
-        def late():
-            record.start()
-            print(len("late"))
-
-        atexit.register(late)
-        first = ProfileSegment(RecordingOptions(operators=False, frames=True))
-        first.start()
-        first.stop()
-        record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    """
-    assert printed_by(program) == ["4"]
 
 
 class _Meddling(FrameFilter):
@@ -82,89 +37,94 @@ class _Meddling(FrameFilter):
         return True
 
 
-def test_recording_that_is_replaced_while_a_thread_joins_it():
-    """A thread that is about to tell of what it runs goes on in the next recording, as the one that it was."""
-    running, go_on = threading.Event(), threading.Event()
-    next_one = ProfileSegment(RecordingOptions(operators=False, frames=True))
-
-    def work():
-        running.set()
-        go_on.wait()
-        _leaf()
-
-    def replace():
-        first.stop()
-        next_one.start()
-
-    thread = threading.Thread(target=work)
+@contextlib.contextmanager
+def running(work):
+    """A thread that has begun to work before a profile is there, and goes on to its end behind the block."""
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work, args=(lambda: (begun.set(), go_on.wait()),))
     thread.start()
-    running.wait()
-    filtering = _Meddling().meddle("work", replace)
-    first = ProfileSegment(RecordingOptions(operators=False, frames=True, frame_filter=filtering))
-    first.start()
+    begun.wait()
+    yield
     go_on.set()
     thread.join()
+
+
+def _meddled(work, name, action, **options):
+    """A profile, when a thread has ended that does something as soon as it tells of a function that it runs."""
+    prof = calls(frames=_Meddling().meddle(name, lambda: action(prof)), **options)
+    with running(work):
+        prof.start()
+    return prof
+
+
+def test_recording_that_is_replaced_while_a_thread_joins_it():
+    """A thread that is about to tell of what it runs goes on in the next recording, as the one that it was."""
+    next_one = calls()
+
+    def work(wait):
+        wait()
+        _leaf()
+
+    _meddled(work, "work", lambda first: (first.stop(), next_one.start()))
     next_one.stop()
-    batch = next_one.batch()
-    assert "_leaf" in {masked(batch.names[name]) for name in batch["name"].tolist()}
+    assert "_leaf" in names_of(next_one)
 
 
 def test_recording_that_is_stopped_while_a_thread_joins_it():
     """A thread that is about to tell of what it runs tells the rest of it to nobody."""
-    running, go_on = threading.Event(), threading.Event()
 
-    def outer():
-        inner()
+    def outer(wait):
+        inner(wait)
 
-    def inner():
-        running.set()
-        go_on.wait()
+    def inner(wait):
+        wait()
 
-    thread = threading.Thread(target=outer)
-    thread.start()
-    running.wait()
-    record = ProfileSegment(
-        RecordingOptions(operators=False, frames=True, frame_filter=_Meddling().meddle("outer", lambda: record.stop()))  # noqa: PLW0108 - not there yet
-    )
-    record.start()
-    go_on.set()
-    thread.join()
-    record.stop()
+    _meddled(outer, "outer", lambda first: first.stop()).stop()
     assert not python_sources.stop_frames(0)
+
+
+def test_return_while_another_recording_comes_and_goes():
+    """A recording that comes and goes while a thread is asked for names takes no event of the one that was there."""
+
+    def returns(wait):
+        wait()
+
+    def after():
+        _leaf()
+
+    def work(wait):
+        returns(wait)
+        after()
+
+    prof = _meddled(work, "work", lambda _: recorded(bool), all_threads=True)
+    prof.stop()
+    found = tree(prof, "work")
+    assert [name for name in found if name.endswith(("returns", "after", "_leaf"))] == [".returns", ".after", ".._leaf"]
 
 
 def test_pause_of_a_thread_whose_recording_another_one_stopped():
     """It harms nothing, and once it is over the thread is in the next recording."""
-    running, go_on = threading.Event(), threading.Event()
     again = []
 
-    def work():
+    def work(wait):
         _leaf()
-        running.set()
-        go_on.wait()
-        python_sources.pause_frames()
-        python_sources.resume_frames()
-        with recording() as record:
-            _leaf()
-        again.append(record)
+        wait()
+        frames.pause()
+        frames.resume()
+        again.append(recorded(_leaf))
 
-    thread = threading.Thread(target=work)
-    with recording():
-        thread.start()
-        running.wait()
-    go_on.set()
-    thread.join()
-    batch = again[0].batch()
-    assert "_leaf" in {masked(batch.names[name]) for name in batch["name"].tolist()}
+    with running(work), recording():
+        pass
+    assert "_leaf" in names_of(again[0])
 
 
 def test_c_thread_that_python_knows_again_and_again():
     """What is finalized with the thread's variables is called when nothing is known of the thread any more."""
     program = """
         import ctypes, threading
+        from frame_trees import calls
         from otel_torchprof._native.ffi import python_sources
-        from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._record.source import RecordingOptions
+
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         key, thread, variables = ctypes.c_uint(), ctypes.c_ulong(), threading.local()
@@ -187,7 +147,7 @@ def test_c_thread_that_python_knows_again_and_again():
 
         called = function(again)
         library.pthread_key_create(ctypes.byref(key), called)
-        record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+        record = calls()
         record.start()
         for _ in range(10):
             library.pthread_create(ctypes.byref(thread), None, called, None)
@@ -195,7 +155,7 @@ def test_c_thread_that_python_knows_again_and_again():
         record.stop()
         print(len(calls), python_sources.errors())
     """
-    assert printed_by(program) == ["40", "0"]
+    assert printed(program) == ["40", "0"]
 
 
 def _places(count):
@@ -209,8 +169,8 @@ def _others(count):
 
 
 def _identities(batch, name):
-    rows = zip(batch["name"].tolist(), batch["fwd_thread"].tolist(), strict=True)
-    return {identity for index, identity in rows if masked(batch.names[index]) == name}
+    rows = zip(names_of(batch), batch.columns["fwd_thread"].tolist(), strict=True)
+    return {identity for each, identity in rows if each == name}
 
 
 def test_generator_that_begins_unseen_where_another_was():
@@ -220,10 +180,10 @@ def test_generator_that_begins_unseen_where_another_was():
         seen = _places(1)
         next(seen)
         del seen
-        python_sources.pause_frames()
+        frames.pause()
         unseen = _others(2)  # where the other one was
         next(unseen)
-        python_sources.resume_frames()
+        frames.resume()
         next(unseen)
 
     batch = recorded(program)
@@ -233,7 +193,7 @@ def test_generator_that_begins_unseen_where_another_was():
 
 def test_recording_that_a_debugger_starts():
     """Calls are recorded from a start inside a function of sys.settrace on, where the interpreter tells of none."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+    record = calls()
 
     def debugger(frame, _event, _argument):
         if frame.f_code is _leaf.__code__:
@@ -254,14 +214,36 @@ def test_recording_that_a_debugger_starts():
     finally:
         sys.settrace(before)
         record.stop()
-    assert tree(record.batch(), "program")[-3:] == ["._other", ".._leaf", "...<built-in function len>"]
+    assert tree(record, "program")[-3:] == ["._other", ".._leaf", "...<built-in function len>"]
+
+
+_STOPS_INSIDE = """
+    from frame_trees import calls
+
+    class Stops(type):
+        def __getattribute__(cls, name):
+            prof.stop()
+            return super().__getattribute__(name)
+
+    class Made(list, metaclass=Stops):
+        pass
+
+    made, prof = Made(), calls()
+    prof.start()
+    made.append(1)
+    print(len(prof.columns["id"]) > 0)
+"""
+
+
+def test_recording_that_is_stopped_while_a_name_is_made():
+    """Making the name of a call can run the program's own code (a metaclass here), and that can stop the recording."""
+    assert printed(_STOPS_INSIDE) == ["True"]
 
 
 _TIMED_OUT = """
-    import signal, types
+    import signal
+    from frame_trees import calls
     from otel_torchprof import FrameFilter
-    from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._record.source import RecordingOptions
 
     class TimedOut(Exception):
         pass
@@ -281,7 +263,7 @@ _TIMED_OUT = """
         return 1
 
     signal.signal(signal.SIGUSR1, handler)
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True, frame_filter=Slow(include=["nothing"])))
+    record = calls(frames=Slow(include=["nothing"]))
     record.start()
     try:
         watched()
@@ -291,20 +273,18 @@ _TIMED_OUT = """
     except TimedOut:
         print("raised")
     record.stop()
-    print(len(record.batch()) > 0)
+    print(len(record.columns['id']) > 0)
 """
 
 
 def test_what_a_handler_of_a_signal_raises_reaches_the_program():
     """A handler that runs while the filter decides raises in the program, as it would have without a recording."""
-    assert printed_by(_TIMED_OUT) == ["raised", "True"]
+    assert printed(_TIMED_OUT) == ["raised", "True"]
 
 
 _IN_A_FINALIZER = """
     import gc, sys, threading
-    from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._record.source import RecordingOptions
-
+    from frame_trees import calls, names_of
     class Trash:
         def __init__(self):
             self.cycle = self
@@ -350,18 +330,15 @@ _IN_A_FINALIZER = """
     gc.disable()
     gc.collect()
     gc.set_threshold(1)
-    first, second = (ProfileSegment(RecordingOptions(operators=False, frames=True)) for _ in range(2))
+    first, second = (calls() for _ in range(2))
     first.start()
     program()
     print(sys.getprofile() is other)
     sys.setprofile(None)
     for record in (first, second):
-        if record.running:
+        if record.is_running:
             record.stop()
-    found = []
-    if second._session is not None:
-        batch = second.batch()
-        found = [batch.names[name].rpartition(" ")[2] for name in batch["name"].tolist()]
+    found = names_of(second) if "restart" in "ACTION" else []
     print(found.count("called"), found.count("leaf"))
 """
 
@@ -381,16 +358,14 @@ def test_recording_that_a_finalizer_ends_while_a_call_is_reported(monkeypatch, a
     if python_sources.monitors_calls:
         pytest.skip("no allocation of a frame reports a call since Python 3.12; the finalizer runs elsewhere")
     monkeypatch.setenv("PYTHONMALLOC", "debug")  # freed memory is overwritten
-    assert printed_by(_IN_A_FINALIZER.replace("ACTION", action)) == words
+    assert printed(_IN_A_FINALIZER.replace("ACTION", action)) == words
 
 
 def test_threads_that_end_leave_nothing_in_the_tracer():
     """Recording threads that come and go, started and stopped again and again, holds as much memory after 2,000 as after 500."""
     program = """
         import gc, sys, threading
-        from otel_torchprof._record.recording import ProfileSegment
-        from otel_torchprof._record.source import RecordingOptions
-
+        from frame_trees import calls
         def leaf():
             return len("leaf")
 
@@ -399,7 +374,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
 
         def cycles(count):
             for _ in range(count):
-                record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+                record = calls()
                 record.start()
                 threads = [threading.Thread(target=work) for _ in range(10)]
                 for thread in threads:
@@ -407,7 +382,7 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
                 record.stop()
                 for thread in threads:
                     thread.join()
-                record.batch()
+                record
                 del record
 
         def blocks():
@@ -419,38 +394,4 @@ def test_threads_that_end_leave_nothing_in_the_tracer():
         cycles(150)
         print(blocks() - before < 1000)  # of 1,500 threads
     """
-    assert printed_by(program) == ["True"]
-
-
-def test_return_while_another_recording_comes_and_goes():
-    """A recording that comes and goes while a thread is asked for names takes no event of the one that was there."""
-    running, go_on = threading.Event(), threading.Event()
-
-    def other():
-        with recording():
-            pass
-
-    def returns():
-        running.set()
-        while not go_on.is_set():
-            pass
-
-    def after():
-        _leaf()
-
-    def work():
-        returns()
-        after()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    running.wait()
-    record = ProfileSegment(
-        RecordingOptions(operators=False, frames=True, frame_filter=_Meddling().meddle("work", other), all_threads=True)
-    )
-    record.start()
-    go_on.set()
-    thread.join()
-    record.stop()
-    found = tree(record.batch(), "work")
-    assert [name for name in found if name.endswith(("returns", "after", "_leaf"))] == [".returns", ".after", ".._leaf"]
+    assert printed(program) == ["True"]

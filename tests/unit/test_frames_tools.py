@@ -50,10 +50,10 @@ from frame_trees import masked, recording
 import worked_on
 
 def calls(record):
-    batch = record.batch()
-    assert record.health().notes == (), record.health().notes
+    batch = record
+    assert record.health.notes == (), record.health.notes
     counts = Counter()
-    for name, count in Counter(batch["name"].tolist()).items():
+    for name, count in Counter(batch.columns["name"].tolist()).items():
         counts[masked(batch.names[name])] += count
     return " ".join(f"{{name}}:{{counts[name]}}" for name in ("leaf", "raises", "generates", "work", "never"))
 """

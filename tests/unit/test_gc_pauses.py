@@ -11,16 +11,13 @@ import sys
 import threading
 
 import pytest
-from frame_trees import masked, recorded, recording, tree
+from frame_trees import calls, names_of, recorded, recording, tree
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._model.frames import collection_generation
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._record.frame_filter import FrameFilter
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
 
 OLDEST = "gc.collect: generation 2"
 
@@ -60,7 +57,7 @@ def pauses(batch):
     """The names of all pauses."""
     return [
         name
-        for name in (batch.names[name] for name in batch["name"].tolist())
+        for name in (batch.names[name] for name in batch.columns["name"].tolist())
         if collection_generation(name) is not None
     ]
 
@@ -81,10 +78,10 @@ def test_where_they_happen():
         *("._collect", "..<built-in function collect>", "...gc.collect: generation 1"),
         *("._collect", "..<built-in function collect>", "...gc.collect: generation 2"),
     ]
-    rows = [row for row, name in enumerate(batch["name"].tolist()) if batch.names[name].startswith("gc.")]
-    assert (batch["kind"][rows] == Kind.FRAME).all()
-    assert not batch["fwd_thread"][rows].any()
-    assert not batch["flags"][rows].any()
+    rows = [row for row, name in enumerate(batch.columns["name"].tolist()) if batch.names[name].startswith("gc.")]
+    assert (batch.columns["kind"][rows] == Kind.FRAME).all()
+    assert not batch.columns["fwd_thread"][rows].any()
+    assert not batch.columns["flags"][rows].any()
 
 
 def test_automatic_ones():
@@ -138,22 +135,22 @@ def test_the_first_thing_that_a_thread_does():
             gc.disable()
     finally:
         gc.set_threshold(*thresholds)
-    calls = tree(record.batch(), "work", "worker")
+    calls = tree(record, "work", "worker")
     assert calls[0] in {f".gc.collect: generation {generation}" for generation in range(3)}
     assert calls[1:4] == ["..__del__", "...last_words", "...._nothing"]
 
 
 def test_only_where_calls_are_wanted():
     """A recording without calls has none, and nothing is asked of the interpreter; one of modules alone has none either."""
-    record = ProfileSegment(RecordingOptions(operators=False))
+    record = otp.profile(operators=False)
     record.start()
     assert python_sources.on_collection not in gc.callbacks
     gc.collect()
     record.stop()
-    assert len(record.batch()) == 0
-    assert pauses(recorded(gc.collect, frame_filter=FrameFilter(modules_only=True))) == []
-    assert pauses(recorded(gc.collect, frame_filter=FrameFilter(include=["nothing"]))) == [OLDEST]
-    assert pauses(recorded(gc.collect, frame_filter=FrameFilter(min_duration=1000.0))) == []
+    assert len(record) == 0
+    assert pauses(recorded(gc.collect, frames=otp.FrameFilter(modules_only=True))) == []
+    assert pauses(recorded(gc.collect, frames=otp.FrameFilter(include=["nothing"]))) == [OLDEST]
+    assert pauses(recorded(gc.collect, frames=otp.FrameFilter(min_duration=1000.0))) == []
 
 
 def test_another_thread():
@@ -169,9 +166,9 @@ def test_another_thread():
 
     batch = recorded(program)
     assert tree(batch, "collects") == [".<built-in function collect>", f"..{OLDEST}"]
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
-    assert batch["thread"][names.index(OLDEST)] == batch["thread"][names.index("collects")]
-    assert batch["thread"][names.index(OLDEST)] != batch["thread"][names.index("program")]
+    names = names_of(batch)
+    assert batch.columns["thread"][names.index(OLDEST)] == batch.columns["thread"][names.index("collects")]
+    assert batch.columns["thread"][names.index(OLDEST)] != batch.columns["thread"][names.index("program")]
 
 
 def test_several_recordings():
@@ -183,61 +180,61 @@ def test_several_recordings():
             _collect(1)
         assert python_sources.on_collection in gc.callbacks
         _collect(2)
-    assert pauses(outer.batch()) == [f"gc.collect: generation {n}" for n in range(3)]
-    assert pauses(inner.batch()) == ["gc.collect: generation 1"]
+    assert pauses(outer) == [f"gc.collect: generation {n}" for n in range(3)]
+    assert pauses(inner) == ["gc.collect: generation 1"]
 
 
 def test_a_recording_that_ends_in_a_collection():
     """A collection that goes on after the recording ends with it, unfinished; what comes later is not inside of it."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+    record = calls()
     Garbage(record.stop)
     record.start()
     gc.collect()
-    batch = record.batch()
-    (row,) = (row for row, name in enumerate(batch["name"].tolist()) if batch.names[name] == OLDEST)
-    assert Flag(batch["flags"].item(row)) & Flag.UNFINISHED
+    batch = record
+    (row,) = (row for row, name in enumerate(batch.columns["name"].tolist()) if batch.names[name] == OLDEST)
+    assert Flag(batch.columns["flags"].item(row)) & Flag.UNFINISHED
     with recording() as later:
         _nothing()
-    assert pauses(later.batch()) == []
+    assert pauses(later) == []
     with recording() as third:
         gc.collect()
-    assert pauses(third.batch()) == [OLDEST]
+    assert pauses(third) == [OLDEST]
 
 
 def test_one_of_two_recordings_ends_in_a_collection():
     """A collection goes on for a recording that goes on, with what comes later beside it."""
     with recording() as outer:
-        inner = ProfileSegment(RecordingOptions(operators=False, frames=True))
+        inner = calls()
         Garbage(inner.stop)
         inner.start()
         _collect()
         _nothing()
-    assert pauses(inner.batch()) == pauses(outer.batch()) == [OLDEST]
-    batch = outer.batch()
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
+    assert pauses(inner) == pauses(outer) == [OLDEST]
+    batch = outer
+    names = names_of(batch)
     pause, later = names.index(OLDEST), names.index("_nothing")
-    assert not batch["flags"][pause]
-    assert batch["end"][pause] <= batch["start"][later]
-    assert batch["parent"][later] < pause
+    assert not batch.columns["flags"][pause]
+    assert batch.columns["end"][pause] <= batch.columns["start"][later]
+    assert batch.columns["parent"][later] < pause
 
 
 def test_a_recording_that_begins_in_a_collection():
     """A collection that was there before the recording is not in it, and its end ends nothing else."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+    record = calls()
     Garbage(record.start)
     gc.collect()
     _nothing()
     _collect(1)
     record.stop()
-    batch = record.batch()
+    batch = record
     assert pauses(batch) == ["gc.collect: generation 1"]
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
-    assert not batch["flags"][names.index("_nothing")]
+    names = names_of(batch)
+    assert not batch.columns["flags"][names.index("_nothing")]
 
 
 def test_a_recording_that_another_thread_ends_in_a_collection():
     """A recording that is stopped by another thread, while this one collects, has the collection until then."""
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+    record = calls()
 
     def last_words():
         thread = threading.Thread(target=record.stop)
@@ -247,19 +244,19 @@ def test_a_recording_that_another_thread_ends_in_a_collection():
     Garbage(last_words)
     record.start()
     gc.collect()
-    batch = record.batch()
+    batch = record
     assert pauses(batch) == [OLDEST]
     with recording() as later:
         gc.collect()
         _nothing()
-    names = [masked(later.batch().names[name]) for name in later.batch()["name"].tolist()]
+    names = [masked(later.names[name]) for name in later["name"].tolist()]
     assert names.count(OLDEST) == 1
-    assert later.batch()["parent"][names.index("_nothing")] < names.index(OLDEST)
+    assert later["parent"][names.index("_nothing")] < names.index(OLDEST)
 
 
 def test_another_recording_that_another_thread_ends_in_a_collection():
     """A session whose own sources have not started yet has the collection whole, though the last that wants collections ends in it."""
-    record, beginning = ProfileSegment(RecordingOptions(operators=False, frames=True)), Session(1 << 20)
+    record, beginning = calls(), Session(1 << 20)
 
     def last_words():
         with otp.record_function("label"):
@@ -273,11 +270,11 @@ def test_another_recording_that_another_thread_ends_in_a_collection():
     gc.collect()
     beginning.stop()
     batch = beginning.final_batch()
-    names = [batch.names[name] for name in batch["name"].tolist()]
+    names = [batch.names[name] for name in batch.columns["name"].tolist()]
     pause, label = names.index(OLDEST), names.index("label")
-    assert batch["start"][pause] < batch["start"][label]
-    assert batch["end"][label] < batch["end"][pause]
-    assert not batch["flags"][pause]
+    assert batch.columns["start"][pause] < batch.columns["start"][label]
+    assert batch.columns["end"][label] < batch.columns["end"][pause]
+    assert not batch.columns["flags"][pause]
     with recording():
         pass
     assert python_sources.on_collection not in gc.callbacks
@@ -297,7 +294,7 @@ def test_what_others_do_to_the_list():
         with recording() as record:
             gc.callbacks.clear()
             gc.collect()
-        assert pauses(record.batch()) == []
+        assert pauses(record) == []
     finally:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(others)
@@ -311,7 +308,7 @@ def test_what_others_do_to_the_list():
         python_sources.on_collection("start", {"generation": 7})
         python_sources.on_collection("stop", {})
         python_sources.on_collection("stop", {})
-    assert pauses(record.batch()) == ["gc.collect: generation 1", "gc.collect: generation 7"]
+    assert pauses(record) == ["gc.collect: generation 1", "gc.collect: generation 7"]
 
 
 def test_labels_in_finalizers():
@@ -364,16 +361,14 @@ FORKS = """
 import gc, os, sys
 from otel_torchprof._native.ffi import python_sources
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
 
 def recorded():
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+    record = calls()
     record.start()
     gc.collect()
     record.stop()
-    batch = record.batch()
-    return [batch.names[name] for name in batch["name"].tolist()].count("gc.collect: generation 2")
+    batch = record
+    return [batch.names[name] for name in batch.columns["name"].tolist()].count("gc.collect: generation 2")
 
 class Forks:
     def __init__(self):
@@ -382,7 +377,7 @@ class Forks:
         self.__class__.pid = os.fork()
 
 gc.disable()
-record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+record = calls()
 record.start()
 Forks()
 gc.collect()
@@ -392,14 +387,12 @@ if Forks.pid == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(Forks.pid, 0)[1]) == 7
 record.stop()
-assert [record.batch().names[name] for name in record.batch()["name"].tolist()].count("gc.collect: generation 2") == 1
+assert [record.names[name] for name in record["name"].tolist()].count("gc.collect: generation 2") == 1
 assert recorded() == 1
 """
 
 EXITS = """
 import gc, threading
-from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof._record.source import RecordingOptions
 
 class Late:
     def __init__(self):
@@ -407,7 +400,7 @@ class Late:
     def __del__(self):
         sum(map(len, [[], []]))
 
-record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+record = calls()
 record.start()
 Late()
 gc.collect()

@@ -96,7 +96,7 @@ def program():
 
 for _ in range(3):
     batch = recorded(program, all_threads=True)
-    names = [masked(batch.names[name]) for name in batch["name"].tolist()]
+    names = names_of(batch)
     assert names.count("called_in_main") == 15, names.count("called_in_main")
     assert "called_in_sub" not in names
     inside = [line for line in tree(batch, "called_in_main") if line.startswith(".") and not line.startswith("..")]

@@ -1,24 +1,25 @@
-"""The tracer of calls by sys.monitoring, beside other tools and without a trace of itself afterwards."""
+"""The tracer of calls by sys.monitoring: beside other tools, what it costs and what exceptions are, and no trace of it afterwards."""
 
 from __future__ import annotations
 
 import contextlib
-import cProfile
-import os
 import sys
-import threading
+import types
+from collections import Counter
 
 import pytest
-from frame_trees import printed_by, recorded, recording, tree
+from frame_trees import names_of, recorded, recording, tree
 
+from otel_torchprof import FrameFilter
+from otel_torchprof._columns.schema import Flag
 from otel_torchprof._native.ffi import python_sources
-from otel_torchprof._record.frame_filter import FrameFilter
 
 pytestmark = pytest.mark.skipif(
     not python_sources.monitors_calls, reason="sys.monitoring is there since Python 3.12; before, a profile function is"
 )
 
 NAME = "otel_torchprof"
+EVERYTHING_OFF = FrameFilter(include=["nothing.at.all"])
 NUMBERS = (3, 4, 2, 1, 5)
 """Of tools, in the order in which they are taken."""
 monitoring = getattr(sys, "monitoring", None)
@@ -54,9 +55,6 @@ CALLS = ("PY_START", "PY_RESUME", "PY_THROW", "PY_RETURN", "PY_YIELD", "PY_UNWIN
 FUNCTIONS = ("CALL", "RAISE", "C_RETURN", "C_RAISE")
 
 
-# ---- the tool ----
-
-
 def test_a_tool_while_calls_are_recorded_and_none_afterwards():
     """Between start and stop there is a tool of our name that is called back; afterwards neither it nor a callback."""
     with recording():
@@ -88,8 +86,8 @@ def test_no_number_is_free():
         with recording() as record:
             _leaf()
         assert _tools() == {number: f"tool{number}" for number in NUMBERS}
-    assert len(record.batch()) == 0
-    assert record.health().notes == (
+    assert names_of(record) == []
+    assert record.health.notes == (
         "frames off: every tool of sys.monitoring is in use: tool1, tool2, tool3, tool4, tool5",
     )
 
@@ -107,53 +105,13 @@ def test_another_tool_is_called_back_as_before():
 
     with _tool(0), _tool(5):
         follow(0)
-        with recording(frame_filter=FrameFilter(include=["nothing"])) as record:
+        with recording(frames=FrameFilter(include=["nothing"])) as record:
             _leaf()
             follow(5)
             _leaf()
         _leaf()
-    assert len(record.batch()) == 0
+    assert names_of(record) == []
     assert [seen[number].count("_leaf") for number in (0, 5)] == [3, 2]
-
-
-@pytest.mark.parametrize("first", ["recording", "cProfile"])
-def test_beside_cprofile(first):
-    """CProfile and a recording have all the calls both, whichever of them starts first."""
-    profiler = cProfile.Profile()
-    with contextlib.ExitStack() as running:
-        if first == "cProfile":
-            running.enter_context(profiler)
-        record = running.enter_context(recording())
-        if first == "recording":
-            running.enter_context(profiler)
-        _leaf()
-    assert tree(record.batch(), "_leaf") == [".<built-in function len>"]
-    assert [entry.callcount for entry in profiler.getstats() if entry.code is _leaf.__code__] == [1]
-
-
-def test_beside_a_profile_function():
-    """A function of sys.setprofile and one of threading.setprofile stay, are told of all, and are in nobody's way."""
-    seen = []
-
-    def hook(_frame, event, _argument):
-        seen.append(event)
-
-    sys.setprofile(hook)
-    threading.setprofile(hook)
-    try:
-        with recording() as record:
-            thread = threading.Thread(target=_leaf, name="later")
-            thread.start()
-            thread.join()
-            _leaf()
-        assert sys.getprofile() is hook
-        assert threading.getprofile() is hook
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    assert {"call", "return", "c_call", "c_return"} <= set(seen)
-    assert record.health().notes == ()
-    assert tree(record.batch(), "_leaf").count(".<built-in function len>") == 2
 
 
 def test_a_tool_whose_callbacks_raise():
@@ -181,11 +139,8 @@ def test_a_tool_whose_callbacks_raise():
             program()
             monitoring.set_local_events(0, outer.__code__, 0)
         monitoring.register_callback(0, events.C_RETURN, None)
-    lines = [line for line in tree(record.batch(), "program") if "_leaf" in line]
+    lines = [line for line in tree(record, "program") if "_leaf" in line]
     assert lines == ["._leaf"] * 3
-
-
-# ---- where it ends ----
 
 
 def test_callback_that_comes_late():
@@ -204,106 +159,219 @@ def test_callback_that_comes_late():
     assert tree(recorded(_leaf), "_leaf") == [".<built-in function len>"]
 
 
-def test_forked_child_has_no_tool():
-    """A child that is forked meanwhile has the parent's tool not, and can become one itself."""
-    with recording():
-        child = os.fork()
-        if child == 0:
-            clean = _tools() == {} and tree(recorded(_leaf), "_leaf") == [".<built-in function len>"]
-            os._exit(0 if clean and _tools() == {} else 1)
-        _, status = os.waitpid(child, 0)
-        assert _tools() == {NUMBERS[0]: NAME}
-    assert os.waitstatus_to_exitcode(status) == 0
+# ---- errors ----
 
 
-_REFUSES = """
-    import logging, sys
-    from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._record.source import RecordingOptions
-
-    logging.disable(logging.CRITICAL)
-    refuses = False
-
-    def hook(event, args):
-        if refuses and event.startswith("sys.monitoring"):
-            raise RuntimeError("no")
-
-    sys.addaudithook(hook)
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    record.start()
-    refuses = True
-    record.stop()
-    print(len("x"), sys.monitoring.get_tool(3))
-    another = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    another.start()
-    print(len("x"), sys.monitoring.get_tool(3))
-    another.stop()
-    print(another.health().notes[0].replace(" ", "_"))
-"""
+def _errors(batch):
+    """The errors of all calls that have one, by function, in the order of their begin."""
+    names = names_of(batch)
+    rows = batch.columns["error_type"].nonzero()[0].tolist()
+    assert rows == [row for row, flags in enumerate(batch.columns["flags"].tolist()) if flags & Flag.ERROR]
+    return [(names[row], batch.names[batch.columns["error_type"][row]]) for row in rows]
 
 
-def test_audit_hook_that_forbids_callbacks():
-    """Where an audit hook refuses, the program goes on: at the start the recording goes without calls, at the stop they end."""
-    assert printed_by(_REFUSES) == ["1", "None", "1", "None", "frames_off:_the_interpreter_refused:_RuntimeError('no')"]
+class _OwnError(ValueError):
+    pass
 
 
-_ENDS = """
-    import sys, threading
-    from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._record.source import RecordingOptions
+def test_errors_of_c_functions():
+    """A C function has the class of what it raises, its own or what Python that it calls raises, and a finalizer does no harm."""
 
     class AtTheEnd:
         def __del__(self):
-            len("x")
+            _leaf()
 
-    def generator():
-        try:
-            yield 1
-        finally:
-            len("x")
+    def raises(_value):
+        raise _OwnError
 
-    def work():
-        while True:
-            len("busy")
+    def program():
+        for function, argument, options in (
+            ([].pop, 0, {}),
+            (len, AtTheEnd(), {}),
+            (next, iter([]), {}),
+            (max, [1, 2], {"key": raises}),
+        ):
+            with contextlib.suppress(Exception):
+                function(argument, **options)
 
-    sys.kept = [AtTheEnd(), generator()]
-    next(sys.kept[1])
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    record.start()
-    threading.Thread(target=work, daemon=True).start()
-    print("end")
-"""
-
-
-def test_interpreter_that_ends_meanwhile():
-    """A program that ends while calls are recorded, with finalizers and a busy thread, ends as it would without."""
-    assert printed_by(_ENDS) == ["end"]
-
-
-_IN_ANOTHER = """
-    import sys
-    try:
-        import _interpreters as interpreters
-    except ImportError:
-        import _xxsubinterpreters as interpreters
-    from otel_torchprof._record.recording import ProfileSegment
-    from otel_torchprof._record.source import RecordingOptions
-
-    other = interpreters.create()
-    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
-    record.start()
-    interpreters.run_string(other, "def there(): return len('x')\\nthere()")
-    def here(): return len("x")
-    here()
-    record.stop()
-    interpreters.run_string(other, "there()")
-    interpreters.destroy(other)
-    batch = record.batch()
-    names = [batch.names[name] for name in batch["name"].tolist()]
-    print(sum("here" in name and "there" not in name for name in names), sum("there" in name for name in names))
-"""
+    own = f"{__name__}._OwnError"
+    assert _errors(recorded(program)) == [
+        ("<built-in method pop of list object>", "IndexError"),
+        ("<built-in function len>", "TypeError"),
+        ("<built-in function next>", "StopIteration"),
+        ("<built-in function max>", own),
+        ("raises", own),
+    ]
 
 
-def test_another_interpreter_of_the_process():
-    """What another interpreter runs on a thread that is traced is no part of the recording."""
-    assert printed_by(_IN_ANOTHER) == ["1", "0"]
+def test_error_that_nobody_says_the_type_of():
+    """Where the interpreter does not tell of the exception that a C function raised, it is an error of another kind."""
+
+    def outer():
+        with contextlib.suppress(IndexError):
+            [].pop()
+
+    with recording() as record:
+        callback = monitoring.register_callback(NUMBERS[0], monitoring.events.RAISE, None)
+        outer()
+        monitoring.register_callback(NUMBERS[0], monitoring.events.RAISE, callback)
+    assert _errors(record) == [("<built-in method pop of list object>", "_OTHER")]
+
+
+def test_error_whose_name_cannot_be_had():
+    """What a class raises when it is asked for its name does not reach the program, and it is an error of another kind."""
+
+    class Nameless(type):
+        def __getattribute__(cls, name):
+            if name in {"__module__", "__qualname__"}:
+                raise ValueError(name)
+            return super().__getattribute__(name)
+
+    class Error(Exception, metaclass=Nameless):
+        pass
+
+    def fails():
+        raise Error
+
+    def program():
+        with contextlib.suppress(Error):
+            fails()
+
+    assert _errors(recorded(program)) == [("fails", "_OTHER")]
+
+
+def test_method_that_is_called_with_another_object():
+    """A method of a class of C that is given no object of it is not called, and is no call."""
+
+    def program():
+        for arguments in ((), (3,), ([], 3)):
+            with contextlib.suppress(TypeError):
+                list.append(*arguments)
+            with contextlib.suppress(TypeError):
+                list.append(3, 4)
+
+    names = Counter(tree(recorded(program), "program"))
+    assert names[".<built-in method append of list object>"] == 1
+
+
+# ---- filters ----
+
+
+@contextlib.contextmanager
+def _counting(functions, *names):
+    """How often we are called back from functions, by event and function."""
+    codes = [function.__code__ for function in functions]
+    counts = Counter()
+
+    def counted(event, callback):
+        def count(code, *rest):
+            if code in codes:
+                counts[event, code.co_name] += 1
+            return callback(code, *rest)
+
+        return count
+
+    for name in names:
+        event = getattr(monitoring.events, name)
+        callback = monitoring.register_callback(NUMBERS[0], event, None)
+        monitoring.register_callback(NUMBERS[0], event, counted(name, callback))
+    yield counts
+
+
+def test_excluded_code_is_not_called_back():
+    """What is left out calls back a few times at most, however often it is called, returns and calls C functions."""
+
+    def excluded():
+        return len([_leaf() for _ in range(10)])
+
+    def segments():
+        for _ in range(10):
+            yield len("x")
+
+    with recording(frames=EVERYTHING_OFF) as record:
+        names = ("PY_START", "PY_RESUME", "PY_RETURN", "PY_YIELD", "CALL")
+        with _counting((excluded, segments, _leaf), *names) as counts:
+            for _ in range(1000):
+                excluded()
+                list(segments())
+    assert names_of(record) == []
+    assert max(counts.values()) <= 3
+    assert counts["PY_START", "_leaf"] > 0
+    assert counts["CALL", "segments"] > 0
+
+
+def test_what_was_left_out_comes_back():
+    """What one recording leaves out is in another that starts meanwhile or later, and it goes on where it runs already."""
+
+    def program():
+        _leaf()
+
+    def both():
+        _leaf()
+        with recording(frames=FrameFilter(include=[__name__], c_functions=False)) as everything:
+            program()
+        program()
+        return everything
+
+    with recording(frames=EVERYTHING_OFF) as nothing:
+        program()
+        everything = both()
+    assert tree(everything, "both") == [".program", ".._leaf"]
+    assert names_of(nothing) == []
+    assert tree(recorded(program), "program") == ["._leaf", "..<built-in function len>"]
+
+
+def test_no_c_functions_no_events():
+    """Where no recording wants C functions the interpreter does not tell of them, and does again with one that does."""
+    events = monitoring.events
+    with recording(frames=FrameFilter(c_functions=False)) as without:
+        assert monitoring.get_events(NUMBERS[0]) & events.CALL == 0
+        with recording() as with_functions:
+            assert monitoring.get_events(NUMBERS[0]) & events.CALL
+            _leaf()
+        assert monitoring.get_events(NUMBERS[0]) & (events.CALL | events.RAISE) == 0
+        assert monitoring.get_events(NUMBERS[0]) & events.PY_START
+    assert tree(with_functions, "_leaf") == [".<built-in function len>"]
+    assert tree(without, "_leaf") == []
+
+
+@pytest.fixture
+def module_class(monkeypatch):
+    """What stands for ``torch.nn.Module``."""
+
+    class Module:
+        def __call__(self, *arguments):
+            return self.forward(*arguments)
+
+    torch = types.ModuleType("torch")
+    torch.__file__ = __file__
+    torch.nn = types.SimpleNamespace(Module=Module)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.nn", torch.nn)
+    return Module
+
+
+def test_modules_alone(module_class):
+    """With modules alone only the code around their calls is watched, not even others' starts; errors end them too."""
+
+    class Net(module_class):
+        def forward(self, value):
+            return _leaf() // value
+
+    net, events, code = Net(), monitoring.events, module_class.__call__.__code__
+    with recording(frames=FrameFilter(modules_only=True)) as record:
+        assert monitoring.get_events(NUMBERS[0]) == events.PY_UNWIND
+        assert monitoring.get_local_events(NUMBERS[0], code) == events.PY_START | events.PY_RETURN
+        net(1)
+        with contextlib.suppress(ZeroDivisionError):
+            net(0)
+        with recording() as everything:
+            net(1)
+        assert monitoring.get_events(NUMBERS[0]) == events.PY_UNWIND
+    monitoring.use_tool_id(NUMBERS[0], "test")
+    assert monitoring.get_local_events(NUMBERS[0], code) == 0
+    monitoring.free_tool_id(NUMBERS[0])
+    batch = record
+    assert [batch.names[name] for name in batch.columns["name"].tolist()] == ["nn.Module: Net_0"] * 3
+    assert _errors(batch) == [("nn.Module: Net_0", "ZeroDivisionError")]
+    assert tree(everything, "nn.Module: Net_0") == [".forward", ".._leaf", "...<built-in function len>"]
