@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._native.recorder import Session
 from otel_torchprof._record import module_calls
 
 if TYPE_CHECKING:
@@ -37,28 +37,24 @@ def way_to_call() -> int | None:
 
 def recorded(body: Callable[[], Any]) -> list[str]:
     """The modules that ran in ``body``, of all threads: a line each, indented by depth, with error and ``...`` if unfinished."""
-    session = Session(1 << 24, all_threads=True, kinds=[Kind.MODULE])
-    session.start()
-    try:
+    with otp.profile(with_modules=True, operators=False, all_threads=True) as prof:
         body()
-    finally:
-        session.stop()
-    return lines(session.final_batch())
+    return lines(prof)
 
 
-def lines(batch: Any) -> list[str]:
-    """The modules of a batch; operators and labels between them are left out."""
+def lines(found: Any) -> list[str]:
+    """The modules of a profile or a batch; operators and labels between them are left out."""
     depth: list[int] = []
-    found = []
-    columns = (batch[name].tolist() for name in ("kind", "name", "parent", "error_type", "flags"))
+    modules = []
+    columns = (found.columns[name].tolist() for name in ("kind", "name", "parent", "error_type", "flags"))
     for kind, name, parent, error, flags in zip(*columns, strict=True):
         outer = depth[parent] if parent >= 0 else 0
         depth.append(outer + (kind == Kind.MODULE))
         if kind == Kind.MODULE:
-            line = "  " * outer + batch.names[name]
-            line += f" !{batch.names[error]}" if flags & Flag.ERROR else ""
-            found.append(line + (" ..." if flags & Flag.UNFINISHED else ""))
-    return found
+            line = "  " * outer + found.names[name]
+            line += f" !{found.names[error]}" if flags & Flag.ERROR else ""
+            modules.append(line + (" ..." if flags & Flag.UNFINISHED else ""))
+    return modules
 
 
 class Block(nn.Module):

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import frame_trees
 import pytest
 from frame_trees import by_profile_function, masked, recorded, recording
 from waiting_threads import Gate, rows_of_thread, waiting
@@ -15,6 +16,8 @@ import otel_torchprof
 from otel_torchprof import FrameFilter
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._record.recording import ProfileSegment
+from otel_torchprof._record.source import RecordingOptions
 
 
 def _outer(gate):
@@ -57,15 +60,32 @@ def test_thread_that_only_waits(time):
     rows = rows_of_thread(batch)
     assert (names_of(rows), is_chain(rows)) == ([*THREADS, *OWN], True), time
     info = {(row["start"], row["end"], row["flags"], row["kind"], row["error_type"]) for row in rows}
-    assert info == {(*record.times(), Flag.UNFINISHED, Kind.FRAME, 0)}
+    assert info == {(record.health.start_ns, record.health.stop_ns, Flag.UNFINISHED, Kind.FRAME, 0)}
+    functions = {event.function.qualified_name for event in record.events() if event.function}
+    assert {f"{__name__}._outer", f"{__name__}._inner"} <= functions
     of_thread = batch.threads[rows[0]["thread"]]
     assert (of_thread.ident, of_thread.os_tid) == (thread.ident, thread.native_id)
-    assert len(set(batch.columns["id"].tolist())) == len(batch)
+    ids = batch.columns["id"].tolist()
+    assert len(set(ids)) == len(ids)
 
 
 def test_names_are_those_of_a_thread_that_goes_on():
-    """What a thread shows that waits is what it shows when it goes on late: names, lines and all from the start."""
-    with waiting(_outer) as (gate, thread):
+    """What a thread shows that waits, up to 128 calls, is what it shows when it goes on late: names, lines, generators, from the start."""
+
+    def deep(gate, depth=200):
+        if depth:
+            deep(gate, depth - 1)
+        else:
+            list(numbers(gate))
+
+    def numbers(gate):
+        yield 1
+        gate.wait()
+
+    def shown(rows):
+        return [(row["name"], row["fwd_thread"] > 0) for row in rows]
+
+    with waiting(deep) as (gate, thread):
         still = rows_of_thread(recorded(lambda: len("busy")))
         with recording() as record:
             len("busy")
@@ -73,18 +93,12 @@ def test_names_are_those_of_a_thread_that_goes_on():
             gate.open()
             thread.join(30)
     late = [row for row in rows_of_thread(record) if row["start"] < before]
-    assert [row["name"] for row in late] == [row["name"] for row in still]
+    assert shown(late) == shown(still)
+    assert names_of(still) == ["deep"] * 126 + ["numbers", "wait"]
+    assert [masked(name) for name, is_generator in shown(still) if is_generator] == ["numbers"]
     assert is_chain(late)
-    assert all(row["start"] >= record.times()[0] and row["end"] > before for row in late)
-
-
-def test_thread_that_goes_on_is_not_there_twice():
-    """A thread whose first call comes late has its outer calls once, and what comes later below them."""
-    with waiting(_outer) as (gate, thread), recording() as record:
-        gate.open()
-        thread.join(30)
-    names = names_of(rows_of_thread(record))
-    assert (names.count("_outer"), names.count("_inner"), names.count("<built-in function len>")) == (1, 1, 1)
+    assert is_chain(still)
+    assert all(row["start"] >= record.health.start_ns and row["end"] > before for row in late)
 
 
 def test_thread_that_is_born_meanwhile():
@@ -96,27 +110,6 @@ def test_thread_that_is_born_meanwhile():
     rows = rows_of_thread(record)
     assert [name for name in names_of(rows) if name in OWN] == OWN
     assert all(row["start"] >= born for row in rows)
-
-
-def test_info_of_functions():
-    """What a thread waits in is told of like everything else that is called."""
-    with waiting(_outer):
-        batch = recorded(lambda: len("busy"))
-    functions = [info.qualified_name for info in batch.frame_info.functions.values()]
-    assert {f"{__name__}._outer", f"{__name__}._inner"} <= set(functions)
-
-
-def test_at_most_128_calls():
-    """Of a deep stack the innermost 128 calls are there."""
-
-    def deep(gate, depth=200):
-        if depth:
-            deep(gate, depth - 1)
-        else:
-            gate.wait()
-
-    rows = waited(deep)
-    assert (names_of(rows), is_chain(rows)) == (["deep"] * 127 + ["wait"], True)
 
 
 @pytest.mark.parametrize(
@@ -146,18 +139,6 @@ def test_calls_of_this_package_are_left_out():
     namespace = {}
     exec(compile("def own(gate):\n    gate.wait()", path, "exec"), namespace)  # noqa: S102 - the test's own text
     assert names_of(waited(namespace["own"])) == THREADS
-
-
-def test_generator():
-    """A generator in which a thread waits has its number, as when it goes on."""
-
-    def numbers(gate):
-        yield 1
-        gate.wait()
-
-    rows = waited(lambda gate: list(numbers(gate)))
-    assert [row["fwd_thread"] > 0 for row in rows if masked(row["name"]) == "numbers"] == [True]
-    assert [row["fwd_thread"] for row in rows if masked(row["name"]) != "numbers"] == [0] * (len(rows) - 1)
 
 
 def test_recording_inside_another():
@@ -226,13 +207,15 @@ def test_threads_in_any_state():
     for batch in batches:
         assert names_of(rows_of_thread(batch)) == [*THREADS, *OWN]
         parents = batch.columns["parent"]
-        assert (parents < range(len(batch))).all()
+        assert (parents < range(len(parents))).all()
         assert (batch.columns["thread"][parents[parents >= 0]] == batch.columns["thread"][parents >= 0]).all()
 
 
 def test_live_recording_leaves_it_out():
     """A recording that is read while it runs has nothing of threads that wait."""
-    with waiting(_outer), recording() as record:
+    record = ProfileSegment(RecordingOptions(operators=False, frames=True))
+    with waiting(_outer):
+        record.start()
         assert not rows_of_thread(record.drain())
         record.stop()
         assert not rows_of_thread(record.drain())
@@ -257,7 +240,7 @@ def test_thread_that_python_does_not_know():
     found = [(thread.ident, thread.os_tid) for thread in batch.threads if thread.ident == ids[0][0]]
     assert found in ([ids[0]], [])
     assert (len(found) == 1) == (
-        "unnamed" in map(masked, (batch.names[name] for name in batch.columns["name"].tolist()))
+        "unnamed" in frame_trees.names_of(batch)
     )
 
 

@@ -128,7 +128,7 @@ def test_c_thread_that_python_knows_again_and_again():
         library = ctypes.CDLL(None)
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         key, thread, variables = ctypes.c_uint(), ctypes.c_ulong(), threading.local()
-        calls = []
+        ended = []
 
         class Finalized:
             def __del__(self):
@@ -140,8 +140,8 @@ def test_c_thread_that_python_knows_again_and_again():
         def again(_):
             leaf()
             variables.finalized = Finalized()
-            calls.append(1)
-            if len(calls) % 4:  # as often as the system calls it when a thread ends
+            ended.append(1)
+            if len(ended) % 4:  # as often as the system calls it when a thread ends
                 library.pthread_setspecific(key, ctypes.c_void_p(1))
             return 0
 
@@ -153,7 +153,7 @@ def test_c_thread_that_python_knows_again_and_again():
             library.pthread_create(ctypes.byref(thread), None, called, None)
             library.pthread_join(thread, None)
         record.stop()
-        print(len(calls), python_sources.errors())
+        print(len(ended), python_sources.errors())
     """
     assert printed(program) == ["40", "0"]
 

@@ -54,9 +54,10 @@ def lines_of(batch):
 
 
 def test_nothing_waits():
-    """Without a thread that waits the batch is itself."""
+    """The batch is itself where no thread waits, or one has calls of its own: it went on in the last moment, and they are all."""
     batch = batch_of()
     assert with_waiting(batch, [], TIMES) is batch
+    assert with_waiting(batch, [stack_of(FIRST, 1, 2)], TIMES) is batch
 
 
 def test_thread_of_which_nothing_was_recorded():
@@ -87,12 +88,6 @@ def test_thread_that_recorded_without_calls():
     assert whole.memory["event"].tolist() == [0, 1 << 40, whole["id"][3], 2 << 40]
     ids = whole["id"].tolist()
     assert (len(set(ids)), ids[2:]) == (len(ids), sorted(ids[2:]))
-
-
-def test_thread_with_calls():
-    """A thread with calls of its own went on in the last moment: the recorder has all of it."""
-    batch = batch_of()
-    assert with_waiting(batch, [stack_of(FIRST, 1, 2)], TIMES) is batch
 
 
 def test_several():

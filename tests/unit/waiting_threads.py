@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from otel_torchprof._columns.batch import Batch
-
 _SECONDS = 30
 _call = operator.methodcaller("__call__")
 
@@ -56,15 +54,12 @@ def waiting(program: Callable[[Gate], object], name: str = "waiter") -> Iterator
         thread.join(_SECONDS)
 
 
-def rows_of_thread(batch: Batch, name: str = "waiter") -> list[dict[str, Any]]:
+def rows_of_thread(found: Any, name: str = "waiter") -> list[dict[str, Any]]:
     """The rows of a thread, each with its columns, its name as text."""
-    rows = [at for at, thread in enumerate(batch["thread"].tolist()) if batch.threads[thread].name == name]
-    columns = {column: values.tolist() for column, values in batch.columns.items()}
+    columns = {column: values.tolist() for column, values in found.columns.items()}
+    threads, names = found.threads, found.names
     return [
-        {
-            **{column: values[at] for column, values in columns.items()},
-            "row": at,
-            "name": batch.names[batch["name"][at]],
-        }
-        for at in rows
+        {**{column: values[at] for column, values in columns.items()}, "row": at, "name": names[columns["name"][at]]}
+        for at, thread in enumerate(columns["thread"])
+        if threads[thread].name == name
     ]
