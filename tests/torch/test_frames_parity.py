@@ -16,6 +16,7 @@ from frame_programs import PROGRAMS, described, functions, masked, modules, pyth
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
+import otel_torchprof as otp
 from examples import one_in
 from otel_torchprof import profile
 
@@ -140,6 +141,36 @@ def test_stacks_file_has_torchs_lines(program, tmp_path):
     own = {_own_part(line, program) for line in lines}
     # Which events take a microsecond is not the same in two runs, but many of a program do in both.
     assert len(own & {_own_part(line, program) for line in _lines(theirs, tmp_path / "theirs")} - {None}) > 5
+
+
+FILTERS = {
+    "modules alone": ({"modules_only": True}, lambda event: event.name.startswith("nn.Module: ")),
+    "files alone": (
+        {"include": ["tests/torch"], "c_functions": False},
+        lambda event: event.name.startswith(("nn.Module: ", "frame_programs.py", "test_frames_parity.py")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_leaves_out_nothing_else(name):
+    """A step of training has with a filter the modules, operators, optimizer and functions that it has without, and their nesting."""
+    options, is_kept = FILTERS[name]
+
+    def shown(prof, is_kept):
+        found, depths = [], {}
+        for event in prof.events():
+            kept = not event.is_python_function or is_kept(event) or event.name.endswith("_optimizer_step_code")
+            depths[event.id] = (depths[event.cpu_parent.id] if event.cpu_parent else 0) + kept
+            if kept:
+                found.append((depths[event.id], masked(event.name)))
+        first = next(at for at, (_, text) in enumerate(found) if text == "step")
+        return [(depth - found[first][0], text) for depth, text in found[first:]]
+
+    alone = _run(profile(with_stack=True, frames=otp.FrameFilter(**options)), training)
+    expected = shown(_ours(training), is_kept)
+    assert shown(alone, lambda _: True) == expected
+    assert sum("nn.Module: " in text for _, text in expected) > 5
 
 
 @pytest.mark.parametrize("entries", [1, 3])

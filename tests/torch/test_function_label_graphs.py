@@ -1,4 +1,4 @@
-"""Functions that are labelled by their names inside torch.compile, torch.jit and torch.fx, and where torch is instrumented."""
+"""Functions that are labelled by their names inside torch.compile, torch.jit and torch.fx."""
 
 from __future__ import annotations
 
@@ -66,30 +66,3 @@ def test_in_graphs(tmp_path):
     """Labelled functions and methods compile in TorchScript, dynamo without a break, and fx, and compute what they did."""
     (tmp_path / "labelled_model.py").write_text(MODEL)
     succeeds(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{GRAPHS}")
-
-
-INSTRUMENTED = """
-import os
-import otel_torchprof as otp
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-exporter = InMemorySpanExporter()
-provider = TracerProvider()
-provider.add_span_processor(otp.TorchSpanProcessor(exporter))
-otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="modules")
-import torch
-import labelled_model
-with provider.get_tracer("test").start_as_current_span("request"):
-    labelled_model.double(torch.ones(2))
-otp.TorchInstrumentor().uninstrument()
-provider.force_flush()
-print(*[span.name for span in exporter.get_finished_spans()])
-"""
-
-
-def test_instrumented(tmp_path, monkeypatch):
-    """What the file of the environment lists is a span where torch is instrumented, though its module comes later."""
-    (tmp_path / "labelled_model.py").write_text(MODEL)
-    (tmp_path / "labels.txt").write_text("labelled_model:double doubling\n")
-    monkeypatch.setenv("OTEL_TORCHPROF_LABELS", str(tmp_path / "labels.txt"))
-    assert "doubling" in succeeds(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{INSTRUMENTED}").split()

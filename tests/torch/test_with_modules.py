@@ -417,9 +417,8 @@ def test_requests_of_several_threads():
             model(X)
         return span.get_span_context().trace_id
 
-    with instrumented(detail="modules") as service:
-        with ThreadPoolExecutor(8) as pool:
-            numbers = list(pool.map(request, range(50)))
+    with instrumented(detail="modules") as service, ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(request, range(50)))
     trees = {}
     for span in service.spans():
         if not span.name.startswith("torch."):
@@ -447,8 +446,9 @@ def test_profiles_that_start_or_stop_within_a_module():
     Changes(late.start)(X)
     late.stop()
     assert lines(late) == ["Block", "  layers.0", "  layers.1"]
+    model = Changes(early.stop)
     early.start()
-    Changes(early.stop)(X)
+    model(X)
     assert lines(early) == ["Changes ..."]
     assert [(event.name, event.module_hierarchy) for event in early.events()] == [("aten::neg", "Changes")]
     assert recorded(lambda: Net()(X)) == NET

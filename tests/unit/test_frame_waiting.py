@@ -239,9 +239,7 @@ def test_thread_that_python_does_not_know():
     assert ended.acquire(timeout=30)
     found = [(thread.ident, thread.os_tid) for thread in batch.threads if thread.ident == ids[0][0]]
     assert found in ([ids[0]], [])
-    assert (len(found) == 1) == (
-        "unnamed" in frame_trees.names_of(batch)
-    )
+    assert (len(found) == 1) == ("unnamed" in frame_trees.names_of(batch))
 
 
 @by_profile_function
