@@ -1,5 +1,7 @@
 """Programs with calls of every sort, without torch, the same each time they run. Their calls are compared with other tracers'.
 
+Recursion, exceptions, generators and `with` are in the programs of random_calls.py.
+
 What is called here is written here or in C, except where a name says so: the library's own Python differs by version.
 """
 
@@ -25,25 +27,6 @@ def _leaf(*_values):
 
 
 # ---- functions ----
-
-
-def _factorial(n):
-    return n * _factorial(n - 1) if n else 1
-
-
-def _even(n):
-    return n == 0 or _odd(n - 1)
-
-
-def _odd(n):
-    return n != 0 and _even(n - 1)
-
-
-def recursion():
-    """A function that calls itself, two that call each other."""
-    _factorial(5)
-    _even(12)
-    _leaf()
 
 
 def _closure(start):
@@ -99,137 +82,10 @@ def sources():
 _SOURCE = compile("def made_here():\n  return len('leaf')\nmade_here()", "<made>", "exec")
 
 
-# ---- exceptions ----
-
-
 def _failing(depth):
     if depth == 0:
         raise ValueError(depth)
     _failing(depth - 1)
-
-
-def _tidying(depth):
-    try:
-        return _tidying(depth - 1) if depth else [].index(1)
-    finally:
-        _leaf()
-
-
-def _translating(depth):
-    try:
-        return _translating(depth - 1) if depth else {}["no"]
-    except LookupError as error:
-        _leaf()
-        raise IndexError(depth) from error
-
-
-def _caught(function, *arguments):
-    try:
-        function(*arguments)
-    except Exception:  # noqa: BLE001 - that of the function, whatever it is
-        return _leaf()
-
-
-def exceptions():
-    """Exceptions through ten frames: caught by one, passed by `finally`, translated at every height, from C functions."""
-    _caught(_failing, 9)
-    _leaf()
-    _caught(_tidying, 9)
-    _caught(_translating, 9)
-    _caught([].index, 1)
-    _caught(sorted, [1, "a"])
-    _caught(functools.partial(sorted, [1, 2], key=_failing))
-    _caught(len)
-    _leaf()
-
-
-class _Manager:
-    def __init__(self, swallow):
-        self._swallow = swallow
-
-    def __enter__(self):
-        return _leaf()
-
-    def __exit__(self, *error):
-        return self._swallow
-
-
-def context_managers():
-    """`with`, left in order, by a return and by exceptions that it lets through or does not."""
-
-    def early():
-        with _Manager(swallow=False), _Manager(swallow=False):
-            return _leaf()
-
-    def failing():
-        with _Manager(swallow=False), _Manager(swallow=False):
-            _failing(1)
-
-    early()
-    with _Manager(swallow=True):
-        _failing(2)
-    _caught(failing)
-
-
-# ---- what goes on where it stopped ----
-
-
-def _counting(n):
-    for number in range(n):
-        _leaf()
-        yield number
-
-
-def _delegating(n):
-    yield from _counting(n)
-    _leaf()
-    yield from (number for number in range(n))
-
-
-def _guarded():
-    try:
-        yield _leaf()
-        yield _leaf()
-    except ValueError:
-        yield _leaf()
-    finally:
-        _leaf()
-
-
-def generators():
-    """Loops, delegation, send, throw, close, one that fails, one within another, one that is let go of halfway."""
-    for _ in _counting(2):
-        _leaf()
-    list(_delegating(2))
-    first, second = _counting(2), _guarded()
-    next(first), next(second), next(first), next(first, None)
-    second.send(None)
-    second.throw(ValueError())
-    second.close()
-    abandoned = [_guarded(), _guarded()]  # no names of their own: those can live longer where sys.setprofile is in use
-    next(abandoned[0]), next(abandoned[1])
-    abandoned.pop()
-    abandoned.clear()
-    sum(_counting(3))
-    (*_counting(1), *_guarded())
-    _caught(next, _failing_generator())
-    sorted(_counting(2), key=_leaf)
-
-
-def _failing_generator():
-    yield from map(_failing, [2])
-
-
-def hundred_generators():
-    """A hundred generators that take turns, in one order and then in another."""
-    running = [_counting(4)] * 0
-    for _ in range(100):
-        running.append(_delegating(2))
-    for step in (1, 3, 7):
-        for number in range(100):
-            next(running[number * step % 100])
-    while running:
-        running.pop().close()
 
 
 class _Turn:
@@ -301,14 +157,9 @@ def comprehensions():
 
 
 PROGRAMS: tuple[Callable[[], object], ...] = (
-    recursion,
     functions,
     keywords,
     sources,
-    exceptions,
-    context_managers,
-    generators,
-    hundred_generators,
     coroutines,
     comprehensions,
     *class_programs.PROGRAMS,

@@ -22,28 +22,38 @@ PROGRAM = """
 import sys, threading, time
 patch, when, path = sys.argv[1:]
 if when == "before": exec(patch)
-import otel_torchprof as otp
+import torch, otel_torchprof as otp
 from opentelemetry.sdk.trace import TracerProvider
 if when == "after the import": exec(patch)
+counts = []
+
+def profiles():
+    with otp.profile() as found:
+        torch.ones(1).neg()
+    counts.append(len(found.events()) > 0)
+
+def labels():
+    for _ in range(20):
+        with otp.record_function("label"):
+            time.sleep(0.001)
+
+def together(work, count):
+    workers = [threading.Thread(target=work) for _ in range(count)]
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+
+together(profiles, 4)
 provider = TracerProvider()
 provider.add_span_processor(otp.TorchSpanProcessor(otp.OTLPFileExporter(path)))
 instrumentor = otp.TorchInstrumentor()
 instrumentor.instrument(tracer_provider=provider, detail="ops", blackbox="ops,hang=60")
 if when == "after the start": exec(patch)
-
-def work():
-    for _ in range(20):
-        with otp.record_function("label"):
-            time.sleep(0.001)
-
-workers = [threading.Thread(target=work) for _ in range(3)]
-for worker in workers: worker.start()
-for worker in workers: worker.join()
-work()
+together(labels, 3)
+labels()
 assert provider.force_flush(20_000)
 instrumentor.uninstrument()
 provider.shutdown()
-print(open(path).read().count('"label"'))
+print(counts, open(path).read().count('"label"'))
 """
 
 
@@ -56,7 +66,7 @@ def skip_without(library):
 @pytest.mark.parametrize("when", ["before", "after the import", "after the start"])
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_a_patched_program(library, when, tmp_path):
-    """An instrumented program starts, loses nothing, flushes and ends, whenever its threads become greenlets."""
+    """Greenlets that make the first profiles together wait for one another; an instrumented program loses nothing, flushes and ends."""
     skip_without(library)
     if (library, when) == ("eventlet", "after the start"):
         pytest.skip("eventlet replaces locks that others hold, and says so itself")
@@ -68,40 +78,4 @@ def test_a_patched_program(library, when, tmp_path):
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "80\n"), done.stderr
-
-
-FIRST_USE = """
-import sys, threading
-patch, when = sys.argv[1:]
-if when == "before": exec(patch)
-import torch, otel_torchprof as otp
-if when == "after the import": exec(patch)
-counts = []
-
-def work():
-    with otp.profile() as found:
-        torch.ones(1).neg()
-    counts.append(len(found.events()) > 0)
-
-workers = [threading.Thread(target=work) for _ in range(4)]
-for worker in workers: worker.start()
-for worker in workers: worker.join()
-print(counts)
-"""
-
-
-@pytest.mark.parametrize("when", ["before", "after the import"])
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_greenlets_that_begin_together(library, when):
-    """Greenlets of one thread that make the first profiles together wait for the one that loads the library for torch."""
-    skip_without(library)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FIRST_USE, PATCHES[library], when],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "[True, True, True, True]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[True, True, True, True] 80\n"), done.stderr

@@ -13,30 +13,38 @@ GRAPHS = """
 import warnings
 warnings.simplefilter("ignore")
 
-def function(x: torch.Tensor) -> torch.Tensor:
-    with {label}("outer"):
+def ours(x: torch.Tensor) -> torch.Tensor:
+    with otp.record_function("outer"):
         y = x + 1
-        with {label}("inner", "args"):
+        with otp.record_function("inner", "args"):
             return y.neg()
 
-x = torch.ones(3)
-for backend in ("eager", "aot_eager"):
-    compiled = torch.compile(fullgraph=True, backend=backend)(function)
-    assert torch.equal(compiled(x), -(x + 1))
+def theirs(x: torch.Tensor) -> torch.Tensor:
+    with torch.profiler.record_function("outer"):
+        y = x + 1
+        with torch.profiler.record_function("inner", "args"):
+            return y.neg()
+
+def left(function):
+    found, x = [], torch.ones(3)
+    for backend in ("eager", "aot_eager"):
+        compiled = torch.compile(fullgraph=True, backend=backend)(function)
+        assert torch.equal(compiled(x), -(x + 1))
+        with otp.profile() as prof:
+            compiled(x)
+        names = [event.name for event in prof.events()]
+        assert "aten::neg" in names, names
+        found.append(sorted(set(names) & {{"outer", "inner"}}))
+    scripted = torch.jit.script(function)
+    for _ in range(3):
+        scripted(x)
     with otp.profile() as prof:
-        compiled(x)
-    names = [event.name for event in prof.events()]
-    assert "aten::neg" in names, names
-    print(sorted(set(names) & {{"outer", "inner"}}))
+        scripted(x)
+    inner = {{event.name: event for event in prof.events()}}["aten::neg"].cpu_parent
+    assert (inner.name, inner.cpu_parent.name) == ("inner", "outer")
+    return found
 
-scripted = torch.jit.script(function)
-for _ in range(3):
-    scripted(x)
-with otp.profile() as prof:
-    scripted(x)
-inner = {{event.name: event for event in prof.events()}}["aten::neg"].cpu_parent
-print(inner.name, inner.cpu_parent.name)
-
+assert left(ours) == left(theirs)
 with otp.profile(operators=False) as prof, otp.record_function("outside"):
     pass
 assert [event.name for event in prof.events()] == ["outside"]
@@ -48,28 +56,15 @@ IMPORTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def torchs_own(tmp_path_factory):
-    """What is left of torch's own labels in such functions."""
-    label = "torch.profiler.record_function"
-    return printed(tmp_path_factory.mktemp("torchs"), "torch first", label)
-
-
-def printed(folder, imports, label):
-    """Runs the program from a file, since TorchScript and dynamo read its source."""
-    path = folder / "program.py"
-    path.write_text(GRAPHS.format(imports=IMPORTS[imports], label=label))
-    program = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
-    return succeeds(program, has_torch=imports == "torch first")
-
-
 @pytest.mark.parametrize(
     "imports", ["ours first", "torch first", pytest.param("looked for", marks=pytest.mark.exhaustive)]
 )
-def test_in_graphs(tmp_path, torchs_own, imports):
+def test_in_graphs(tmp_path, imports):
     """A label breaks no graph of torch.compile and compiles in TorchScript, whichever was imported first: as torch's own."""
-    assert printed(tmp_path, imports, "otp.record_function") == torchs_own
-    assert torchs_own.endswith("inner outer\n")
+    path = tmp_path / "program.py"  # TorchScript and dynamo read the source
+    path.write_text(GRAPHS.format(imports=IMPORTS[imports]))
+    program = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    succeeds(program, has_torch=imports == "torch first")
 
 
 WITHOUT_TORCH = """

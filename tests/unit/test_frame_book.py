@@ -192,14 +192,6 @@ def test_a_name_means_the_module_of_its_recording():
     assert [module.qualified_name for module in whole.frame_info.all_modules()] == ["a", "b"]
 
 
-def test_one_module_of_two_recordings_is_listed_once():
-    """A module of which two recordings know the same is one in the list; two alike of one recording are two."""
-    first = FrameInfo({}, {1: _module("a"), 2: _module("a")}, {}, 100)
-    second = FrameInfo({}, {1: _module("a"), 2: _module("b")}, {}, 200)
-    names = [module.qualified_name for module in FrameInfo.joined([first, second]).all_modules()]
-    assert names == ["a", "a", "b"]
-
-
 def test_what_has_changed_between_recordings_is_listed_once():
     """Gradients and learning rates of two cycles differ: their module and its optimizer are one each, as in the first cycle."""
 

@@ -1,15 +1,18 @@
-"""Labels as decorators of functions, generators, coroutines and async generators."""
+"""Labels as decorators of functions, generators, coroutines and async generators: they run as without, inside their label."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from label_trees import tree
 
 import otel_torchprof as otp
-from otel_torchprof._record.labels import record_function
+from otel_torchprof import record_function
 
 
 @pytest.fixture
@@ -38,179 +41,149 @@ def test_functions_and_methods(prof):
     assert tree(prof) == ["forward", "forward !ValueError"]
 
 
-def test_generators(prof):
-    """A decorated generator passes on values, sent values, exceptions and its result, and is no parent while it waits."""
+# ---- driven by chance: what comes out is what comes out without the label ----
 
-    @record_function("generator")
+
+def steps(label=record_function):
+    """A generator that yields what it gets, goes on after a ValueError, and yields even when it is closed, if told so."""
+
     def generator():
-        with record_function("start"):
-            pass
-        got = yield 1
+        got, stubborn = None, False
         try:
-            yield got * 2
-        except ValueError:
-            with record_function("handler"):
-                yield 3
+            while got != "end":
+                with label("inside"):
+                    pass
+                try:
+                    got = yield ("got", got)
+                except ValueError:
+                    got = yield "caught"
+                stubborn = stubborn or got == "stubborn"
+                if got == "fail":
+                    raise KeyError(got)
+        finally:
+            with label("finally"):
+                pass
+            if stubborn:
+                yield "ignores"
         return "result"
 
-    def outer():
-        result = yield from generator()
-        assert result == "result"
-
-    with prof:
-        running = outer()
-        assert next(running) == 1
-        with record_function("meanwhile"):
-            pass
-        assert running.send(21) == 42
-        assert running.throw(ValueError) == 3
-        with pytest.raises(StopIteration):
-            next(running)
-    assert tree(prof) == ["generator", "generator/start", "meanwhile", "generator/handler"]
+    return generator
 
 
-def test_generators_that_end_early(prof):
-    """Closing a generator runs its finally inside the label and is no error; an exception out of it is one."""
+def async_steps():
+    """The same as an async generator, which waits in between."""
+    inner = steps()
 
-    @record_function("generator")
-    def generator():
-        try:
-            yield 1
-        finally:
-            with record_function("finally"):
-                pass
-
-    with prof:
-        running = generator()
-        next(running)
-        running.close()
-        running = generator()
-        next(running)
-        with pytest.raises(KeyError):
-            running.throw(KeyError())
-        list(generator())
-    assert tree(prof) == [
-        "generator",
-        "generator/finally",
-        "generator !KeyError",
-        "generator/finally",
-        "generator",
-        "generator/finally",
-    ]
-
-
-def test_a_generator_that_ignores_its_end(prof):
-    """A generator that yields when it is closed fails as it does without the label."""
-
-    @record_function("generator")
-    def generator():
-        try:
-            yield 1
-        except GeneratorExit:
-            yield 2
-
-    with prof:
-        running = generator()
-        next(running)
-        with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
-            running.close()
-    assert tree(prof) == ["generator !RuntimeError"]
-
-
-def test_interleaved_tasks(prof):
-    """Tasks that take turns do not become each other's parents, however they are suspended."""
-
-    @record_function("task")
-    async def task(turns, name):
-        for turn in range(turns):
-            with record_function(f"{name}{turn}"):
-                pass
-            await asyncio.sleep(0)
-        return name
-
-    async def main():
-        return await asyncio.gather(task(2, "a"), task(3, "b"), task(1, "c"))
-
-    with prof:
-        assert asyncio.run(main()) == ["a", "b", "c"]
-    assert sorted(tree(prof)) == sorted(["task"] * 3 + [f"task/{n}" for n in ("a0", "a1", "b0", "b1", "b2", "c0")])
-
-
-def test_parents_of_interleaved_tasks_are_their_own(prof):
-    """Inside decorated tasks each label hangs under its own task's label."""
-
-    def labelled(name):
-        @record_function(name)
-        async def task():
-            for _ in range(3):
-                with record_function(f"in {name}"):
-                    pass
+    async def generator():
+        running = inner()
+        value = next(running)
+        while True:
+            try:
                 await asyncio.sleep(0)
+                got = yield value
+            except ValueError as error:  # noqa: PERF203 - each round of its own
+                value = running.throw(error)
+            except GeneratorExit:
+                with contextlib.suppress(RuntimeError):
+                    running.close()
+                raise
+            else:
+                try:
+                    value = running.send(got)
+                except StopIteration:
+                    return
 
-        return task()
-
-    async def main():
-        with record_function("around"):
-            await asyncio.gather(labelled("x"), labelled("y"))
-
-    with prof:
-        asyncio.run(main())
-    found = tree(prof)
-    assert found.count("around") == 1
-    assert sum(line.endswith("x/in x") for line in found) == sum(line.endswith("y/in y") for line in found) == 3
-
-
-def test_cancelled_and_failing_tasks(prof):
-    """A cancelled task's label is an error of class CancelledError; finally blocks run inside it."""
-
-    @record_function("task")
-    async def task():
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            with record_function("finally"):
-                pass
-
-    async def main():
-        running = asyncio.create_task(task())
-        await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    with prof:
-        asyncio.run(main())
-    assert tree(prof) == ["task !asyncio.exceptions.CancelledError", "task/finally"]
+    return generator
 
 
-def test_async_generators(prof):
-    """A decorated async generator passes on what is sent, thrown and awaited; its label waits off the stack."""
+MOVES = st.lists(
+    st.sampled_from(["next", "send", "end", "fail", "stubborn", "throw ValueError", "throw KeyError", "close"]),
+    max_size=6,
+)
 
-    @record_function("stream")
-    async def stream():
-        with record_function("start"):
-            await asyncio.sleep(0)
-        got = yield 1
-        try:
-            yield got
-        except ValueError:
-            yield "caught"
-        await asyncio.sleep(0)
-        with record_function("end"):
-            pass
 
-    async def main():
-        running = stream()
-        values = [await anext(running)]
+def driven(running, moves):
+    """What a generator answers to each move, the class of what it raises too; outside of its label."""
+    answers = []
+    for move in moves:
         with record_function("meanwhile"):
             pass
-        values += [await running.asend("sent"), await running.athrow(ValueError())]
-        values += [value async for value in running]
-        return values
+        try:
+            answers.append(_moved(running, move))
+        except BaseException as error:  # noqa: BLE001 - whatever comes out
+            answers.append((type(error), getattr(error, "value", None)))
+    return answers
 
-    with prof:
-        assert asyncio.run(main()) == [1, "sent", "caught"]
-    assert tree(prof) == ["stream", "stream/start", "meanwhile", "stream/end"]
+
+def _moved(running, move):
+    if move.startswith("throw"):
+        return running.throw({"ValueError": ValueError, "KeyError": KeyError}[move.split()[1]]())
+    return running.close() if move == "close" else next(running) if move == "next" else running.send(move)
+
+
+async def async_driven(running, moves):
+    answers = []
+    for move in moves:
+        with record_function("meanwhile"):
+            pass
+        try:
+            if move.startswith("throw"):
+                answers.append(
+                    await running.athrow({"ValueError": ValueError, "KeyError": KeyError}[move.split()[1]]())
+                )
+            else:
+                answers.append(
+                    await (running.aclose() if move == "close" else running.asend(None if move == "next" else move))
+                )
+        except BaseException as error:  # noqa: BLE001 - whatever comes out
+            answers.append(type(error))
+    await running.aclose()
+    return answers
+
+
+def check(prof, moves):
+    """All that ran is inside the one label, except what others did meanwhile; it has the error that it was left by, and ended."""
+    lines = tree(prof)
+    assert lines.count("meanwhile") == len(moves)
+    own = [line for line in lines if line != "meanwhile"]
+    assert all(line.startswith(("generator", "generator/inside", "generator/finally")) for line in own)
+    assert [line.split(" ")[0] for line in own].count("generator") == bool(own)
+    assert not any(line.endswith("...") for line in own)
+
+
+@given(MOVES, st.booleans())
+def test_generators(moves, delegated):
+    """A decorated generator passes on values, sent values, exceptions, its end and its result, and is no parent while it waits."""
+    expected = driven(steps()(), moves)
+    labelled = record_function("generator")(steps())
+
+    def outer():
+        return (yield from labelled())
+
+    with otp.profile(operators=False) as prof:
+        running = outer() if delegated else labelled()
+        answers = driven(running, moves)
+        with contextlib.suppress(RuntimeError):
+            running.close()
+        del running
+    assert answers == expected
+    check(prof, moves)
+    errors = {type_ for type_, _ in (answer for answer in answers if isinstance(answer, tuple) and answer[0] != "got")}
+    marked = {line.rpartition("!")[2] for line in tree(prof) if "!" in line}
+    assert marked <= {error.__name__ for error in errors} | {"RuntimeError"}
+    started = bool(moves) and moves[0] == "next"
+    if started and KeyError in errors:
+        assert marked == {"KeyError"}
+
+
+@given(MOVES)
+def test_async_generators(moves):
+    """A decorated async generator passes on what is sent, thrown, awaited and its end; its label waits off the stack."""
+    expected = asyncio.run(async_driven(async_steps()(), moves))
+    labelled = record_function("generator")(async_steps())
+    with otp.profile(operators=False) as prof:
+        assert asyncio.run(async_driven(labelled(), moves)) == expected
+    check(prof, moves)
 
 
 def test_async_generators_that_are_closed(prof):
@@ -241,37 +214,69 @@ def test_async_generators_that_are_closed(prof):
     assert tree(prof) == ["stream", "stream/before", "meanwhile", "stream/after"]
 
 
-def test_a_coroutine_that_is_never_awaited_to_its_end(prof):
-    """A coroutine that is thrown away while it waits ends its label; nothing stays open behind it."""
+# ---- coroutines ----
+
+
+def test_interleaved_tasks(prof):
+    """Tasks that take turns do not become each other's parents, however they are suspended."""
+
+    @record_function("task")
+    async def task(turns, name):
+        for turn in range(turns):
+            with record_function(f"{name}{turn}"):
+                pass
+            await asyncio.sleep(0)
+        return name
+
+    async def main():
+        with record_function("around"):
+            return await asyncio.gather(task(2, "a"), task(3, "b"), record_function("other")(task)(1, "c"))
+
+    with prof:
+        assert asyncio.run(main()) == ["a", "b", "c"]
+    found = [line.removeprefix("around/") for line in tree(prof)]
+    inside = [f"task/{n}" for n in ("a0", "a1", "b0", "b1", "b2")]
+    assert sorted(found) == sorted(["around", "task", "task", "other", "other/task", "other/task/c0", *inside])
+
+
+def test_cancelled_and_abandoned_tasks(prof):
+    """A cancelled task's label is an error, with its finally blocks inside; one that is thrown away while it waits just ends."""
+
+    @record_function("task")
+    async def task():
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            with record_function("finally"):
+                pass
 
     @record_function("abandoned")
     async def abandoned():
         await asyncio.sleep(0)
 
+    async def main():
+        running = asyncio.create_task(task())
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
     with prof:
+        asyncio.run(main())
         running = abandoned()
         running.send(None)
         running.close()
         with record_function("after"):
             pass
-    assert tree(prof) == ["abandoned", "after"]
+    assert tree(prof) == ["task !asyncio.exceptions.CancelledError", "task/finally", "abandoned", "after"]
 
 
 def test_decorated_kinds_stay_what_they_are():
     """For inspect it is the kind of function that it was before."""
 
-    @record_function("x")
-    def generator():
-        yield
-
-    @record_function("x")
     async def coroutine():
         pass
 
-    @record_function("x")
-    async def async_generator():
-        yield
-
-    assert inspect.isgeneratorfunction(generator)
-    assert inspect.iscoroutinefunction(coroutine)
-    assert inspect.isasyncgenfunction(async_generator)
+    assert inspect.isgeneratorfunction(record_function("x")(steps()))
+    assert inspect.iscoroutinefunction(record_function("x")(coroutine))
+    assert inspect.isasyncgenfunction(record_function("x")(async_steps()))
