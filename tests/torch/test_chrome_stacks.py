@@ -52,18 +52,12 @@ def test_stacks_are_torchs(program, tmp_path):
 
 
 def test_threads_have_numbers(tmp_path):
-    """The thread of the profile is Python's thread 0, as in torch's trace, and only calls say so."""
+    """The thread of the profile is Python's thread 0, as in torch's trace, and only calls say so; none where it is not verbose."""
     program = PROGRAMS[0]
     for make in (torch.profiler.profile, otp.profile):
         events = trace_of(make, program, tmp_path / "trace.json")
-        numbers = {
-            (event["cat"], event["args"].get("Python thread")) for event in events if "Python id" in event["args"]
-        }
-        assert numbers == {("python_function", 0)}
-
-
-def test_a_trace_that_is_not_verbose_has_none(tmp_path):
-    """As torch, without verbose neither stacks nor numbers of threads are written."""
-    events = trace_of(otp.profile, PROGRAMS[0], tmp_path / "trace.json", verbose=False)
+        calls = [event for event in events if "Python id" in event["args"]]
+        assert {(event["cat"], event["args"].get("Python thread")) for event in calls} == {("python_function", 0)}
+    events = trace_of(otp.profile, program, tmp_path / "trace.json", verbose=False)
     assert any("Python id" in event["args"] for event in events)
     assert not any({"Call stack", "Python thread"} & event["args"].keys() for event in events)

@@ -115,19 +115,23 @@ def events(program):
 
 
 def test_a_function(part):
-    """Calls are events under the name that was listed until the labels are removed; the function is then the one of before."""
+    """Calls are events under the name that was listed until the labels are removed, but for who took the function before; then all is as before."""
     before = part.plain
     labels = otp.label_functions([f"{part.__name__}:plain"])
     assert labels.labelled == (f"{part.__name__}:plain",)
-    assert events(lambda: part.plain(1, y=2)) == [f"{part.__name__}.plain"]
+    assert events(lambda: (part.plain(1, y=2), before(1))) == [f"{part.__name__}.plain"]
     assert labels.remove() == labels.remove() == ()
     assert part.plain is before
     assert events(lambda: part.plain(1)) == []
 
 
 def test_what_a_labelled_function_looks_like(part):
-    """Name, documentation, signature, sort and pickle of a function are those of before."""
-    with otp.label_functions([f"{part.__name__}:{name}" for name in ("plain", "coroutine", "generator")]):
+    """Name, documentation, signature, sort and pickle of a function are those of before; what is suspended is labelled to its end."""
+    kinds = ("plain", "coroutine", "generator", "async_generator")
+    with otp.label_functions([f"{part.__name__}:{name} {name}" for name in kinds]):
+        assert events(lambda: list(part.generator())) == ["generator"]
+        assert events(lambda: asyncio.run(part.coroutine())) == ["coroutine"]
+        assert inspect.isasyncgenfunction(part.async_generator)
         assert (part.plain.__name__, part.plain.__doc__) == ("plain", "Adds.")
         assert part.plain.__module__ == part.__name__
         assert str(inspect.signature(part.plain)) == "(x, *, y=1)"
@@ -164,50 +168,24 @@ def test_an_inherited_method(part):
     assert "inherited" not in vars(part.Model)
 
 
-def test_what_is_suspended(part):
-    """Generators, coroutines and async generators are labelled from their begin to their end."""
-
-    async def run():
-        await part.coroutine()
-        return [value async for value in part.async_generator()]
-
-    with otp.label_functions(
-        [f"{part.__name__}:{name} {name}" for name in ("coroutine", "async_generator", "generator")]
-    ):
-        assert events(lambda: asyncio.run(run())) == ["coroutine", "async_generator"]
-        assert events(lambda: list(part.generator())) == ["generator"]
-
-
 def test_functions_of_c(part):
     """A C function of a module is labelled, one of a class too."""
     with otp.label_functions([f"{part.__name__}:index c"]):
         assert events(lambda: part.index(3)) == ["c"]
 
 
-def test_what_has_taken_the_function(part):
-    """Whoever has taken the function from its module before calls it without the label."""
-    taken = part.plain
-    with otp.label_functions([f"{part.__name__}:plain"]):
-        assert events(lambda: taken(1)) == []
-
-
 def test_modules_that_come_later(package):
-    """What is in a module that is not imported yet is labelled once it is, with a colon or a dot, and not after the removal."""
+    """What is in a module that is not imported yet is labelled once it is, with a colon or a dot, not after the removal; nothing is imported."""
     labels = otp.label_functions([f"{package}.part.plain first", f"{package}.part:Model.method second"])
     removed = otp.label_functions([f"{package}.part:generator"])
     assert (labels.labelled, len(labels.waiting)) == ((), 2)
     removed.remove()
+    assert not {package, f"{package}.part"} & set(sys.modules)
     part = importlib.import_module(f"{package}.part")
     assert (len(labels.labelled), labels.waiting) == (2, ())
     assert events(lambda: (part.plain(1), part.Model().method(), list(part.generator()))) == ["first", "second"]
     labels.remove()
     assert events(lambda: part.plain(1)) == []
-
-
-def test_nothing_is_imported(package):
-    """A list of names imports nothing."""
-    with otp.label_functions([f"{package}.part.Model.method", f"{package}:plain"]):
-        assert not {package, f"{package}.part"} & set(sys.modules)
 
 
 def test_what_does_not_come(package, caplog):
@@ -402,25 +380,17 @@ def outcome(folder, monkeypatch, lines):
 
 
 def test_the_file_of_the_environment(tmp_path, monkeypatch):
-    """What the file lists is labelled from the first recording on, in later modules too; what is missing is in `health`."""
-    lines = "json:dumps\n__main__:step a step\nlabelled_later:called later\n"
+    """What the file lists is labelled from the first recording on, in later modules too; bad lines are warned of once, and ignored."""
+    lines = "json:dumps\n__main__:step a step\nlabelled_later:called later\njson dumps\n\njson:no_such\nlabelled_later:missing\n"
     found = outcome(tmp_path, monkeypatch, lines)
     assert found["events"] == [["a step", "json.dumps"]] * 3 + [["later"]]
-    (note,) = found["notes"][0]
-    assert "labelled_later:called" in note
-    assert found["notes"][2] == found["said"] == []
-
-
-def test_bad_lines_of_the_file(tmp_path, monkeypatch):
-    """Bad lines are warned of once, each with file, line, text and way out, and ignored; the others count."""
-    lines = "json dumps\n\njson:no_such\njson:dumps\nlabelled_later:missing\n"
-    found = outcome(tmp_path, monkeypatch, lines)
-    assert found["events"] == [["json.dumps"]] * 3 + [[]]
+    assert all("labelled_later:called" in notes[0] for notes in found["notes"][:2])
+    assert found["notes"][2] == []
     file = tmp_path / "labels.txt"
     assert [text.partition("; ")[0] for text in found["said"]] == [
-        f"OTEL_TORCHPROF_LABELS: {file}:1: 'json dumps' names no function",
-        f"{file}:3: 'json:no_such' cannot be labelled: json has no no_such",
-        f"{file}:5: 'labelled_later:missing' cannot be labelled: labelled_later has no missing",
+        f"OTEL_TORCHPROF_LABELS: {file}:4: 'json dumps' names no function",
+        f"{file}:6: 'json:no_such' cannot be labelled: json has no no_such",
+        f"{file}:7: 'labelled_later:missing' cannot be labelled: labelled_later has no missing",
     ]
     assert all(text.endswith("; it is ignored") for text in found["said"])
 
