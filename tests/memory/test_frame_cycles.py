@@ -141,7 +141,7 @@ def test_nothing_of_a_program_is_kept(which):
 
 DEFINED = """
 import ctypes, gc, weakref
-from frame_trees import masked, recorded
+from frame_trees import names_of, recorded
 
 CALL = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
 

@@ -60,7 +60,7 @@ print(sum(event.name == "label" for event in prof.events()))
 
 RUNS_BESIDE = f"""{MAKES_ONE}
 import threading
-from frame_trees import masked, recorded, tree
+from frame_trees import names_of, recorded, tree
 
 INSIDE = '''
 import threading
