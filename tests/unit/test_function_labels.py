@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
+from otel_torchprof import record_function
 from otel_torchprof._process import after_import
 from otel_torchprof._record import function_labels
-from otel_torchprof._record.labels import record_function
 from otel_torchprof.errors import forget_warnings
 
 LIBRARY = '''

@@ -10,8 +10,8 @@ import pytest
 from label_trees import tree
 
 import otel_torchprof as otp
+from otel_torchprof import record_function
 from otel_torchprof._columns.schema import Flag
-from otel_torchprof._record.labels import record_function
 
 
 @pytest.fixture
