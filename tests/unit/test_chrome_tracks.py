@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from chrome_files import PID, context, events_of, names_by_track, slices, span
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from trace_validator import slices_by_track
 
 from otel_torchprof._encode import chrome_tracks
 from otel_torchprof._encode.chrome_spans import ChromeSpans
 from otel_torchprof._encode.chrome_tracks import Lanes
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
 
 
 def on_thread(
@@ -97,34 +96,6 @@ def test_a_call_to_oneself_is_drawn_inside_the_call():
     requests = [span("A", 1, 10, number=2, parent=caller), span("B", 5, 19, number=3, parent=caller)]
     assert names_by_track(events_of(requests, [])) == {"spans 1": ["A"], "spans 2": ["B"]}
     assert names_by_track(events_of([*requests, span("call", 0, 20)])) == {"spans 1": ["call", "A"], "spans 2": ["B"]}
-
-
-def test_overlapping_requests_of_an_event_loop():
-    """Twenty interleaved requests, each with parallel parts: every slice that lies in another is a part of it."""
-    memory = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(memory))
-    tracer = provider.get_tracer("app")
-
-    async def part(turns: int) -> None:
-        with tracer.start_as_current_span("part"):
-            for _ in range(turns):
-                await asyncio.sleep(0)
-
-    async def request(number: int) -> None:
-        with tracer.start_as_current_span("request"):
-            await asyncio.gather(*(part(turns) for turns in range(number % 5)))
-            await part(number)
-
-    async def serve() -> None:
-        await asyncio.gather(*(request(number) for number in range(20)))
-
-    asyncio.run(serve())
-    spans = memory.get_finished_spans()
-    for size in (len(spans), 7, 1):
-        events = events_of(*(spans[i : i + size] for i in range(0, len(spans), size)))
-        check_lanes(events)
-        assert len(slices(events)) == len(spans)
 
 
 @st.composite
