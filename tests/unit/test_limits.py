@@ -91,17 +91,6 @@ def test_they_are_counted_and_cut_as_the_sdk_does(limits):
             assert mine.attributes[key] == span.attributes[key]
 
 
-def test_the_last_ones_go():
-    """What stands first in the table stays; a column that no span has any more goes altogether."""
-    found = limited(wide(), max_attributes=2, max_links=1, max_attribute_length=7)
-    first, second = spans(found)
-    assert dict(first.attributes) == {"text": "größere", "n0": 0}
-    assert dict(second.attributes) == {"text": "short", "last": True}
-    assert [link.context.span_id for link in first.links] == [7]
-    assert [column.key for column in found.attributes] == ["text", "n0", "last"]
-    assert first.name == "a long name"
-
-
 def test_counts_add_up():
     """What was dropped before, as by a sampler's own limit, stays in the counts."""
     before = replace(

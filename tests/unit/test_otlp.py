@@ -1,4 +1,4 @@
-"""The OTLP bytes against what OpenTelemetry's own encoder makes of the same spans, and the framing of files."""
+"""OTLP as bytes and as JSON, against what OpenTelemetry's own encoder makes of the same spans."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, add_attributes
 from otel_torchprof._encode.otlp import DEFAULT_MAX_BYTES, encode
+from otel_torchprof._encode.otlp_json import encode_counted, line_of, request_of
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
 from otel_torchprof._model.step_spans import RecordedStep
@@ -131,52 +132,59 @@ def test_recorded_spans_are_the_bytes_of_the_official_encoder(table, common):
     assert message == theirs.SerializeToString()
 
 
-@given(tables(), st.sampled_from([FULL, BARE]))
-def test_any_table_is_the_bytes_of_the_official_encoder(table, common):
-    """Whatever a table holds, the message is byte for byte what the official encoder and protobuf make of it."""
-    theirs = [official(table, **common).SerializeToString()] if len(table) else []
-    assert list(encode(table, **common)) == theirs
+@given(tables(), st.sampled_from([FULL, BARE]), st.data())
+def test_any_table_is_the_bytes_of_the_official_encoder(table, common, data):
+    """Any table, and any segment of its rows with the links that are its own, is byte for byte the official message; as JSON it reads back as that."""
+    first = data.draw(st.integers(0, len(table)))
+    rows = range(first, data.draw(st.integers(first, len(table))))
+    for part in (SpanList(table, **common), SpanList(table, **common)[rows.start : rows.stop]):
+        theirs = [encode_spans(part).SerializeToString()] if part else []
+        assert list(encode(table, **common, rows=part.rows)) == theirs
+        lines = [line for line, _ in encode_counted(table, **common, rows=part.rows)]
+        assert all(line.count(b"\n") == 1 for line in lines)
+        assert [request_of(line) for line in lines] == [decoded(message) for message in theirs]
+        assert [request_of(line_of(decoded(message))) for message in theirs] == [decoded(message) for message in theirs]
+
+
+def spans_of(messages):
+    return [s for message in messages for resource in message.resource_spans for s in resource.scope_spans[0].spans]
 
 
 @given(tables(), st.integers(1, 3000))
 def test_messages_keep_the_limit_and_lose_nothing(table, max_bytes):
-    """Each message is within the limit or holds a single span; together they hold all spans in order, once."""
-    spans = []
-    for message in encode(table, **FULL, max_bytes=max_bytes):
-        [resource_spans] = decoded(message).resource_spans
-        [scope_spans] = resource_spans.scope_spans
-        assert len(message) <= max_bytes or len(scope_spans.spans) == 1
-        spans += scope_spans.spans
-    theirs = official(table, **FULL).resource_spans
-    assert spans == (list(theirs[0].scope_spans[0].spans) if theirs else [])
+    """Each message, and each line of JSON, is within the limit or holds a single span; together they hold all spans in order, once."""
+    messages = [decoded(message) for message in encode(table, **FULL, max_bytes=max_bytes)]
+    lines = list(encode_counted(table, **FULL, max_bytes=max_bytes))
+    for size, message in zip((message.ByteSize() for message in messages), messages, strict=True):
+        assert size <= max_bytes or len(spans_of([message])) == 1
+    for line, count in lines:
+        assert len(spans_of([request_of(line)])) == count
+        assert len(line) <= max_bytes or count == 1
+    whole = spans_of([official(table, **FULL)]) if len(table) else []
+    assert spans_of(messages) == spans_of(request_of(line) for line, _ in lines) == whole
 
 
-@given(tables(), st.data())
-def test_some_rows_are_the_bytes_of_a_slice(table, data):
-    """Any segment of the rows, with the links that are its own, is what the official encoder makes of that slice."""
-    first = data.draw(st.integers(0, len(table)))
-    rows = range(first, data.draw(st.integers(first, len(table))))
-    part = SpanList(table, **FULL)[rows.start : rows.stop]
-    theirs = [encode_spans(part).SerializeToString()] if rows else []
-    assert list(encode(table, **FULL, rows=part.rows)) == theirs
-    apart = b"".join(encode(table, **FULL, rows=part.rows, max_bytes=1))
-    spans = [span for resource in decoded(apart).resource_spans for span in resource.scope_spans[0].spans]
-    assert spans == (list(decoded(theirs[0]).resource_spans[0].scope_spans[0].spans) if theirs else [])
+@pytest.mark.parametrize("encoder", [encode, encode_counted])
+@pytest.mark.parametrize(
+    "keywords",
+    [*({"rows": rows} for rows in (range(3), range(-1, 1), range(1, -1, -1), range(0, 3, 2)))]
+    + [{"max_bytes": size} for size in (0, -1, 2**31)],
+    ids=str,
+)
+def test_a_bad_call(encoder, keywords):
+    """Rows beyond the table, backwards or with gaps, and a limit out of range are refused at the call, with value and range."""
+    said = r"rows is range\(.* within the 2 of the table|max_bytes is -?\d+, but must be from 1 to 2147483647"
+    with pytest.raises(ValueError, match=said):
+        encoder(span_rows(["a", "b"]), **FULL, **keywords)
 
 
-@pytest.mark.parametrize("rows", [range(3), range(-1, 1), range(1, -1, -1), range(0, 3, 2)])
-def test_rows_that_are_no_segment_of_the_table_are_an_error(rows):
-    """Rows beyond the table, backwards or with gaps are refused at the call, with their value."""
-    with pytest.raises(ValueError, match=r"rows is range\(.* within the 2 of the table"):
-        encode(span_rows(["a", "b"]), **FULL, rows=rows)
-
-
-def test_not_a_number_stays_one():
-    """NaN, which compares unequal to itself, arrives as NaN."""
-    column = AttributeColumn("x", AttributeType.DOUBLE, np.array([math.nan]))
-    [message] = encode(span_rows(["a"], attributes=(column,)), **BARE)
-    [span] = decoded(message).resource_spans[0].scope_spans[0].spans
-    assert math.isnan(span.attributes[0].value.double_value)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_arrives(value):
+    """NaN, which compares unequal to itself, and the infinities, for which JSON has no number."""
+    table = span_rows(["a"], attributes=(AttributeColumn("x", AttributeType.DOUBLE, np.array([value])),))
+    [message], [(line, _)] = encode(table, **BARE), encode_counted(table, **BARE)
+    for [span] in (spans_of([decoded(message)]), spans_of([request_of(line)])):
+        assert repr(span.attributes[0].value.double_value) == repr(value)
 
 
 def test_messages_are_filled_and_under_four_mebibytes_by_default():
@@ -195,18 +203,6 @@ def test_lengths_of_every_width(length):
     """Names whose sizes change the width of the lengths around them, at each edge, keep the bytes official."""
     table = span_rows([b"x" * length, "next"])
     assert b"".join(encode(table, **BARE, max_bytes=4 << 20)) == official(table, **BARE).SerializeToString()
-
-
-def test_a_table_without_spans_gives_no_message():
-    """Nothing to send is no message rather than an empty one."""
-    assert not list(encode(span_rows([]), **FULL))
-
-
-@pytest.mark.parametrize("max_bytes", [0, -1, 2**31])
-def test_a_bad_limit_is_an_error_at_the_call(max_bytes):
-    """The error comes from encode() itself, before anything is iterated, and names the value and the range."""
-    with pytest.raises(ValueError, match=rf"max_bytes is {max_bytes}, but must be from 1 to 2147483647"):
-        encode(span_rows(["a"]), **FULL, max_bytes=max_bytes)
 
 
 @pytest.mark.parametrize(
@@ -255,10 +251,3 @@ def test_an_iterator_outlives_what_it_was_made_from():
     np.zeros(100_000)
     assert list(messages) == theirs[1:]
     next(encode(span_rows(["a", "b"]), **FULL, max_bytes=1))
-
-
-def test_messages_end_to_end_are_one_message():
-    """A file of messages parses as one request with all spans, which is what export_otlp writes."""
-    whole = b"".join(encode(span_rows(["a", "b", "c"]), **FULL, max_bytes=1))
-    request = ExportTraceServiceRequest.FromString(whole)
-    assert [s.name for r in request.resource_spans for scope in r.scope_spans for s in scope.spans] == ["a", "b", "c"]

@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows, tables
 
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._model.span_table import COLUMN_TYPES, LINK, AttributeColumn, AttributeType
+from otel_torchprof._model.span_table import COLUMN_TYPES, AttributeColumn, AttributeType
 from otel_torchprof._model.span_tables import joined_tables, packed, taken
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
@@ -57,25 +57,12 @@ def test_joined_tables_say_the_same(parts):
         assert len({(c.key, c.type) for c in found.attributes}) == len(found.attributes)
 
 
-def test_parts_joined_are_the_whole():
-    """A table cut in two and joined again is the table, links between the parts and all."""
-    column = AttributeColumn("k", AttributeType.NAME, np.array([3, 1], np.uint32), np.array([0, 2]))
-    table = span_rows(["a", "b", "c"], attributes=(column,))
-    assert reported(joined_tables([taken(table, [0]), taken(table, [1, 2])])) == reported(table)
-
-
 def test_one_table_is_itself():
     """Nothing is copied for one table; none at all is an error."""
     table = span_rows(["a"])
     assert joined_tables([table]) is table
     with pytest.raises(ValueError, match="at least one"):
         joined_tables([])
-
-
-def test_what_is_taken_holds_no_more_than_its_rows():
-    """One span of a table with many names holds a few hundred bytes."""
-    table = span_rows([f"{i:0100}" for i in range(1000)])
-    assert taken(table, [500]).nbytes < 400
 
 
 @settings(max_examples=30, deadline=None)
@@ -126,10 +113,3 @@ def test_tables_have_their_types_whatever_made_their_columns():
     for refused in ({"start": np.array([0.5, 1])}, {"links": np.zeros(1, np.uint64)}):
         with pytest.raises(TypeError, match=f"column {next(iter(refused))} holds"):
             replace(changed, **refused)
-
-
-def test_joined_links_keep_their_type():
-    """What NumPy makes of links that are joined, chosen from or sorted is what the encoders take."""
-    links = np.zeros(2, dtype=LINK)
-    for found in (np.concatenate((links, links)), np.append(links, links), np.where([True, False], links, links)):
-        assert found.dtype == LINK

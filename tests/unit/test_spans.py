@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -100,41 +98,6 @@ def test_under_a_current_span():
     assert not first.context.is_remote
     assert first.context.trace_id == forward.context.trace_id == CURRENT.trace_id
     assert first.context.trace_state == forward.context.trace_state == CURRENT.trace_state
-
-
-def test_spans_of_many_traces():
-    """Each span has the state of its own entry, also where two entries share a trace id, and its own kind of parent."""
-    table = views().table
-    some = dataclasses.replace(
-        table,
-        trace=np.array([0, 2, 1, 2, 1], dtype=np.uint32),
-        trace_ids=np.array([[1] * 16, [2] * 16, [1] * 16], dtype=np.uint8),
-        trace_states=("", "a=1,b=2", "c=3"),
-        parent_is_remote=np.array([0, 1, 1, 0, 0], dtype=np.uint8),
-    )
-    spans = list(SpanList(some, resource=RESOURCE, scope=SCOPE))
-    assert [span.context.trace_state.to_header() for span in spans] == ["", "c=3", "a=1,b=2", "c=3", "a=1,b=2"]
-    assert [span.context.trace_id % 256 for span in spans] == [1, 1, 2, 1, 2]
-    assert [span.parent and span.parent.is_remote for span in spans] == [None, None, True, False, False]
-    assert spans[2].parent.trace_state == spans[2].context.trace_state
-    assert spans[2].context.trace_state is spans[4].context.trace_state
-
-
-def test_what_was_dropped_is_counted():
-    """The counts of a span's dropped attributes and links are those of the table, and what is left is still there."""
-    plain = views()
-    counted = dataclasses.replace(
-        plain.table,
-        dropped_attributes=np.array([0, 3, 0, 0, 0], dtype=np.uint32),
-        dropped_links=np.array([2, 0, 0, 1, 0], dtype=np.uint32),
-    )
-    spans = SpanList(counted, resource=RESOURCE, scope=SCOPE)
-    assert [span.dropped_attributes for span in spans] == [0, 3, 0, 0, 0]
-    assert [span.dropped_links for span in spans] == [2, 0, 0, 1, 0]
-    for span, before in zip(spans, plain, strict=True):
-        assert dict(span.attributes) == dict(before.attributes)
-        assert [link.context for link in span.links] == [link.context for link in before.links]
-        json.loads(span.to_json())
 
 
 def test_a_list_shows_what_it_is_made_of():
