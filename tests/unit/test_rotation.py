@@ -176,18 +176,3 @@ def test_a_step_in_two_contexts_is_one(tmp_path):
     table = span_rows(["a", "b", "c"], start=np.array([0, 0, 10]), end=np.array([9, 10, 20]), step=np.array([0, 0, 1]))
     assert step_ends(SpanList(table, resource=RESOURCE, scope=instrumentation_scope())).tolist() == [10, 20]
     assert step_ends([span("x", 1, 2)]).tolist() == []
-
-
-def test_two_that_write_parts_of_one_name(tmp_path):
-    """The second leaves the parts alone that the first is done with: it writes a series of its own."""
-    first, second = (ChromeTraceExporter(tmp_path / "trace.json", max_bytes=5000) for _ in range(2))
-    for exporter, name in ((first, "a"), (second, "b"), (first, "c")):
-        for number in range(20):
-            exporter.export(SpanList(span_rows([f"{name}{number}"]), resource=RESOURCE, scope=instrumentation_scope()))
-    for exporter in (first, second):
-        exporter.shutdown()
-    assert len(first.files) > 2
-    text = "".join(path.read_text() for path in tmp_path.iterdir())
-    assert [
-        name for name in (f"{who}{number}" for who in "abc" for number in range(20)) if f'"{name}"' not in text
-    ] == []
