@@ -1,40 +1,14 @@
 """Averages on columns, against torch's, and the reading of inputs that grouping by shapes rests on."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_forests import Event, as_batch, as_torch, forests
+from torch_forests import Event, as_batch
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._model.averages import Averages
 from otel_torchprof._model.inputs import input_shapes, shape_keys, structured_input_shapes
 from otel_torchprof._model.tree import torch_view
-
-
-def _torch_rows(events, by_shapes):
-    averages = as_torch(events).key_averages(group_by_input_shapes=by_shapes)
-    return [(a.count, a.cpu_time_total * 1000, a.self_cpu_time_total * 1000) for a in averages]
-
-
-@pytest.mark.parametrize("by_shapes", [False, True])
-@settings(max_examples=200, deadline=None)
-@given(events=forests(threads=3))
-def test_same_groups_as_torch(by_shapes, events):
-    """The same groups in the same order with the same count, total and self time, with and without shapes."""
-    pytest.importorskip("torch", reason="compares with torch's own averages")
-    batch = as_batch(events)
-    view = torch_view(batch)
-    sums = Averages.of(view, [shape_keys(batch)[0][view.rows]] if by_shapes else [])
-    columns = (sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
-    assert list(zip(*(column.tolist() for column in columns), strict=True)) == _torch_rows(events, by_shapes)
-
-
-def test_label_and_operator_of_one_name_are_two_groups():
-    """As in torch, what a user labelled is never added to an operator that has the same name."""
-    events = [Event(1, "a", 1, 0, 5), Event(2, "a", 1, 6, 9, scope=7), Event(3, "a", 1, 10, 12)]
-    sums = Averages.of(torch_view(as_batch(events)))
-    assert (sums.first.tolist(), sums.count.tolist(), sums.cpu_time_total.tolist()) == ([0, 1], [2, 1], [7_000, 3_000])
 
 
 def test_sums_are_exact():
@@ -50,13 +24,6 @@ def test_first_appearance_in_a_later_block():
     names[140_000:] = 2
     batch = Batch.of({"start": np.arange(150_000), "end": np.arange(150_000) + 1, "name": names}, ["", "a", "b"])
     assert Averages.of(torch_view(batch)).first.tolist() == [0, 140_000]
-
-
-def test_no_events_no_groups():
-    """An empty batch has no averages, also by shapes."""
-    batch = as_batch([])
-    assert len(Averages.of(torch_view(batch))) == 0
-    assert len(Averages.of(torch_view(batch), [shape_keys(batch)[0]])) == 0
 
 
 DIMS = st.lists(st.integers(0, 2**40), max_size=4)

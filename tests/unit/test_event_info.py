@@ -16,7 +16,6 @@ from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._model.frames import Stacks
 from otel_torchprof._profile.event_info import CodedStacks, CodedValues, EventInfo
 from otel_torchprof._profile.events import EventList
-from otel_torchprof._profile.recorded_events import RecordedEvent
 
 # The empty one; g; h; f called by g, by h, and by nobody.
 STACKS = Stacks(
@@ -105,17 +104,6 @@ def test_stacks_are_written_as_from_the_objects(tmp_path_factory, events, number
     columns.export_stacks(paths[0], metric)
     copy.deepcopy(columns).export_stacks(paths[1], metric)
     assert paths[0].read_text() == paths[1].read_text()
-
-
-def test_no_object_per_event():
-    """Grouping by all there is makes one object per group, and a table of five rows five."""
-    events = [Event(i + 1, "a", 1, 2 * i, 2 * i + 1) for i in range(1000)]
-    found = listed(events, [1, 2])
-    assert len(found.key_averages(True, 2, True)) == 2
-    found.table(sort_by="self_cpu_memory_usage", row_limit=5)
-    made = [event for event in list.__iter__(found) if event is not None]
-    assert len(made) <= 7
-    assert all(type(event) is RecordedEvent for event in made)
 
 
 def test_self_memory_is_without_the_children():

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from otel_torchprof._profile.events import DeviceType, FunctionEvent, FunctionEventAvg, Interval, Kernel
+from otel_torchprof._profile.events import DeviceType, FunctionEvent, FunctionEventAvg, Kernel
 
 LATER = ("typed_metadata",)
 """Arguments that torch's constructor has from 2.14 on."""
@@ -49,14 +49,6 @@ def test_device_events():
         parent.append_cpu_child("nothing")
 
 
-def test_old_names_warn():
-    """Deprecated names of torch still answer, with a FutureWarning that says the new one."""
-    event = FunctionEvent(1, "a", 1, 0, 10)
-    for old in ("cuda_time", "cuda_time_total", "self_cuda_time_total", "self_cuda_memory_usage"):
-        with pytest.warns(FutureWarning, match=f"`{old}` is deprecated. Use `{old.replace('cuda', 'device')}`"):
-            assert getattr(event, old) == 0
-
-
 def test_averages_add_only_their_own_key():
     """An average takes events and averages of its key; anything else is an error that says so."""
     total = FunctionEventAvg()
@@ -67,8 +59,3 @@ def test_averages_add_only_their_own_key():
         total.add(FunctionEvent(3, "b", 1, 0, 1))
     with pytest.raises(TypeError, match="cannot add 5"):
         total.add(5)
-
-
-def test_interval():
-    """Elapsed time is end minus start."""
-    assert Interval(2, 5).elapsed_us() == 3

@@ -6,11 +6,12 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch_forests import as_batch, as_torch, forests
 
 from otel_torchprof import profiler_util as ours
+from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._profile.events import EventList
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's lists")
@@ -21,21 +22,23 @@ DEVICES = ("CPU", "CPU", "CPU", "CUDA", "XPU")
 @st.composite
 def arguments(draw):
     """What the constructor of an event takes, for a few events of two threads that may nest and overlap."""
-    device = draw(st.sampled_from(("cuda", None)))
+    device, node = draw(st.sampled_from(("cuda", None))), draw(st.sampled_from((-1, -1, 0, 1)))
     made = []
     for number in range(draw(st.integers(1, 10))):
         start = draw(st.integers(0, 12))
         made.append(
             {
                 "id": number,
-                "name": draw(st.sampled_from(("a", "b", "aten::mm", "ProfilerStep*"))),
+                "name": draw(st.sampled_from(("a", "b", "aten::mm", "ProfilerStep*", "a_long_name_" * 7))),
                 "trace_name": draw(st.sampled_from(("a", "ProfilerStep#1", "ünï", None))),
                 "thread": draw(st.integers(1, 2)),
                 "start_us": start * 1.0,
-                "end_us": start + draw(st.integers(1, 9)) * 1.5,
-                "overload_name": draw(st.sampled_from(("", "out"))),
-                "input_shapes": draw(st.sampled_from(([], [[2, 3], []]))),
-                "stack": draw(st.lists(st.sampled_from(("f.py(1): f", "g h;i")), max_size=2)),
+                "end_us": start + draw(st.integers(1, 9)) * 1.5 + draw(st.sampled_from((0, 0, 1_500, 2_500_000))),
+                "overload_name": draw(st.sampled_from(("", "out", "out_" * 15))),
+                "input_shapes": draw(st.sampled_from(([], [[2, 3], []], [[5] * 40]))),
+                "stack": draw(st.lists(st.sampled_from(("f.py(1): f", "g h;i", "a/long/path" * 9)), max_size=2)),
+                "node_id": node,
+                "is_legacy": draw(st.booleans()),
                 "scope": draw(st.sampled_from((0, 0, 1, 7))),
                 "use_device": device,
                 "cpu_memory_usage": draw(st.integers(-(2**32), 2**32)),
@@ -46,7 +49,7 @@ def arguments(draw):
                 "fwd_thread": draw(st.integers(0, 2)),
                 "device_type": draw(st.sampled_from(DEVICES)) if device else "CPU",
                 "is_user_annotation": draw(st.booleans()),
-                "flops": draw(st.sampled_from((0, 10**7))),
+                "flops": draw(st.sampled_from((0, 12, 10**7, 10**20))),
                 "kernels": draw(st.lists(st.integers(1, 9), max_size=2)) if device else [],
             }
         )
@@ -126,9 +129,9 @@ def test_averages_are_torchs(made, by_shapes, stack_n, by_overload):
 TABLES = st.fixed_dictionaries(
     {},
     optional={
-        "sort_by": st.sampled_from(("cpu_time", "cuda_time_total", "self_xpu_memory_usage", "count", "flops")),
-        "row_limit": st.sampled_from((-1, 0, 2)),
-        "max_src_column_width": st.sampled_from((None, 6)),
+        "sort_by": st.sampled_from((*SORT_KEYS, "cuda_time_total", "self_xpu_memory_usage", "flops", "key")),
+        "row_limit": st.sampled_from((-1, 0, 2, None)),
+        "max_src_column_width": st.sampled_from((None, 6, 2)),
         "max_name_column_width": st.sampled_from((None, 8)),
         "max_shapes_column_width": st.sampled_from((None, 9)),
         "header": st.just("A header"),
@@ -138,9 +141,10 @@ TABLES = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=300)
 @given(arguments(), TABLES, st.booleans(), st.booleans(), st.booleans())
 def test_tables_are_torchs(made, options, averaged, profile_memory, with_flops):
-    """Any arguments give the same text, of events and of averages."""
+    """Any arguments give the same text to the character, of events and of averages."""
     mine, torchs = (listed(util, made, profile_memory=profile_memory, with_flops=with_flops) for util in (ours, theirs))
     if averaged:
         mine, torchs = (events.key_averages(True, 2, True) for events in (mine, torchs))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from torch_forests import Event, as_batch, as_torch, forests
+from torch_forests import Event, as_batch, forests
 
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Flag
@@ -16,23 +16,6 @@ def _described(view: TreeView):
         (ids[i], ids[view.parent[i]] if view.parent[i] >= 0 else None, int(view.duration[i]), int(view.self_time[i]))
         for i in range(len(view))
     ]
-
-
-@settings(max_examples=400, deadline=None)
-@given(forests(threads=3))
-def test_same_tree_as_torch(events):
-    """Whatever is nested, misnested, asynchronous, hidden or duplicated, torch and the columns end in the same tree."""
-    pytest.importorskip("torch", reason="compares with torch's own tree")
-    expected = [
-        (
-            event.id,
-            event.cpu_parent.id if event.cpu_parent else None,
-            event.cpu_time_total * 1000,
-            event.self_cpu_time_total * 1000,
-        )
-        for event in as_torch(events)
-    ]
-    assert _described(torch_view(as_batch(events))) == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -48,24 +31,6 @@ def test_children_are_those_that_name_the_parent(events):
 def _chain(*names: str) -> list[Event]:
     size = len(names)
     return [Event(i + 1, name, 1, i, 2 * size - i, i - 1) for i, name in enumerate(names)]
-
-
-def test_chain_of_one_name_collapses_into_its_first():
-    """However long the chain of only children of one name, its first event remains and keeps its own duration."""
-    view = torch_view(as_batch(_chain("a", "b", "b", "b", "b", "c")))
-    assert _described(view) == [(1, None, 12_000, 2_000), (2, 1, 10_000, 8_000), (6, 2, 2_000, 2_000)]
-
-
-def test_only_child_of_another_name_stays():
-    """One name alone does not merge: a namesake with a sibling stays, as does the only child of another name."""
-    events = [Event(1, "a", 1, 0, 10), Event(2, "a", 1, 1, 3, 0), Event(3, "b", 1, 4, 8, 0)]
-    assert len(torch_view(as_batch(events))) == 3
-
-
-def test_steps_of_any_number_are_namesakes():
-    """A step directly within a step is merged although their numbers differ, for both are listed as ProfilerStep*."""
-    view = torch_view(as_batch(_chain("ProfilerStep#1", "ProfilerStep#2", "a")))
-    assert _described(view) == [(1, None, 6_000, 4_000), (3, 1, 2_000, 2_000)]
 
 
 @pytest.mark.parametrize("hidden", HIDDEN_NAMES)
@@ -129,8 +94,3 @@ def test_more_rows_than_one_block():
     above = np.where(view.parent >= 0, rows[view.parent], -1)
     assert (above == parents[rows]).all()
     assert (view.self_time == np.where(parents[rows] < 0, 39 - 15, 5)).all()
-
-
-def test_empty_batch():
-    """No events, no rows, no error."""
-    assert len(torch_view(as_batch([]))) == 0
