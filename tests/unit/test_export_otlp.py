@@ -221,11 +221,11 @@ def test_partial_success(receiver, exporter, caplog):
 
 
 def test_an_answer_that_cannot_be_read(receiver, exporter, caplog):
-    """It counts as accepted, with a note."""
+    """It counts as accepted, with a note and advice."""
     receiver.turns = [receiver.turn("garbage")]
     assert exporter.export(span_list("a")) is SUCCESS
     assert exporter.stats.accepted_spans == 1
-    assert "the receiver's response cannot be read" in caplog.text
+    assert "the receiver's response cannot be read; perhaps what answers there is no receiver of OTLP" in caplog.text
 
 
 def test_no_answer(receiver, exporter):

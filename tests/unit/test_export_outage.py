@@ -353,21 +353,6 @@ def test_secrets_stay_secret(caplog):
     assert "secret" not in caplog.text + repr(queue.stats) + repr(exporter.stats)
 
 
-@pytest.mark.parametrize("protocol", REAL)
-def test_a_shutdown_while_it_stalls(protocol):
-    """A shutdown keeps its deadline while a receiver says nothing, and every span is in one count afterwards."""
-    kind, stalls, _ = REAL[protocol]
-    with kind(turns=[stalls] * 1000) as receiver:
-        queue = ExportQueue(OTLPExporter(receiver.url, protocol=protocol, timeout=LONG), QueueSettings())
-        queue.put(span_list("a", "b"), 100)
-        receiver.wait_for(1)
-        queue.put(span_list("c"), 100)
-        assert not queue.shutdown(Deadline.after(SHORT))
-        stats = queue.stats
-        assert stats.dropped["shutdown"] >= 1
-        assert (stats.failed_spans + stats.dropped_spans, stats.waiting_spans) == (3, 0)
-
-
 class Allergic(Receiver):
     """Never takes a message with a certain span, whatever else it takes: the message is too much for it.
 
@@ -409,17 +394,3 @@ def test_a_message_that_is_never_taken(caplog, is_late):
     assert receiver.first_at < 15
     assert 300 <= world.now < 400
     assert "5 spans were lost: they were not taken in any attempt, and others were meanwhile: DEADLINE" in caplog.text
-
-
-def test_the_order_after_an_outage():
-    """However many attempts failed: only the first two may change places, since the second shows that it is an outage."""
-    world = World(seconds_of_training=900)
-    receiver = Receiver(world, down=[(0, 1000)])
-    queue = world.started(receiver)
-    world.put_batch()
-    while world.now < 1000 or not receiver.arrived:
-        with queue._changed:
-            queue._changed.wait(0.001)
-    stats = finished(queue)
-    assert sorted(receiver.arrived[: 2 * BATCH]) + receiver.arrived[2 * BATCH :] == list(range(world.put))
-    assert stats.exported_spans == world.put

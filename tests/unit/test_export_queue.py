@@ -13,6 +13,7 @@ import pytest
 from opentelemetry import context
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from otel_torchprof._export.ledger import Delivery
 from otel_torchprof._export.queue import THREAD_NAME, Deadline, ExportQueue, QueueSettings
 from otel_torchprof._process import threads
 from otel_torchprof.health import QueueStats
@@ -211,10 +212,12 @@ def test_an_exporter_that_exits(made, error):
     """Whatever it raises, its spans have failed, none stays in its hands, who waits is told, and the next put is exported."""
     exporter = Exporter()
 
-    def export(_spans):
+    def exiting(*_):
         raise error
 
-    exporter.export = export
+    exporter.export = exiting
+    if error is SystemExit:
+        exporter.shutdown = exiting
     queue = made(exporter, max_export_batch_size=1)
     queue.put(["a", "b"], 1)
     assert not queue.force_flush(in_time())
@@ -224,6 +227,31 @@ def test_an_exporter_that_exits(made, error):
     queue.put(["c"], 1)
     assert queue.shutdown(in_time())
     assert queue.stats == QueueStats(exported_spans=1, failed_spans=2)
+
+
+class Overcounts(Exporter):
+    """Tells of more than it was given."""
+
+    takes_span_lists = True
+
+    def export_some(self, spans, timeout_millis, *, again):
+        yield Delivery(1000)
+
+
+class OfItsOwn(Exporter):
+    """Has a method of our name that is another."""
+
+    def export_some(self, spans, count):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [Overcounts, OfItsOwn])
+def test_exporters_of_other_makers(made, kind):
+    """One that tells of more than it was given, or has a method of our name that is another: each span is counted, once."""
+    queue = made(kind())
+    queue.put(["a", "b"], 2)
+    queue.force_flush(in_time())
+    assert queue.stats == QueueStats(exported_spans=2)
 
 
 def test_a_flush_reaches_the_exporter(made):
@@ -343,13 +371,17 @@ def test_an_exporter_that_cannot_shut_down(made, caplog):
     assert "its shutdown raised RuntimeError: no" in caplog.text
 
 
-def test_without_threads(made, monkeypatch):
-    """Where no thread can be started, as in an interpreter that is going down, flush and shutdown do the work themselves."""
-
+@pytest.fixture
+def _no_threads(monkeypatch):
     def refused(self):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threads.Thread, "start", refused)
+
+
+@pytest.mark.usefixtures("_no_threads")
+def test_without_threads(made):
+    """Where no thread can be started, as in an interpreter that is going down, flush and shutdown do the work themselves."""
     queue = made(Exporter())
     queue.put(["a"], 1)
     assert queue.force_flush(in_time())
@@ -361,13 +393,9 @@ def test_without_threads(made, monkeypatch):
     assert context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY) is None
 
 
-def test_without_threads_or_time(made, monkeypatch):
+@pytest.mark.usefixtures("_no_threads")
+def test_without_threads_or_time(made):
     """A deadline that has passed then leaves the spans where they are, and at the shutdown drops them."""
-
-    def refused(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threads.Thread, "start", refused)
     queue = made(Exporter())
     queue.put(["a"], 1)
     assert not queue.force_flush(Deadline.after(0))

@@ -8,7 +8,7 @@ from email.utils import formatdate
 import pytest
 
 from otel_torchprof._export.http import retry_after
-from otel_torchprof._export.response import Backoff, Outcome, Response, accepted, deliver, one_line, root_cause
+from otel_torchprof._export.response import Backoff, Outcome, Response, deliver, one_line, root_cause
 from otel_torchprof._process.deadline import Deadline
 
 ACCEPTED = Response(Outcome.ACCEPTED)
@@ -137,13 +137,6 @@ def test_a_deadline():
     now[0] = 9
     assert (deadline.remaining(), deadline.passed) == (0, True)
     assert 0 < Deadline.after(float("inf")).remaining() < float("inf")
-
-
-def test_an_answer_that_cannot_be_read():
-    """What the receiver has taken is taken, whatever it says about it."""
-    unreadable = accepted(b"\xff\xff")
-    assert (unreadable.outcome, unreadable.reason) == (Outcome.ACCEPTED, "the receiver's response cannot be read")
-    assert "no receiver of OTLP" in unreadable.advice
 
 
 def test_somebody_elses_text():

@@ -292,26 +292,6 @@ def test_the_recordings_own_device_events():
     assert (add.kernels, view.kernels) == ([], [])
 
 
-def test_random_pairs_are_the_kernels_of_their_events():
-    """Whatever was recorded, each event that is no view and has a pair has its duration as its kernel, and no other has one."""
-    random = np.random.default_rng(5)
-    for _ in range(50):
-        names = [("aten::mm", "aten::view", "aten::add")[number] for number in random.integers(0, 3, 12)]
-        rows = [
-            (int(i) + 1, int(random.integers(0, 9)), int(random.integers(1, 99)) * 1000, int(i) % 3) for i in range(12)
-        ]
-        rows = [row_ for row_ in rows if random.random() < 0.7] or rows
-        found = with_pairs(batch(*(row(name, 100 * i, 100 * i + 50) for i, name in enumerate(names, 1))), *rows)
-        (events,) = listed(found, device_events=ResolvedEvents([found])).values()
-        kernels = {e.id: e.kernels for e in function_events([[start_mark(), *events]]) if e.kernels}
-        expected = {
-            event: [(names[event - 1], index, pytest.approx(duration / 1000))]
-            for event, _, duration, index in rows
-            if names[event - 1] != "aten::view"
-        }
-        assert kernels == expected
-
-
 @pytest.mark.parametrize(("kind", "expected"), [(ProfilerState.CUDA, [50.0, 20.0]), (ProfilerState.CPU, [0, 0])])
 def test_a_profile_takes_what_its_recording_tells_of_devices(monkeypatch, kind, expected):
     """With the state CUDA the engine's events have the device times of the recording, without anybody giving it any."""
