@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
+from otel_torchprof._columns.schema import DEVICE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +31,14 @@ def device_columns(pairs: Iterable[Pair]) -> dict[str, list[int]]:
     """The columns of :attr:`Batch.devices`; times count from a week's begin."""
     rows = [pair._replace(start=pair.start + WEEK_NS) for pair in pairs]
     return {name: [getattr(row, name) for row in rows] for name in Pair._fields}
+
+
+def cuda_pairs(*rows: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Columns of pairs (event, stream, duration in us, device index) that begin at 7 us."""
+    event, stream, duration, index = np.array(rows, np.int64).T
+    found = {"event": event, "stream": stream, "duration": duration * 1000, "device_index": index}
+    found |= {"start": np.full(len(rows), 7000), "device_type": np.ones(len(rows))}
+    return {column.name: found[column.name].astype(column.dtype) for column in DEVICE_COLUMNS}
 
 
 def batch_of(times: list[tuple[int, int]], pairs: Iterable[Pair] = (), **columns: Any) -> Batch:

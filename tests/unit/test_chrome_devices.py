@@ -19,7 +19,6 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode import chrome
-from otel_torchprof._profile.events import EventList
 from otel_torchprof._profile.kineto_event import ProfilerActivity, displayed_devices, displayed_events
 
 GOLDEN = """\
@@ -199,16 +198,6 @@ def test_many_come_in_pieces():
     text = b"".join(pieces)
     assert text.count(b'"cat":"gpu_user_annotation"') == count
     assert text.count(b'"ph":"s"') == text.count(b'"ph":"f"') == count
-
-
-def test_a_list_of_events_says_the_same_as_its_objects(tmp_path):
-    """Torch's simple form of a list has what devices did as events tell it, whether they were looked at before or not."""
-    batch = batch_of([(0, 90), (10, 19)], [Pair(1, 50, 90), Pair(2, 60, 5)], parent=[-1, 0])
-    listed = [EventList.of(batch, origin_ns=WEEK_NS, use_device="cuda") for _ in range(2)]
-    listed[0].append(listed[0].pop())
-    for number, events in enumerate(listed):
-        events.export_chrome_trace(tmp_path / str(number))
-    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text() != "[]"
 
 
 @pytest.mark.parametrize(("types", "count"), [(["GPU_USER_ANNOTATION"], 1), (["CONCURRENT_KERNEL"], 0)])

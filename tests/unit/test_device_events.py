@@ -6,17 +6,15 @@ import copy
 import gzip
 import json
 import pickle
-from dataclasses import replace
 
-import numpy as np
 import pytest
+from device_runs import cuda_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_forests import as_batch, forests
+from torch_forests import timed
 
-from otel_torchprof._columns.batch import Batch, RecordedThread
-from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
-from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.devices import device_times
 from otel_torchprof._model.tree import HIDDEN_NAMES
 from otel_torchprof._profile.events import EventList
@@ -26,27 +24,13 @@ from otel_torchprof.errors import TorchProfError
 US = 1000
 
 
-def devices(*rows):
-    """Pairs of (event, stream, duration in us, device index), which begin at 7 us."""
-    event, stream, duration, index = zip(*rows, strict=True)
-    found = {
-        "event": event,
-        "stream": stream,
-        "duration": np.array(duration) * US,
-        "device_index": index,
-        "start": [7 * US] * len(rows),
-        "device_type": [1] * len(rows),
-    }
-    return {column.name: np.array(found[column.name], column.dtype) for column in DEVICE_COLUMNS}
-
-
 def batch_of(names, parents, pairs, **columns):
     """Events of these names, each within its parent, and ids from 1; 100 us and less."""
     rows = range(len(names))
     columns = {"start": [row * US for row in rows], "end": [(100 - row) * US for row in rows], **columns}
     known = ["", *dict.fromkeys(names)]
     name = [known.index(name) for name in names]
-    return Batch.of({**columns, "name": name, "parent": parents}, known, devices=devices(*pairs) if pairs else None)
+    return Batch.of({**columns, "name": name, "parent": parents}, known, devices=cuda_pairs(*pairs) if pairs else None)
 
 
 def listed(batch, use_device="cuda", **options):
@@ -54,34 +38,7 @@ def listed(batch, use_device="cuda", **options):
     return EventList.of(batch, origin_ns=0, use_device=use_device, **options)
 
 
-@st.composite
-def timed(draw):
-    """A random forest, some of whose events have pairs on two streams of two devices."""
-    events = draw(forests())
-    pairs = [
-        (event.id, draw(st.integers(0, 1)), draw(st.integers(0, 9)), draw(st.integers(0, 1)))
-        for event in events
-        if draw(st.booleans())
-    ]
-    return replace(as_batch(events), devices=devices(*pairs) if pairs else None)
-
-
-def plain(average):
-    """All that an average says, but for whom it comes from."""
-    return {name: value for name, value in vars(average).items() if name != "_first"}
-
-
 # ---- events ----
-
-
-def test_times_of_events():
-    """An event has the time of its own pair and of what is inside of it, in us; its self time is without its children's."""
-    found = listed(batch_of("abc", [-1, 0, 0], [(1, 0, 50, 0), (2, 0, 20, 0), (3, 1, 9, 0)]))
-    assert [event.device_time_total for event in found] == [59, 20, 9]
-    assert [event.self_device_time_total for event in found] == [30, 20, 9]
-    assert [event.device_time for event in found] == [59, 20, 9]
-    with pytest.warns(FutureWarning, match="cuda_time_total"):
-        assert found[0].cuda_time_total == 59
 
 
 def test_the_pair_of_an_event():
@@ -170,12 +127,6 @@ def test_hidden_rows_and_modules_pass_their_times_on():
     assert found["label"].device_time_total == 70
 
 
-def test_merged_duplicates_pass_their_times_on():
-    """An operator that only hands on to one of its name has the time of both."""
-    found = listed(batch_of("aa", [-1, 0], [(1, 0, 50, 0), (2, 0, 20, 0)]))
-    assert [(event.device_time_total, event.self_device_time_total) for event in found] == [(50, 50)]
-
-
 def test_asynchronous_events_have_none():
     """As in torch an asynchronous event has no device time; its marks still tell, and who is around it has what they say."""
     found = listed(batch_of("abc", [-1, 0, 1], [(2, 0, 50, 0), (3, 0, 20, 0)], flags=[0, 1, 0]))
@@ -185,30 +136,6 @@ def test_asynchronous_events_have_none():
 
 
 # ---- averages, tables ----
-
-
-@given(timed(), st.tuples(st.booleans(), st.integers(-1, 2), st.booleans()))
-def test_averages_are_those_of_the_objects(batch, grouping):
-    """Any grouping gives from columns what adding up copies of the events gives."""
-    columns = listed(batch)
-    objects = copy.deepcopy(columns)
-    found = columns.key_averages(*grouping)
-    assert [plain(average) for average in found] == [plain(average) for average in objects.key_averages(*grouping)]
-    assert plain(columns.total_average()) == plain(objects.total_average())
-    assert sum(average.self_device_time_total for average in found) == sum(e.self_device_time_total for e in objects)
-
-
-@given(
-    timed(),
-    st.sampled_from((None, *SORT_KEYS, "cuda_time_total", "self_cuda_time_total", "cuda_time")),
-    st.booleans(),
-    st.sampled_from((None, "us", "ms", "s")),
-)
-def test_tables_are_those_of_the_objects(batch, sort_by, top_level_only, unit):
-    """Any sort key and unit give from columns the text that they give from copies of the events."""
-    columns = listed(batch)
-    options = {"sort_by": sort_by, "top_level_events_only": top_level_only, "time_unit": unit}
-    assert columns.table(**options) == copy.deepcopy(columns).table(**options)
 
 
 def fields(text):
@@ -281,31 +208,6 @@ def test_the_simple_trace_is_that_of_the_objects(tmp_path_factory, batch):
     arrows = [slice_ for slice_ in json.loads(texts[0]) if slice_["ph"] == "s"]
     assert len(arrows) == sum(event.device_time_total != 0 for event in columns)
     assert {slice_["cat"] for slice_ in arrows} <= {"cpu_to_cuda"}
-
-
-@given(timed())
-def test_frames_are_those_of_the_objects(batch):
-    """The data frame has columns of device times where there are any, from columns as from objects."""
-    pytest.importorskip("pandas", reason="pandas is not installed for this interpreter")
-    columns = listed(batch)
-    found, objects = columns.to_pandas(), copy.deepcopy(columns).to_pandas()
-    for name in ("device_time_total", "self_device_time_total"):
-        values = [getattr(event, name) for event in columns]
-        assert (name in found) == (name in objects) == any(values)
-        if any(values):
-            assert found[name].tolist() == objects[name].tolist() == values
-
-
-def test_threads_do_not_share_times():
-    """A pair belongs to the tree of its own thread."""
-    threads = (RecordedThread(1, 1, 1, "a"), RecordedThread(2, 2, 2, "b"))
-    batch = Batch.of(
-        {"start": [0, 1, 0], "end": [9, 5, 9], "name": [1, 2, 3], "parent": [-1, 0, -1], "thread": [0, 0, 1]},
-        ["", "a", "b", "c"],
-        threads,
-        devices=devices((2, 0, 5, 0), (3, 0, 9, 0)),
-    )
-    assert {event.name: event.device_time_total for event in listed(batch)} == {"a": 5, "b": 5, "c": 9}
 
 
 # ---- beside torch ----

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from device_runs import cuda_pairs
 from hypothesis import strategies as st
 
 from otel_torchprof._columns.batch import Batch, RecordedThread
@@ -97,6 +98,15 @@ def as_batch(events: list[Event], with_shapes: bool = True) -> Batch:
     words: list[int] = []
     columns["inputs"] = [_encoded(event.shapes, words) for event in events]
     return Batch.of(columns, names, threads, inputs=_int64(words))
+
+
+@st.composite
+def timed(draw: Any) -> Batch:
+    """A random forest, some of whose events have pairs on two streams of two devices."""
+    events = draw(forests())
+    few = st.integers(0, 1)
+    pairs = [(event.id, draw(few), draw(st.integers(0, 9)), draw(few)) for event in events if draw(st.booleans())]
+    return replace(as_batch(events), devices=cuda_pairs(*pairs) if pairs else None)
 
 
 def as_torch(events: list[Event], with_shapes: bool = True) -> Any:
