@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,22 @@ def recordings(seed: int, moves: int, *, segments: int = 1, nested: bool = False
         clock = max([clock, *(segment.run(thread, clock, moves) for thread in threads)]) + 1_000
         found.append(segment.batch())
     return found
+
+
+def with_devices(batch: Batch, seed: int) -> Batch:
+    """The same, with what devices told of most rows that are no calls: two of them, three streams, at any times."""
+    chance = np.random.default_rng(seed)
+    rows = np.flatnonzero((chance.random(len(batch)) < 0.7) & (batch["kind"] != Kind.FRAME))
+    count = len(rows)
+    devices = {
+        "event": batch["id"][rows],
+        "start": batch["start"][rows] + chance.integers(-2000, 20_000, count),
+        "duration": chance.integers(0, 5000, count),
+        "stream": chance.integers(0, 3, count),
+        "device_type": np.ones(count, dtype=np.int32),
+        "device_index": chance.integers(0, 2, count).astype(np.int32),
+    }
+    return replace(batch, devices=devices)
 
 
 class _Segment:

@@ -272,45 +272,9 @@ def test_input_shapes_of_events():
     ]
 
 
-def test_no_recorded_inputs_at_all():
-    """A recording of shapes in which no event had inputs is no error and gives no attribute."""
-    batch = Batch.of({"start": [1], "end": [2], "inputs": [-1]}, [""], inputs=inputs_array([]))
-    assert "torch.op.input_shapes" not in attributes(batch)[1]
-
-
-def displayed(words):
-    """The attribute of an event with these inputs."""
-    batch = Batch.of({"start": [1], "end": [2], "inputs": [0]}, ["", "op"], inputs=inputs_array(words))
-    return attributes(batch)[1]["torch.op.input_shapes"]
-
-
 def inputs_array(words):
     """Words as a batch holds them."""
     return np.array(words, dtype=np.int64)
-
-
-def test_input_shapes_read_as_torch_prints_them():
-    """The words of real calls give str() of what torch's own profiler reports for these calls."""
-    torch = pytest.importorskip("torch")
-    matrix, scalar = torch.ones(2, 3), torch.tensor(1.0)
-    with torch.autograd.profiler.profile(record_shapes=True) as profile:
-        torch.add(matrix, scalar)
-        torch.cat([matrix, scalar.expand(1, 3)])
-    theirs = {event.name: str(event.input_shapes) for event in profile.function_events}
-    tensor = [TENSOR | FLOAT | 2 << 32, 2, 3]
-    assert displayed([3, *tensor, TENSOR | FLOAT, 0]) == theirs["aten::add"]
-    assert displayed([2, LIST | 2 << 32, *tensor, TENSOR | FLOAT | 2 << 32, 1, 3, 0]) == theirs["aten::cat"]
-
-
-def test_what_follows_a_list_of_tensors_is_found():
-    """The tensors of a list are skipped with all their dimensions."""
-    tensor = [TENSOR | FLOAT | 1 << 32, 4]
-    assert displayed([3, LIST | 2 << 32, *tensor, TENSOR | FLOAT, *tensor, *tensor]) == "[[], [4], [4]]"
-
-
-def test_an_empty_batch_has_roots_only():
-    """Without events nothing is computed and nothing breaks."""
-    assert attributes(Batch.of({"start": [], "end": []}, [""]), [RecordedStep(4, 0, 1)]) == [{"torch.step.number": 4}]
 
 
 def test_types_are_those_of_the_c_header():

@@ -11,7 +11,7 @@ import pytest
 from device_runs import WEEK_NS, Pair, Program, batch_of, device_columns
 from hypothesis import given
 from hypothesis import strategies as st
-from random_recordings import recordings
+from random_recordings import recordings, with_devices
 from trace_validator import validate
 
 import otel_torchprof as otp
@@ -156,21 +156,8 @@ def test_filters_of_activities(filters, names, with_arrows):
 @given(st.integers(0, 1 << 32), st.integers(0, 60), st.integers(1, 3))
 def test_any_recording_with_any_times(seed, moves, segments):
     """Whatever was recorded and whatever devices tell, the trace is valid and the CPU's part is what it is without them."""
-    batch = joined(recordings(seed, moves, segments=segments))
-    random = np.random.default_rng(seed)
-    rows = np.flatnonzero((random.random(len(batch)) < 0.7) & (batch["kind"] != Kind.FRAME))
-    count = len(rows)
-    batch = replace(
-        batch,
-        devices={
-            "event": batch["id"][rows],
-            "start": batch["start"][rows] + random.integers(-2000, 20_000, count),
-            "duration": random.integers(0, 5000, count),
-            "stream": random.integers(0, 3, count),
-            "device_type": np.ones(count, dtype=np.int32),
-            "device_index": random.integers(0, 2, count).astype(np.int32),
-        },
-    )
+    batch = with_devices(joined(recordings(seed, moves, segments=segments)), seed)
+    count = len(batch.devices["event"])
     text = text_of(batch)
     assert len(device_slices(validate(text)["traceEvents"])) == count
     lines = [line.rstrip(b",") for line in text.splitlines()]

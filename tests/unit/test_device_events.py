@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
-import json
 import pickle
 
 import pytest
@@ -193,21 +191,6 @@ def test_no_device_no_stacks(tmp_path):
     batch = batch_of(["f.py(1): f", "a"], [-1, 0], None, kind=[Kind.FRAME, 1])
     listed(batch).export_stacks(tmp_path / "stacks", "self_cuda_time_total")
     assert (tmp_path / "stacks").read_text() == ""
-
-
-@given(timed())
-def test_the_simple_trace_is_that_of_the_objects(tmp_path_factory, batch):
-    """The list's own Chrome JSON has an arrow for each event that devices worked for, from columns as from objects."""
-    columns = listed(batch)
-    texts = []
-    for number, events in enumerate((columns, copy.deepcopy(columns))):
-        path = tmp_path_factory.mktemp("trace") / f"{number}.json.gz"
-        events.export_chrome_trace(path)
-        texts.append(gzip.decompress(path.read_bytes()))
-    assert texts[0] == texts[1]
-    arrows = [slice_ for slice_ in json.loads(texts[0]) if slice_["ph"] == "s"]
-    assert len(arrows) == sum(event.device_time_total != 0 for event in columns)
-    assert {slice_["cat"] for slice_ in arrows} <= {"cpu_to_cuda"}
 
 
 # ---- beside torch ----

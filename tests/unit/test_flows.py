@@ -48,45 +48,12 @@ def pairs_by_definition(batch: Batch) -> list[tuple[int, int]]:
     return found
 
 
-def test_of_nested_operators_the_latest_start_is_taken():
-    """Operators inside one another share numbers; the one that made the node is the last to start with its number."""
-    batch = batch_of(
-        [(0, 0, 7, 0, 0), (1, 0, 7, 0, 0), (2, 0, 8, 0, 0), (9, 1, 7, BACKWARD, 1), (8, 1, 8, BACKWARD, 1)]
-    )
-    assert pairs(batch) == [(1, 3), (2, 4)]
-
-
-def test_of_equal_starts_the_deeper_row_is_taken():
-    """A clock that did not move between two begins changes nothing."""
-    assert pairs(batch_of([(5, 0, 7, 0, 0), (5, 0, 7, 0, 0), (5, 0, 7, BACKWARD, 1)])) == [(1, 2)]
-
-
-def test_number_and_thread_must_both_agree():
-    """Numbers are counted per thread, so the same number elsewhere is another node."""
-    batch = batch_of(
-        [(0, 0, 7, 0, 0), (0, 1, 7, 0, 0), (1, 1, 8, 0, 0), (9, 0, 7, BACKWARD, 2), (9, 0, 8, BACKWARD, 1)]
-    )
-    assert pairs(batch) == [(1, 3)]
-
-
-def test_a_forward_operator_after_its_backward_function_is_none():
-    """When the recording began between the two, what carries the number later is not what made the node."""
-    assert pairs(batch_of([(9, 0, 7, 0, 0), (5, 1, 7, BACKWARD, 1)])) == []
-
-
 def test_a_phase_is_no_forward_operator():
     """What stands in the column of numbers is the address of its object there, and may be anybody's number."""
     batch = batch_of([(10, 0, 7, 0, 0), (20, 0, 7, 0, 12), (30, 1, 7, BACKWARD, 1)])
     assert pairs(batch) == [(1, 2)]
     batch["kind"][1] = Kind.PHASE
     assert pairs(batch) == [(0, 2)]
-
-
-def test_nothing_to_pair():
-    """No events, no numbers, no known threads: no pairs, and no error."""
-    assert pairs(batch_of([])) == []
-    assert pairs(batch_of([(0, 0, -1, 0, 0), (1, 0, -1, BACKWARD, 1)])) == []
-    assert pairs(batch_of([(0, 2, 7, 0, 0), (1, 2, 7, BACKWARD, 0)])) == []
 
 
 @given(

@@ -316,6 +316,9 @@ def test_averages():
     rows = events.table(sort_by="cpu_memory_peak").splitlines()
     assert [row.split()[0] for row in rows if row.strip().startswith("e")] == ["e2", "e1", "e1"]
     assert events.total_average().cpu_memory_peak == 90
+    assert events[0].self_cpu_memory_usage == 5
+    events[0].cpu_memory_usage = 1
+    assert events[0].self_cpu_memory_usage == 1
     events[2].cpu_memory_peak = 75
     assert peaks() == {"e1": (75, 8), "e2": (90, 0)}
     assert events.total_average().cpu_memory_peak == 90

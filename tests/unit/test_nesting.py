@@ -63,8 +63,3 @@ def test_a_call_gives_way_to_a_label():
     batch = batch_of([(0, 0, 0, 5, Kind.FRAME, 0), (0, 0, 2, 6, Kind.LABEL, 0), (0, 0, 20, 1, Kind.FRAME, 0)])
     batch["parent"][1] = 0
     assert not_nested(batch).tolist() == [True, False, False]
-
-
-def test_nothing_recorded():
-    """A batch without events has no threads with rows."""
-    assert list(nested_rows(batch_of([]))) == []

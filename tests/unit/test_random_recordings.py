@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from random_recordings import recordings
+from random_recordings import recordings, with_devices
 from recorded_tables import recorded_table
 
 from otel_torchprof._columns.joined import joined
@@ -53,17 +53,24 @@ def rows(averages):
 @given(SEEDS, MOVES, SEGMENTS, st.sampled_from(list(itertools.product((False, True), (0, 1, 3), (False, True)))))
 def test_averages_are_those_of_the_objects(seed, moves, segments, grouping):
     """Any grouping, and the total, are from columns what they are from the events one by one."""
-    columns = listed(joined(recordings(seed, moves, segments=segments)))
+    columns = listed(with_devices(joined(recordings(seed, moves, segments=segments)), seed))
     objects = copy.deepcopy(columns)
     assert rows(columns.key_averages(*grouping)) == rows(objects.key_averages(*grouping))
     assert rows([columns.total_average()]) == rows([objects.total_average()])
     assert columns._source is not None
 
 
-@given(SEEDS, MOVES, st.sampled_from((None, *SORT_KEYS, "flops", "id", "name")), st.booleans())
+@given(
+    SEEDS,
+    MOVES,
+    st.sampled_from(
+        (None, *SORT_KEYS, "flops", "id", "name", "cuda_time", "self_cuda_time_total", "cuda_memory_usage")
+    ),
+    st.booleans(),
+)
 def test_texts_are_those_of_the_objects(seed, moves, sort_by, top_level_only):
     """A table has the same rows in the same order from columns, copies and pickles, whatever it is sorted by."""
-    columns = listed(joined(recordings(seed, moves)))
+    columns = listed(with_devices(joined(recordings(seed, moves)), seed))
     options = {"sort_by": sort_by, "top_level_events_only": top_level_only, "time_unit": "us"}
     text = columns.table(**options)
     assert copy.deepcopy(columns).table(**options) == text
@@ -74,16 +81,19 @@ def test_texts_are_those_of_the_objects(seed, moves, sort_by, top_level_only):
 def test_files_are_those_of_the_objects(tmp_path_factory, seed, moves):
     """The simple trace, the stacks and the frame say the same from columns and from copies."""
     pandas = pytest.importorskip("pandas", reason="tries what is made with pandas")
-    columns, folder = listed(joined(recordings(seed, moves))), tmp_path_factory.mktemp("files")
+    columns = listed(with_devices(joined(recordings(seed, moves)), seed))
+    folder = tmp_path_factory.mktemp("files")
     objects = copy.deepcopy(columns)
     for events, name in ((columns, "columns"), (objects, "objects")):
         events.export_chrome_trace(folder / f"{name}.json")
-        events.export_stacks(folder / f"{name}.txt", "self_cpu_time_total")
-        events.export_stacks(folder / f"{name}-merged.txt", "self_cpu_time_total", merged=True)
+        for metric in ("self_cpu_time_total", "self_cuda_time_total"):
+            events.export_stacks(folder / f"{name}-{metric}", metric)
+            events.export_stacks(folder / f"{name}-{metric}-merged", metric, merged=True)
     traces = [json.loads((folder / f"{name}.json").read_text()) for name in ("columns", "objects")]
     assert traces[0] == traces[1]
-    assert (folder / "columns.txt").read_text() == (folder / "objects.txt").read_text()
-    assert (folder / "columns-merged.txt").read_text() == (folder / "objects-merged.txt").read_text()
+    assert sum(slice_["ph"] == "s" for slice_ in traces[0]) == sum(event.device_time_total != 0 for event in columns)
+    for path in folder.glob("columns-*"):
+        assert path.read_text() == (folder / path.name.replace("columns", "objects")).read_text()
     if len(columns):
         frames = [events.to_pandas().astype({"name": "object"}) for events in (columns, objects)]
         for frame in frames:
