@@ -1,4 +1,4 @@
-"""Traces that were reduced, from the table to the bytes that receivers decode and on to every exporter."""
+"""Traces that were reduced, and links in them, on to every exporter."""
 
 from __future__ import annotations
 
@@ -18,62 +18,25 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 from policy_jobs import job
 from span_tables import span_rows
-from trace_group_tables import TARGET, TRACE, cut, ids, random_trace_group
+from trace_group_tables import TRACE, ids, random_trace_group
 
 import otel_torchprof as otp
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._encode import otlp, otlp_json
-from otel_torchprof._encode.chrome_spans import CLOSING, ChromeSpans
+from otel_torchprof._encode import otlp_json
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import span_buffer
-from otel_torchprof._export.aggregating import aggregated
-from otel_torchprof._export.policy import Reduction, collapsed, split, with_links
 from otel_torchprof._export.queue import Deadline, ExportQueue
-from otel_torchprof._export.root_only import root_only
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SelectionRules
-from otel_torchprof._model.limits import Budget, limited
+from otel_torchprof._model.limits import Budget
 from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
-from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.span_tables import taken
 from otel_torchprof._model.step_spans import StepSpan, Trace
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
 
 
 APPLICATION = 7 << 60
-
-
-def never(*_):
-    return False
-
-
-def parts_of(table):
-    """In traces of ten spans, with links from the root to the others."""
-    found, parts = split(table, TARGET, (10, 9999), (10, 9999), before=0, stays=True, **ids())
-    return with_links(found, 0, parts)
-
-
-def in_two_tables(table):
-    """In traces of ten spans, of which some went before."""
-    budget, before = Budget(max_spans=10), Reduction(recorded=1, parts=1)
-    return joined_tables([cut(table, budget)[0], cut(random_trace_group(99), budget, before=before)[0]])
-
-
-ALONE = {
-    "aggregate": lambda table: aggregated(table, 0, 1e9, never)[0],
-    "collapse": lambda table: collapsed(table, 0, 1e9, never)[0],
-    "split": parts_of,
-    "roots": lambda table: root_only(table, TARGET),
-    "limits": lambda table: limited(table, max_attributes=2, max_links=1, max_attribute_length=1),
-}
-TOGETHER = {
-    "all": lambda table: cut(table, Budget(max_spans=10, short=2e-6))[0],
-    "bytes": lambda table: cut(table, Budget(max_bytes=2000))[0],
-    "tables": in_two_tables,
-    "collapse, split": lambda table: parts_of(ALONE["collapse"](table)),
-    "aggregate, split": lambda table: parts_of(ALONE["aggregate"](table)),
-    "split twice": lambda table: ALONE["limits"](joined_tables([parts_of(table), parts_of(random_trace_group(98))])),
-}
 
 
 def in_request(request):
@@ -99,33 +62,6 @@ def in_table(table):
         )
         for row in range(len(table))
     ]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("reduction", (ALONE | TOGETHER).values(), ids=ALONE | TOGETHER)
-def test_reduced_spans_are_decoded_as_they_are(reduction, seed):
-    """After each reduction, and after several, every format has all spans with their ids, parents and links."""
-    table = reduction(random_trace_group(seed))
-    expected = in_table(table)
-    assert expected
-    (message,) = otlp.encode(table, **COMMON)
-    assert in_request(ExportTraceServiceRequest.FromString(message)) == expected
-    ((line, _),) = otlp_json.encode_counted(table, **COMMON)
-    assert in_request(otlp_json.request_of(line)) == expected
-    spans = SpanList(table, **COMMON)
-    assert [(span.name, len(span.links)) for span in spans] == [(name, len(links)) for *_, name, links in expected]
-    events = json.loads(b"".join((*ChromeSpans(7).encode(spans, begin=True), CLOSING)))["traceEvents"]
-    drawn = [e["args"] for e in events if "span_id" in e.get("args", {})]
-    assert sorted(
-        (
-            *(said["trace_id"], said["span_id"], said.get("parent_id", "")),
-            [(link["trace_id"], link["span_id"]) for link in said.get("links", ())],
-        )
-        for said in drawn
-    ) == sorted(
-        (trace.hex(), span_id.hex(), parent.hex(), [(t.hex(), target.hex()) for t, target in links])
-        for trace, span_id, parent, _, links in expected
-    )
 
 
 @pytest.fixture
