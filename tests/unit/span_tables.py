@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
@@ -32,6 +35,15 @@ def span_rows(names: Sequence[str | bytes], **columns: Any) -> SpanTable:
         "names": Names.of(["", *names]),
     }
     return SpanTable(**{**neutral, **columns})
+
+
+RESOURCE = Resource({"service.name": "träiner", "rank": 3, "share": 0.5, "on": True, "list": ["a", "b"]}, "https://r")
+SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://s", {"x": True})
+
+
+def span_list(*names: str | bytes, **columns: Any) -> SpanList:
+    """Such spans, with a resource and a scope that have something of everything."""
+    return SpanList(span_rows(names, **columns), resource=RESOURCE, scope=SCOPE)
 
 
 TEXT = st.one_of(st.text(), st.binary(max_size=20), st.sampled_from(["\0", '"', "\x1b[0m", b"\xf0\x9f\x94", "🔥" * 50]))

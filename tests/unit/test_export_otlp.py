@@ -24,19 +24,14 @@ from fault_server import (
 )
 from opentelemetry import context
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from span_tables import span_rows
+from span_tables import span_list
 
-from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.otlp import ExportStats, OTLPExporter
 from otel_torchprof._export.response import Backoff
 
 SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
-RESOURCE = Resource({"service.name": "trainer"})
-SCOPE = InstrumentationScope("otel_torchprof", "1.2")
 SOON = Backoff(first=0.001, longest=0.001, shortest=0.001)
 """Waits of a test; the real ones are tested with a clock of its own."""
 TURNS = {
@@ -86,10 +81,6 @@ def made_exporter(*arguments, timeout=LONG, **keywords):
     made = OTLPExporter(*arguments, timeout=timeout, **keywords)
     made._sender.backoff = SOON
     return made
-
-
-def span_list(*names, **columns):
-    return SpanList(span_rows(names, **columns), resource=RESOURCE, scope=SCOPE)
 
 
 def flat(bodies):
@@ -383,18 +374,12 @@ def test_from_the_environment(receiver, protocol, monkeypatch):
 
 FORKING = """
 import logging, os, sys, threading
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from span_tables import span_rows
-from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._export.otlp import OTLPExporter
-
-def spans(name):
-    return SpanList(span_rows([name]), resource=Resource({}), scope=InstrumentationScope("s"))
+from span_tables import span_list
+from otel_torchprof import OTLPExporter
 
 exporter = OTLPExporter(sys.argv[1], protocol=sys.argv[2], timeout=30)
-exporter.export(spans("before"))
-during = threading.Thread(target=exporter.export, args=(spans("during"),))
+exporter.export(span_list("before"))
+during = threading.Thread(target=exporter.export, args=(span_list("during"),))
 during.start()
 sys.stdin.readline()  # it has arrived, and is answered once the child's has
 # As if other threads were inside at the moment of the fork: what they hold is never released in the child.
@@ -402,13 +387,13 @@ for lock in (exporter._sender._counts._lock, exporter._sender._log._lock, getatt
     lock.acquire()
 child = os.fork()
 if not child:
-    ok = exporter.export(spans("child")).name == "SUCCESS" and exporter.stats.requests == 1
+    ok = exporter.export(span_list("child")).name == "SUCCESS" and exporter.stats.requests == 1
     os._exit(0 if ok else 1)
 assert os.waitpid(child, 0)[1] == 0
 for lock in (exporter._sender._counts._lock, exporter._sender._log._lock, getattr(exporter._sender._transport, "_lock", None)):
     lock and lock.release()
 during.join()
-exporter.export(spans("after"))
+exporter.export(span_list("after"))
 assert exporter.stats.accepted_spans == 3, exporter.stats
 exporter.shutdown()
 """

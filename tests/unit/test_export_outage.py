@@ -8,13 +8,10 @@ import weakref
 import grpc
 import pytest
 from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, silence, status
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from outages import BATCH, Receiver, World, adds_up, finished
-from span_tables import span_rows
+from span_tables import span_list
 
-from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import queue as queue_module
 from otel_torchprof._export.ledger import Delivery
 from otel_torchprof._export.otlp import OTLPExporter
@@ -258,11 +255,6 @@ def test_an_exporter_of_somebody_elses_making():
 
 
 # ---- real receivers ----
-
-
-def span_list(*names):
-    resource, scope = Resource({"service.name": "trainer"}), InstrumentationScope("otel_torchprof", "1")
-    return SpanList(span_rows(names), resource=resource, scope=scope)
 
 
 REAL = {

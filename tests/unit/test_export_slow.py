@@ -10,8 +10,6 @@ import threading
 import pytest
 from certificates import make_tls
 from fault_server import LONG, HttpReceiver
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from slow_receiver import (
     ACCEPTED,
     CHUNKED,
@@ -31,9 +29,8 @@ from slow_receiver import (
     reading_slowly,
     silent,
 )
-from span_tables import span_rows
+from span_tables import span_list
 
-from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.grpc import GrpcTransport
 from otel_torchprof._export.http import HttpTransport
 from otel_torchprof._export.otlp import OTLPExporter
@@ -361,8 +358,7 @@ def test_health_shows_it(protocol, script, reason):
     """A receiver that never gets to an end is an outage, with its seconds and why; flush and shutdown keep their deadlines."""
     with SlowReceiver(script) as receiver:
         queue = ExportQueue(OTLPExporter(receiver.url, protocol=protocol, timeout=SHORT / 3), QueueSettings())
-        spans = SpanList(span_rows(["a"]), resource=Resource({}), scope=InstrumentationScope("otel_torchprof", "1"))
-        queue.put(spans, 100)
+        queue.put(span_list("a"), 100)
         assert not queue.force_flush(Deadline.after(2 * SHORT))
         stats = queue.stats
         assert stats.outage_seconds > 0

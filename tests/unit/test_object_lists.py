@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch_forests import as_batch, as_torch, forests
 
 from otel_torchprof import profiler_util as ours
-from otel_torchprof._encode.table import SORT_KEYS
+from otel_torchprof._encode.table import SORT_KEYS, format_share, format_time
 from otel_torchprof._profile.events import EventList
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's lists")
@@ -241,3 +241,50 @@ def test_texts_of_single_events_are_torchs(made):
     mine, torchs = (listed(util, made) for util in (ours, theirs))
     assert [repr(event) for event in mine] == [repr(event) for event in torchs]
     assert [repr(row) for row in mine.key_averages()] == [repr(row) for row in torchs.key_averages()]
+
+
+# ---- tables ----
+
+
+def of_two(**second):
+    """Two events without a device, the second with other arguments."""
+    return EventList(
+        [ours.FunctionEvent(1, "a", 1, 0, 0), ours.FunctionEvent(2, "b", 1, **{"start_us": 0, "end_us": 0} | second)]
+    )
+
+
+def test_a_share_of_nothing():
+    """What is None counts as not there; a total of nothing gives NaN instead of torch's assertion."""
+    text = of_two(flops=None).table()
+    assert "NaN" in text
+    assert "0.000us" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"sort_by": "nonsense"}, ValueError, r"sort_by='nonsense'.*cpu_time_total"),
+        ({"sort_by": "nonsense"}, AttributeError, "nonsense"),
+        ({"sort_by": "concrete_inputs"}, ValueError, "sort_by='concrete_inputs'"),
+        ({"time_unit": "hours"}, ValueError, "time_unit='hours': allowed are 's', 'ms', 'us'"),
+        ({"max_name_column_width": "55"}, TypeError, "max_name_column_width is '55'; .*None for no limit"),
+        ({"row_limit": "10"}, TypeError, "row_limit is '10'; .*None for all rows"),
+        ({"header": 3}, TypeError, "header is 3; it must be a str"),
+    ],
+)
+def test_bad_arguments_of_a_table(arguments, error, text):
+    """A key that is none (an AttributeError too, as in torch), values without an order, and limits of a wrong type are named."""
+    with pytest.raises(error, match=text):
+        of_two(concrete_inputs=["x"]).table(**arguments)
+
+
+def test_what_floats_leave_is_no_difference():
+    """Times that only differ in what adding up left on them have one text, and keep their places when sorted."""
+    noisy = ours.FunctionEvent(1, "first", 1, 16.0, 16.1)
+    exact = ours.FunctionEvent(2, "second", 1, 0, 0.1)
+    assert noisy.cpu_time_total != exact.cpu_time_total
+    assert format_share(noisy.cpu_time_total, 32.0) == format_share(0.1, 32.0)
+    assert format_time((12.3455 - 1.0 + 1.0) * 1000) == format_time(12345.5)
+    for ordered in ([noisy, exact], [exact, noisy]):
+        text = EventList(ordered).table(sort_by="cpu_time_total")
+        assert text.index(ordered[0].name) < text.index(ordered[1].name)

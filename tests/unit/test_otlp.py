@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceState
 from recorded_tables import recorded_table
-from span_tables import span_rows, tables
+from span_tables import RESOURCE, SCOPE, span_rows, tables
 
 from otel_torchprof._columns.batch import Batch, Names, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo
@@ -30,8 +30,6 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
 from otel_torchprof._model.step_spans import RecordedStep
 
-RESOURCE = Resource({"service.name": "trainer", "rank": 3, "tags": ["a", "b"]}, "https://example.org/resource")
-SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://example.org/scope", {"x": True})
 BARE = {"resource": Resource({}), "scope": InstrumentationScope("")}
 FULL = {"resource": RESOURCE, "scope": SCOPE}
 CURRENT = SpanContext(0xFEED << 96, 0xBEEF, is_remote=True, trace_state=TraceState([("vendor", "1"), ("other", "x")]))

@@ -17,8 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from span_tables import span_rows
+from span_tables import RESOURCE, SCOPE, span_list, span_rows
 
 from otel_torchprof import ChromeTraceExporter, OTLPFileExporter
 from otel_torchprof._encode import otlp, otlp_json
@@ -26,14 +25,8 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.from_environment import exporters_from_environment
 
 SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
-RESOURCE = Resource({"service.name": "träiner", "rank": 3, "share": 0.5, "on": True, "list": ["a", "b"]}, "https://r")
-SCOPE = InstrumentationScope("otel_torchprof", "1.2", "https://s")
 FORMS = ["trace.otlp", "trace.binpb.gz", "trace.json", "trace.jsonl.gz"]
 LONG = 60.0
-
-
-def span_list(*names, **columns):
-    return SpanList(span_rows(names, **columns), resource=RESOURCE, scope=SCOPE)
 
 
 def content(path):
@@ -129,7 +122,8 @@ def test_rotation(tmp_path, name):
 KILLED = """
 import os, signal, sys
 from otel_torchprof import ChromeTraceExporter
-from test_otlp_file import OTLPFileExporter, span_list
+from otel_torchprof import OTLPFileExporter
+from span_tables import span_list
 for path in sys.argv[1:]:
     exporter = (ChromeTraceExporter if "chrome" in path else OTLPFileExporter)(path)
     for name in "ab":
@@ -158,7 +152,8 @@ def test_killed(tmp_path):
 
 FORKED = """
 import os, sys
-from test_otlp_file import OTLPFileExporter, span_list
+from otel_torchprof import OTLPFileExporter
+from span_tables import span_list
 path = sys.argv[1]
 first = OTLPFileExporter(path, max_bytes=2000)
 others = [OTLPFileExporter(path) for _ in range(3)]
@@ -252,7 +247,8 @@ def test_what_is_no_line(line, text):
 
 SECOND = """
 import os, sys
-from test_otlp_file import OTLPFileExporter, span_list
+from otel_torchprof import OTLPFileExporter
+from span_tables import span_list
 second = OTLPFileExporter(sys.argv[1], max_bytes=2000)
 for number in range(40):
     second.export(span_list(f"b{number}"))

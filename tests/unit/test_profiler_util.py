@@ -193,13 +193,14 @@ def test_metadata_has_torchs_fields():
         assert profiler_util._build_metadata({key: text}) == theirs._build_metadata({key: text}), key
 
 
-@pytest.mark.parametrize("part", [0, 1, 2_500_000.0])
-def test_shares_and_formatters_are_torchs(part):
-    """A share of a total, and a property that says another one as text."""
+@given(st.sampled_from((0, 1, 2_500_000.0)) | st.floats(0, 1e9), st.integers(-(2**34), 2**34))
+def test_shares_and_formatters_are_torchs(part, size):
+    """A time, a size, a share of a total, and a property that says another one as text."""
     holder = type("Holder", (), {"x": part, "x_str": profiler_util._attr_formatter("x")})
     assert holder().x_str == theirs._format_time(part)
     assert profiler_util._format_time_share(part, 3e6) == theirs._format_time_share(part, 3e6)
     assert profiler_util._format_time_share(0, 0) == theirs._format_time_share(0, 0)
+    assert profiler_util._format_memory(size) == theirs._format_memory(size)
 
 
 STACK = "  File a\n    y = x + 1\n        ~~^~~\n"
