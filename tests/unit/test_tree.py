@@ -1,13 +1,18 @@
-"""The tree, against torch's own: same events, same parents, same times."""
+"""The tree on columns, rows that nest and averages, of any length; that they are torch's, test_events.py says."""
+
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch_forests import Event, as_batch, forests
 
-from otel_torchprof._columns.batch import Batch
-from otel_torchprof._columns.schema import Flag
-from otel_torchprof._model.tree import HIDDEN_NAMES, TreeView, torch_view
+from otel_torchprof._columns.batch import Batch, RecordedThread
+from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._model.averages import Averages
+from otel_torchprof._model.inputs import shape_keys
+from otel_torchprof._model.tree import HIDDEN_NAMES, TreeView, nested_rows, not_nested, torch_view
 
 
 def _described(view: TreeView):
@@ -94,3 +99,96 @@ def test_more_rows_than_one_block():
     above = np.where(view.parent >= 0, rows[view.parent], -1)
     assert (above == parents[rows]).all()
     assert (view.self_time == np.where(parents[rows] < 0, 39 - 15, 5)).all()
+
+
+# ---- rows that nest in time, against every pair of rows ----
+
+
+THREADS = (RecordedThread(1, 11, 11, "main"), RecordedThread(2, 12, 12, "autograd"))
+
+
+def batch_of(rows):
+    """Of (thread, thread of the end, start, duration, kind, is asynchronous)."""
+    columns = {
+        "thread": [row[0] for row in rows],
+        "end_thread": [row[1] for row in rows],
+        "start": [row[2] for row in rows],
+        "end": [row[2] + row[3] for row in rows],
+        "kind": [row[4] for row in rows],
+        "flags": [Flag.ASYNC * row[5] for row in rows],
+        "parent": [-1] * len(rows),
+    }
+    return Batch.of(columns, [""], THREADS)
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from((0, 1)),
+        st.sampled_from((0, 0, 0, 1)),
+        st.integers(0, 20),
+        st.integers(1, 10),
+        st.sampled_from((Kind.OPERATOR, Kind.FRAME)),
+        st.sampled_from((0, 0, 0, 1)),
+    ),
+    max_size=12,
+)
+
+
+@given(ROWS)
+def test_rows_nest(rows):
+    """Of any two rows of a thread one is within the other or they do not overlap; all others are said not to nest."""
+    batch = batch_of(rows)
+    found = dict(nested_rows(batch))
+    for tid, chosen in found.items():
+        assert all(THREADS[batch["thread"][row]].os_tid == tid for row in chosen)
+        times = [(batch["start"][row], -batch["end"][row]) for row in chosen]
+        assert times == sorted(times)
+        for first, second in itertools.combinations(chosen, 2):
+            assert batch["start"][second] >= batch["end"][first] or batch["end"][second] <= batch["end"][first]
+    missing = not_nested(batch)
+    assert sorted(row for chosen in found.values() for row in chosen) == [
+        row for row in range(len(rows)) if not missing[row]
+    ]
+
+
+def test_a_call_gives_way_to_a_label():
+    """A label that is begun by one call and ended by the next is drawn, and the call that it outlives is not."""
+    batch = batch_of([(0, 0, 0, 5, Kind.FRAME, 0), (0, 0, 2, 6, Kind.LABEL, 0), (0, 0, 20, 1, Kind.FRAME, 0)])
+    batch["parent"][1] = 0
+    assert not_nested(batch).tolist() == [True, False, False]
+
+
+# ---- averages on columns of any length ----
+
+
+def test_sums_are_exact():
+    """Sums over many blocks are sums of integers: no unit in the last place is lost where float64 would lose it."""
+    rows = 200_000
+    batch = Batch.of({"start": np.zeros(rows), "end": np.full(rows, 2**40 + 1), "name": np.ones(rows)}, ["", "a"])
+    assert Averages.of(torch_view(batch)).cpu_time_total.tolist() == [rows * (2**40 + 1)]
+
+
+def test_first_appearance_in_a_later_block():
+    """A name first seen after the first 65,536 events gets the position of its first event."""
+    names = np.ones(150_000, dtype=int)
+    names[140_000:] = 2
+    batch = Batch.of({"start": np.arange(150_000), "end": np.arange(150_000) + 1, "name": names}, ["", "a", "b"])
+    assert Averages.of(torch_view(batch)).first.tolist() == [0, 140_000]
+
+
+def test_shape_keys_over_many_blocks():
+    """The blocked hash gives equal inputs equal keys wherever in the batch they stand."""
+    rows = 150_000
+    words = np.stack([np.ones(rows), np.full(rows, 1 | 1 << 32), np.arange(rows) % 7], axis=1).astype(np.int64).ravel()
+    batch = Batch.of({"start": np.zeros(rows), "end": np.ones(rows), "inputs": np.arange(rows) * 3}, [""], inputs=words)
+    keys, texts = shape_keys(batch)
+    assert len(texts) == 8
+    assert [texts[key] for key in keys[-7:]] == [f"[[{(rows - 7 + i) % 7}]]" for i in range(7)]
+
+
+def test_many_splits_at_once():
+    """Splits whose product does not fit into 64 bits are numbered anew in between."""
+    batch = Batch.of({"start": np.arange(4), "end": np.arange(4) + 1, "name": np.ones(4)}, ["", "a"])
+    huge = np.array([0, 2**40, 2**40, 0])
+    sums = Averages.of(torch_view(batch), [huge, huge, np.array([0, 0, 1, 0])])
+    assert sums.count.tolist() == [2, 1, 1]
