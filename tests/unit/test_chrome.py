@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_validator import parse, validate
 
+from otel_torchprof import ModuleInfo
 from otel_torchprof._columns.batch import Batch, RecordedThread
-from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
+from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID, encode
 from otel_torchprof._model.step_spans import RecordedStep

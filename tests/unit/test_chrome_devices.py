@@ -15,11 +15,12 @@ from random_recordings import recordings, with_devices
 from trace_validator import validate
 
 import otel_torchprof as otp
+from otel_torchprof import ProfilerActivity
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode import chrome
-from otel_torchprof._profile.kineto_event import ProfilerActivity, displayed_devices, displayed_events
+from otel_torchprof._profile.kineto_event import displayed_devices, displayed_events
 
 GOLDEN = """\
 {"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"GPU"}},

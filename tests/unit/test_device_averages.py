@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_torchprof as otp
+from otel_torchprof import EventList
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
 from otel_torchprof._instrument.live_recording import _displayed
@@ -18,7 +19,7 @@ from otel_torchprof._model.averages import Average, RunningAverages
 from otel_torchprof._model.devices import displayed_times
 from otel_torchprof._model.tree import torch_view
 from otel_torchprof._native.recorder import Session
-from otel_torchprof._profile.events import EventList, averages_list
+from otel_torchprof._profile.events import averages_list
 
 US = 1000
 

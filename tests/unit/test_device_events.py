@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_forests import timed
 
+from otel_torchprof import DeviceType, EventList, FunctionEvent, Kernel
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.devices import device_times
 from otel_torchprof._model.tree import HIDDEN_NAMES
-from otel_torchprof._profile.events import EventList
-from otel_torchprof._profile.function_event import DeviceType, DeviceWork, FunctionEvent, Kernel
+from otel_torchprof._profile.function_event import DeviceWork
 from otel_torchprof.errors import TorchProfError
 
 US = 1000

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_forests import Event, as_batch, as_torch, forests
 
+from otel_torchprof import EventList, FunctionEvent
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._profile.events import EventList, FunctionEvent
 from otel_torchprof._profile.recorded_events import RecordedEvent
 
 FOREST = [

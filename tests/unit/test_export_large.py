@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows
 
+from otel_torchprof import ExportStats, OTLPExporter
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._export.otlp import ExportStats, OTLPExporter
 
 SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
 SCOPE = InstrumentationScope("otel_torchprof", "1.2")

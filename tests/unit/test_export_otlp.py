@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from span_tables import span_list
 
-from otel_torchprof._export.otlp import ExportStats, OTLPExporter
+from otel_torchprof import ExportStats, OTLPExporter
 from otel_torchprof._export.response import Backoff
 
 SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
@@ -418,9 +418,9 @@ def test_fork(receiver, protocol):
 
 
 def test_nothing_is_imported_before_it_is_needed():
-    """The module imports no transport; an exporter imports the one it uses."""
+    """The package imports no transport; an exporter imports the one it uses."""
     program = (
-        "import sys; from otel_torchprof._export.otlp import OTLPExporter; names = {'grpc', 'requests'};"
+        "import sys; from otel_torchprof import OTLPExporter; names = {'grpc', 'requests'};"
         "print(*names & set(sys.modules)); OTLPExporter(protocol='http/protobuf'); print(*names & set(sys.modules));"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from outages import BATCH, Receiver, World, adds_up, finished
 from span_tables import span_list
 
+from otel_torchprof import OTLPExporter
 from otel_torchprof._export import queue as queue_module
 from otel_torchprof._export.ledger import Delivery
-from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.response import Backoff, Outcome, Response
 from otel_torchprof._process import threads

@@ -31,9 +31,9 @@ from slow_receiver import (
 )
 from span_tables import span_list
 
+from otel_torchprof import OTLPExporter
 from otel_torchprof._export.grpc import GrpcTransport
 from otel_torchprof._export.http import HttpTransport
-from otel_torchprof._export.otlp import OTLPExporter
 from otel_torchprof._export.queue import ExportQueue, QueueSettings
 from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.settings import Settings

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from otel_torchprof._profile.events import DeviceType, FunctionEvent, FunctionEventAvg, Kernel
+from otel_torchprof import DeviceType, FunctionEvent, FunctionEventAvg, Kernel
 
 LATER = ("typed_metadata",)
 """Arguments that torch's constructor has from 2.14 on."""

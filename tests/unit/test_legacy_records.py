@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from otel_torchprof import EventList
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, MemoryFlag
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._profile import legacy_state as state
-from otel_torchprof._profile.events import EventList
 from otel_torchprof._profile.legacy import function_events
 from otel_torchprof._profile.legacy_state import OtherRecordings, legacy_events
 from otel_torchprof._profile.recorded_events import build_tree

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch_forests import as_batch, as_torch, forests
 
+from otel_torchprof import EventList
 from otel_torchprof import profiler_util as ours
 from otel_torchprof._encode.table import SORT_KEYS, format_share, format_time
-from otel_torchprof._profile.events import EventList
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's lists")
 

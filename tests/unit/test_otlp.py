@@ -18,8 +18,9 @@ from opentelemetry.trace import SpanContext, TraceState
 from recorded_tables import recorded_table
 from span_tables import RESOURCE, SCOPE, span_rows, tables
 
+from otel_torchprof import FunctionInfo
 from otel_torchprof._columns.batch import Batch, Names, RecordedThread
-from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo
+from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.generation import Generation
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, Scope

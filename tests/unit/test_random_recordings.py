@@ -17,6 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from random_recordings import recordings, with_devices
 from recorded_tables import recorded_table
 
+from otel_torchprof import EventList
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode import chrome, otlp
@@ -25,7 +26,6 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._model.frames import without_frames
 from otel_torchprof._model.memory import CPU_TYPES, moved_memory
-from otel_torchprof._profile.events import EventList
 
 SEEDS = st.integers(0, 1 << 32)
 MOVES = st.integers(0, 60)
