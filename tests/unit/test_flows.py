@@ -56,6 +56,13 @@ def test_a_phase_is_no_forward_operator():
     assert pairs(batch) == [(0, 2)]
 
 
+def test_nothing_to_pair():
+    """No events, no numbers, no known threads: no pairs, and no error."""
+    assert pairs(batch_of([])) == []
+    assert pairs(batch_of([(0, 0, -1, 0, 0), (1, 0, -1, BACKWARD, 1)])) == []
+    assert pairs(batch_of([(0, 2, 7, 0, 0), (1, 2, 7, BACKWARD, 0)])) == []
+
+
 @given(
     st.lists(
         st.tuples(

@@ -147,13 +147,15 @@ TABLES = st.fixed_dictionaries(
 @settings(max_examples=300)
 @given(arguments(), TABLES, st.booleans(), st.booleans(), st.booleans())
 def test_tables_are_torchs(made, options, averaged, profile_memory, with_flops):
-    """Any arguments give the same text to the character, of events and of averages."""
+    """Any arguments give the same text to the character, of events and of averages, also of torch's own."""
     mine, torchs = (listed(util, made, profile_memory=profile_memory, with_flops=with_flops) for util in (ours, theirs))
     if averaged:
         mine, torchs = (events.key_averages(True, 2, True) for events in (mine, torchs))
     with contextlib.suppress(AssertionError):  # torch refuses a share of a total of nothing, which is NaN here
         expected = torchs.table(**options)
         assert_same(mine.table(**options), expected)
+        kept = {"profile_memory": profile_memory, "with_flops": with_flops}
+        assert_same(ours._build_table(torchs, **kept, **options), expected)
 
 
 def assert_same(text, expected):
@@ -250,9 +252,10 @@ def of_two(**second):
 
 def test_a_share_of_nothing():
     """What is None counts as not there; a total of nothing gives NaN instead of torch's assertion."""
-    text = of_two(flops=None).table()
+    text = of_two(flops=None, overload_name=None, input_shapes=None, stack=None).table()
     assert "NaN" in text
     assert "0.000us" in text
+    assert ours._build_table([]) == theirs._build_table([]) == ""
 
 
 @pytest.mark.parametrize(

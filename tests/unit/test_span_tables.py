@@ -159,6 +159,12 @@ def test_a_table_within_its_limits_is_not_copied(table):
     """Without limits, or with limits that nothing exceeds, the very same table comes back."""
     assert limited(table, **NONE) is table
     assert limited(table, max_attributes=5, max_links=4, max_attribute_length=200) is table
+    apart = tuple(
+        AttributeColumn(key, AttributeType.INT64, np.ones(2, int), np.eye(2, dtype=np.uint8)[at])
+        for at, key in enumerate("ab")
+    )
+    few = span_rows(["a", "b"], attributes=apart)
+    assert limited(few, max_attributes=1, max_links=None, max_attribute_length=None) is few
 
 
 def wide():
