@@ -292,9 +292,9 @@ def test_spans():
     found = {}
     for column in table.attributes:
         if column.key.endswith("memory.peak"):
-            here = range(len(table)) if column.present is None else np.flatnonzero(column.present).tolist()
+            here = range(len(table)) if column.rows is None else column.rows.tolist()
             spans = {f"step {table.step[i]}" if table.row[i] < 0 else f"e{table.row[i] + 1}": i for i in here}
-            found[column.key] = {name: column.values.item(i) for name, i in spans.items()}
+            found[column.key] = dict(zip(spans, column.values.tolist(), strict=True))
     assert found == {
         "torch.memory.peak": {"step 0": 100, "e1": 100, "step 1": 300, "e2": 200, "step 2": 50},
         "torch.device.memory.peak": {"step 1": 60, "e2": 60},
