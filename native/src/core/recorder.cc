@@ -257,6 +257,8 @@ OTP_HOT int end(const void* key, uint8_t flags, const char* error_type, uint32_t
   uint64_t ticks = ticks_now();
   if (__builtin_expect(error_type == nullptr && hot::end(*thread, g_shared, key, flags, thread->not_ready, ticks), 1))
     return 1;
+  // As every operator of a step that is left out, inside a phase that is not.
+  if (is_idle(*thread) && thread->find_open(key) < 0) return 0;
   return end_slowpath(*thread, key, ticks, flags, error_type, error_type_size);
 }
 

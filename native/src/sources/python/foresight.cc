@@ -2,9 +2,9 @@
 // records nothing outside of contexts in these: whoever learns the steps does so from what was drained, long after a
 // step has begun, but which phase begins the next one is known.
 //
-// A step is recorded from the last phase of the step before it on, so that it has the labels and calls that its first
-// phase is in. What is not as it always was, a phase that the loop does not have, ends the foresight: all is recorded
-// until the loop is known again.
+// A step is recorded from the end of the last phase of the step before it on, so that it has the labels and calls that
+// its first phase is in. What is not as it always was, a phase that the loop does not have, ends the foresight: all is
+// recorded until the loop is known again.
 //
 // Python's lock is held in all of this.
 #include <pthread.h>
@@ -62,10 +62,16 @@ void forget(uint32_t bit) {
   g_foreseeing &= ~(1u << bit);
 }
 
-void look(uint32_t bit, const Phase& phase) {
+// Whether a phase of the calling thread says something of the loop.
+bool concerns(uint32_t bit, const Phase& phase) {
+  const Foresight& foresight = g_foresights[bit];
+  if (foresight.process != getpid()) forget(bit);
+  return foresight.is_on && foresight.thread == PyThread_get_thread_ident() &&
+         (foresight.relevant >> phase.part & 1) != 0;
+}
+
+void phase_began(uint32_t bit, const Phase& phase) {
   Foresight& foresight = g_foresights[bit];
-  if (foresight.process != getpid()) return forget(bit);
-  if (foresight.thread != PyThread_get_thread_ident() || (foresight.relevant >> phase.part & 1) == 0) return;
   const std::vector<Phase>& phases = foresight.phases;
   if (std::find(phases.begin(), phases.end(), phase) == phases.end()) return forget(bit);
   if (phase == phases.front()) {
@@ -74,7 +80,11 @@ void look(uint32_t bit, const Phase& phase) {
     foresight.event = g_api->innermost(&consumers);
     mute(bit, foresight, !is_recorded(foresight, foresight.count));
   }
-  if (phase == phases.back() && is_recorded(foresight, foresight.count + 1)) mute(bit, foresight, false);
+}
+
+void phase_ended(uint32_t bit, const Phase& phase) {
+  Foresight& foresight = g_foresights[bit];
+  if (phase == foresight.phases.back() && is_recorded(foresight, foresight.count + 1)) mute(bit, foresight, false);
 }
 
 // Which bit an argument is that stands for a session; OTP_MAX_SESSIONS with an exception set where it is none.
@@ -153,9 +163,18 @@ PyMethodDef g_methods[] = {{"foresee", foresee, METH_VARARGS, nullptr},
 
 }  // namespace
 
-void look_ahead(uint32_t part, int64_t object) {
-  for (uint32_t rest = g_foreseeing; rest != 0; rest &= rest - 1)
-    look(static_cast<uint32_t>(__builtin_ctz(rest)), {part, object});
+void foresee_begin(uint32_t part, int64_t object) {
+  for (uint32_t rest = g_foreseeing; rest != 0; rest &= rest - 1) {
+    auto bit = static_cast<uint32_t>(__builtin_ctz(rest));
+    if (concerns(bit, {part, object})) phase_began(bit, {part, object});
+  }
+}
+
+void foresee_end(uint32_t part, int64_t object) {
+  for (uint32_t rest = g_foreseeing; rest != 0; rest &= rest - 1) {
+    auto bit = static_cast<uint32_t>(__builtin_ctz(rest));
+    if (concerns(bit, {part, object})) phase_ended(bit, {part, object});
+  }
 }
 
 int add_foresight(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }

@@ -61,12 +61,14 @@ bool record(uint32_t part, PyObject* object) {
   event.sequence_nr = number_of(object);
   bool recorded = g_api->begin(&event) != 0;
   Py_XDECREF(owner);
-  if (recorded) look_ahead(part, event.sequence_nr);
+  if (recorded) foresee_begin(part, event.sequence_nr);
   return recorded;
 }
 
 void close(const OpenPhase& open, uint8_t flags, const char* error, uint32_t error_size) {
-  if (open.recorded) g_api->end(key_of(open.part, open.object), flags, error, error_size);
+  if (!open.recorded) return;
+  g_api->end(key_of(open.part, open.object), flags, error, error_size);
+  foresee_end(open.part, number_of(open.object));
 }
 
 bool is_step_open(const PythonThread* thread) {
@@ -242,6 +244,7 @@ void end_event(uint32_t part, PyObject* object, PyObject* type) {
   bool is_error = type != Py_None && !is_no_error(error);
   g_api->end(key_of(part, object), is_error ? OTP_FLAG_ERROR : 0, is_error ? error : nullptr,
              is_error ? static_cast<uint32_t>(size) : 0);
+  foresee_end(part, number_of(object));
   Py_XDECREF(name);
   Py_XDECREF(owner);
 }

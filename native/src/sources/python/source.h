@@ -165,8 +165,9 @@ PyObject* call_uncompiled(PyObject* function, PyObject* first = nullptr, PyObjec
 // Asks the system about the calling thread, for the phase that has just begun on it.
 void note_usage(PythonThread* thread);
 
-// A phase has begun on the calling thread and is recorded, see foresight.cc.
-void look_ahead(uint32_t part, int64_t object);
+// A phase that is recorded has begun, or ended, on the calling thread: see foresight.cc.
+void foresee_begin(uint32_t part, int64_t object);
+void foresee_end(uint32_t part, int64_t object);
 
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
