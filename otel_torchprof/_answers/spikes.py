@@ -78,11 +78,11 @@ def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Float
         least = RULES.spike_cause_share * (float(rank.seconds[step]) - median)
         times = {name: float(column[step]) for name, column in columns.items()}
         times |= _slow_operator(rank, step) if waits is None else {}
-        cause = next((name for name, seconds in times.items() if seconds - usual.of(name) >= least), None)
+        cause = next((name for name, seconds in times.items() if seconds - usual.median(name) >= least), None)
         if cause:
             covered.setdefault(cause, []).append(step)
     # What delays any moment of a step delays most often what takes most of it.
-    by_chance = {cause: usual.of(cause) / median * len(slow) for cause in covered}
+    by_chance = {cause: usual.median(cause) / median * len(slow) for cause in covered}
     return {
         cause: np.array(sorted(steps))
         for cause, steps in covered.items()
@@ -101,8 +101,8 @@ class _UsualTimes:
         """A phase, whose median is known."""
         self._found[name] = seconds
 
-    def of(self, name: str) -> float:
-        """In seconds."""
+    def median(self, name: str) -> float:
+        """The median time of an operator or a phase, in seconds."""
         if name not in self._found:
             times = [sum(each.seconds for each in step if each.name == name) for step in self._operators]
             self._found[name] = float(np.median(times))

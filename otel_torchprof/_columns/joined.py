@@ -98,9 +98,9 @@ def without(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
 
 
 def _with_outer(batch: Batch, rows: npt.NDArray[np.bool_], top_level: Array) -> Batch:
-    """What is around rows, and around open events, from before the batch, where the rows of a mask go.
+    """Parents from earlier batches, of rows and of open events, for a batch that loses the rows of a mask.
 
-    ``top_level``: for each row the one that is around it and all that goes, or itself.
+    ``top_level``: for each row the outermost of the lost rows around it, or itself.
     """
     own = np.zeros(len(batch), dtype=np.uint64)
     own[batch.outer_rows.astype(np.intp)] = batch.outer_parents

@@ -190,7 +190,7 @@ def aggregated(
 
     def try_out(step: int) -> tuple[Array, bool]:
         into = _groups(siblings, shortest / 2**step)
-        return into, fits(*sizes.of(into))
+        return into, fits(*sizes.after(into))
 
     best, enough = try_out(0)
     low, high = 0, STEPS  # thresholds that do, or are the longest; and that do not
@@ -210,8 +210,8 @@ class Sizes:
         self._own = sizes - LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
         self._links = int(sizes.sum() - self._own.sum())
 
-    def of(self, into: Array) -> tuple[int, int]:
-        """Spans and, at most, bytes. ``into``: for each row the one that it becomes one with."""
+    def after(self, into: Array) -> tuple[int, int]:
+        """How many spans are left and, at most, bytes. ``into``: for each row the one that it becomes one with."""
         surviving = into == np.arange(len(into))
         aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
         return int(surviving.sum()), int(self._own[surviving].sum()) + self._links + aggregates * _AGGREGATE_SIZE

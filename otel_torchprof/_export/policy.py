@@ -74,7 +74,7 @@ def tokens_aggregated(
     by_length = found[may_go][np.argsort(-durations_of(table)[found[may_go]], kind="stable")]
     into = best = _groups(siblings, found, found[~may_go])
     whole = 1
-    while fits(*sizes.of(into)) and whole <= len(by_length):
+    while fits(*sizes.after(into)) and whole <= len(by_length):
         best = into
         into = _groups(siblings, found, np.concatenate((found[~may_go], by_length[:whole])))
         whole *= 2

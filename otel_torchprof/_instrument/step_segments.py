@@ -162,7 +162,7 @@ class StepSegments:
 
     def first_training(self, batch: Batch) -> int | None:
         """When the first phase of training in a batch began, Unix ns; None where there is none."""
-        return _first_of(PhaseTokens(self._began).of(batch))
+        return _first_of(PhaseTokens(self._began).take(batch))
 
     @property
     def begins_at(self) -> int:
@@ -220,7 +220,7 @@ class StepSegments:
         """
         # Where nothing is left there is no watermark: what comes after this drain is not known.
         if self._cycle is not None:
-            self._learn(self._tokens.of(batch), min(batch.watermark, now), final=final)
+            self._learn(self._tokens.take(batch), min(batch.watermark, now), final=final)
         if self._foresight is not None:
             self._foresight.look(now)
         cycle = self._cycle  # the program may say in another thread that there is none

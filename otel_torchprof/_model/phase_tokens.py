@@ -48,7 +48,7 @@ class PhaseTokens:
         self._holders: set[int] = set()
         self._ends: dict[int, int] = {}
 
-    def of(self, batch: Batch) -> list[Token]:
+    def take(self, batch: Batch) -> list[Token]:
         """The phases that are in no other, in the order in which they began; those that are open too.
 
         A token begins with the calls, labels and spans that it is in, as far as these began after the phase before it had ended: a step

@@ -32,7 +32,7 @@ def with_waiting(batch: Batch, stacks: Sequence[WaitingStack], times: tuple[int,
 
     Args:
         batch: what was recorded.
-        stacks: of a thread each.
+        stacks: one per thread.
         times: when the recording started and stopped, Unix ns.
     """
     places = {(thread.os_tid, thread.ident): at for at, thread in enumerate(batch.threads)}

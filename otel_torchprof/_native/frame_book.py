@@ -86,7 +86,7 @@ class TensorNotes:
         self._address: Callable[[Any], int] = getattr(native, "_data_address", _address)
         self.without_modes: Callable[[], Any] = native.DisableTorchFunction
 
-    def of(self, tensor: Any) -> Note | None:
+    def note_of(self, tensor: Any) -> Note | None:
         """The note of a tensor; None of what is no tensor, of another class, or has no shape to tell."""
         if type(tensor) not in self._plain:
             return None
@@ -110,12 +110,14 @@ class TensorNotes:
             return ParameterNote(name, class_name(type(parameter)), self._requires_gradient(parameter), None, None)
         # Torch warns where somebody asks for a gradient that is not kept.
         kept = parameter.is_leaf or parameter.retains_grad
-        gradient = self.of(parameter.grad) if kept else None
-        note = ParameterNote(name, kind, parameter.requires_grad, self.of(parameter), gradient)
+        gradient = self.note_of(parameter.grad) if kept else None
+        note = ParameterNote(name, kind, parameter.requires_grad, self.note_of(parameter), gradient)
         return note._replace(state=self._of_state(state)) if isinstance(state, dict) else note
 
     def _of_state(self, state: dict[Any, Any]) -> dict[str, Note]:
-        return {key: note for key, value in list(dict.items(state)) if type(key) is str and (note := self.of(value))}
+        return {
+            key: note for key, value in list(dict.items(state)) if type(key) is str and (note := self.note_of(value))
+        }
 
     def _requires_gradient(self, parameter: Any) -> bool:
         try:

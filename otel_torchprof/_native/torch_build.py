@@ -360,7 +360,7 @@ def compile_whole(target: BuildTarget, output: Path) -> None:
 def _compile_what_can_be(target: BuildTarget, output: Path) -> tuple[tuple[str, ...], str]:
     """The optional sources that had to be left out, and why.
 
-    Each time those go that errors were found in: not one after the other, since a compiler takes half a minute to find none.
+    Every round leaves out all sources that the compiler found errors in. One at a time would take half a minute each.
     """
     left_out: tuple[str, ...] = ()
     why, lighter = "", True
@@ -394,7 +394,7 @@ def _compile(torch: Any, target: Path) -> tuple[str, ...]:
     try:
         with _work_folder(target.parent) as folder:
             output = folder / target.name
-            output.touch()  # what a compiler makes that makes nothing: told where it is loaded
+            output.touch()  # a compiler that writes nothing leaves an empty library, which is refused when it is loaded
             left_out, why = _compile_what_can_be(BuildTarget.of(torch), output)
             output.chmod(0o755)
             for source in OPTIONAL:

@@ -44,7 +44,7 @@ class Arena:
     2.3 ms), and numpy asks for huge pages from arrays of 4 MiB on. An array keeps the block alive that it is in.
 
     Args:
-        expected: bytes of all arrays together. Less than a huge page of them are numpy's own.
+        expected: bytes of all arrays together. Below the size of a huge page numpy allocates them as usual.
     """
 
     def __init__(self, expected: int) -> None:

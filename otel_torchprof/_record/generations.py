@@ -53,8 +53,8 @@ class Generations:
         """No longer; again without effect."""
         self._listeners = tuple(each for each in self._listeners if each != listener)
 
-    def of(self, events: Iterable[int]) -> dict[int, Generation]:
-        """Those that are known, of these events."""
+    def known_among(self, events: Iterable[int]) -> dict[int, Generation]:
+        """What is known of these events, by event."""
         return {event: known for event in events if (known := self._known.get(event)) is not None}
 
     def note(self, event: int, generation: Generation) -> None:

@@ -82,7 +82,7 @@ class Phases(Source):
         """With the names of root modules, and what is known of calls of ``generate``."""
         rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
         rows = rows[np.isin(batch["fwd_thread"][rows], GENERATES)]
-        known = generations.of(batch["id"][rows].tolist())
+        known = generations.known_among(batch["id"][rows].tolist())
         return replace(batch, roots=_root_names.copy(), generations=known)
 
     def states(self) -> dict[str, str]:

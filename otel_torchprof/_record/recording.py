@@ -1,8 +1,8 @@
 """A recording: what comes from a source of batches between a start and a stop, whatever interrupts either.
 
-Profiles, streams, the instrumentation, metrics and the black box have one each. What differs is given: the session, the sources that feed
-it, and who drains it. A profile's comes in segments, each bounded and read as a whole, joined where it was paused, entered again, or has
-cycles of steps.
+Profiles, streams, the instrumentation, metrics and the black box have one each. They differ in what they
+are given: the session, the sources, and who drains it. A profile has a segment for each cycle of steps, and for each time that it is
+started again; each is bounded and drained as a whole, and they are joined at the end.
 """
 
 from __future__ import annotations

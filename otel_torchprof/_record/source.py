@@ -71,7 +71,7 @@ class Operators(Source):
 
     Args:
         library: that observes them.
-        wants: what is to be known of each.
+        requested: which facts are recorded of each.
     """
 
     def __init__(self, library: TorchLibrary, requested: Requested) -> None:

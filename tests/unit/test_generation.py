@@ -58,7 +58,7 @@ def test_only_the_latest_calls_are_remembered(monkeypatch):
     for event in (1, 2, 3):
         known.note(event, CALL)
     known.note(0, CALL._replace(is_request=False))
-    assert known.of([1, 2, 3, 0]) == {2: CALL, 3: CALL}
+    assert known.known_among([1, 2, 3, 0]) == {2: CALL, 3: CALL}
     assert told == [CALL] * 3
     known.leave(told.append)
     known.note(4, CALL)

@@ -28,7 +28,7 @@ def recorder():
 
 def tokens(recorder, found, *events):
     """Part, begin and end of the tokens of one drain."""
-    return [(token.part, token.start, token.end) for token in found.of(recorder.drain(*events))]
+    return [(token.part, token.start, token.end) for token in found.take(recorder.drain(*events))]
 
 
 def test_only_top_level_phases_are_tokens(recorder):
@@ -47,7 +47,7 @@ def test_only_top_level_phases_are_tokens(recorder):
 
 def test_a_token_knows_its_object_and_its_context(recorder):
     """The address of the object and the number of the span are those of the event."""
-    (token,) = PhaseTokens().of(recorder.drain(phase("data", 10, 20, Part.NEXT, key=4711, context=3)))
+    (token,) = PhaseTokens().take(recorder.drain(phase("data", 10, 20, Part.NEXT, key=4711, context=3)))
     assert (token.key, token.context, token.holds_backward) == (4711, 3, False)
 
 
@@ -89,17 +89,17 @@ def test_a_token_begins_with_the_span_that_it_is_in(recorder):
         phase("forward", 35, 55, Part.FORWARD, context=5),
         phase("backward", 60, 70, Part.BACKWARD, context=5),
     )
-    assert [token.start for token in found.of(batch)] == [10, 28, 60]
+    assert [token.start for token in found.take(batch)] == [10, 28, 60]
 
 
 def test_a_step_with_a_closure_holds_a_backward_pass(recorder):
     """An optimizer's step inside of which the autograd engine ran, also where that came with an earlier drain."""
     found = PhaseTokens()
-    first = found.of(
+    first = found.take(
         recorder.drain(phase("step", 10, None, Part.STEP), phase("backward", 12, 15, Part.BACKWARD, "step"))
     )
     assert [(token.end, token.holds_backward) for token in first] == [(NEVER, True)]
-    second = found.of(recorder.drain(phase("step", 10, 20, Part.STEP)))
+    second = found.take(recorder.drain(phase("step", 10, 20, Part.STEP)))
     assert [(token.end, token.holds_backward) for token in second] == [(20, True)]
     assert first[0].id == second[0].id
 
