@@ -17,8 +17,8 @@ PAGES = [
 ]
 GENERATED = {"api", "benchmarks", "columns", "command-line", "names", "torch-names"}
 """Pages that are made from the code, or measured."""
-MOST_PAGES = 20
-MOST_WORDS = 20_000
+MOST_PAGES = 21
+MOST_WORDS = 20_500
 MOST_README_LINES = 150
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
