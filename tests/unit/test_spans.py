@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -17,6 +19,7 @@ from recorded_tables import recorded_table
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._model.step_spans import RecordedStep
 
@@ -73,7 +76,17 @@ def test_a_view_shows_the_span():
     assert [type(value) for value in forward.attributes.values()] == [str, int, float, int, str, bool]
     assert label.attributes["error.type"] == "ValueError"
     assert (forward.resource, forward.instrumentation_scope) == (RESOURCE, SCOPE)
-    assert not forward.events
+
+
+def test_errors_have_no_span_event():
+    """An exception is status ERROR with its class as `error.type`; nothing else is OK or has a message, and no span has a (deprecated) event."""
+    spans = views()
+    [message] = encode(spans.table, resource=RESOURCE, scope=SCOPE)
+    sent = ExportTraceServiceRequest.FromString(message).resource_spans[0].scope_spans[0].spans
+    assert [(span.name, span.status.code) for span in sent if span.status.code] == [("label", Status.STATUS_CODE_ERROR)]
+    assert [span.name for span in sent if any(each.key == "error.type" for each in span.attributes)] == ["label"]
+    assert not any(span.status.message or span.events for span in sent)
+    assert not any(span.status.description or span.events for span in spans)
 
 
 def test_views_are_related_by_their_contexts():
