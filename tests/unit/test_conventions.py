@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 from pathlib import Path
@@ -24,6 +25,9 @@ from otel_torchprof._instrument.operator_metrics import _made
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
 OURS = ("torch.", "otel_torchprof.")
+ELSEWHERE = (*OURS, "gen_ai.")
+"""Names that are not in the conventions' main registry: those of generative AI have one of their own."""
+REGISTRY = json.loads(Path(__file__).with_name("registry.json").read_text())
 KEYS = [*(attribute.key for attribute in ATTRIBUTES), *(key for key, *_ in (*SEGMENTS, *REDUCTIONS))]
 
 
@@ -111,16 +115,50 @@ def convention_of(name, stable):
     return f"OpenTelemetry | {'stable' if name in published(stable) else 'development'}"
 
 
-def page():
-    """The page that lists every name."""
-    kinds = {"INT64": "int", "DOUBLE": "double", "BOOL": "boolean", "NAME": "string"}
+def all_attributes():
+    """Type of each attribute, in the registry's words."""
+    words = {"INT64": "int", "DOUBLE": "double", "BOOL": "boolean", "NAME": "string"}
     types = {attribute.key: attribute.type for attribute in ATTRIBUTES}
     types |= {key: kind for key, kind, *_ in (*SEGMENTS, *REDUCTIONS)}
+    return {key: words[types[key].name] for key in sorted(types)}
+
+
+def all_metrics():
+    """Instrument, in the registry's words, and unit of each metric."""
     metrics = our_metrics() | {metric.name: (metric.kind, metric.unit) for metric in METRICS.values()}
-    rows = [f"| `{key}` | {kinds[types[key].name]} | {convention_of(key, stable_modules)} |" for key in sorted(types)]
+    return {name: (kind.replace("_", ""), unit) for name, (kind, unit) in sorted(metrics.items())}
+
+
+def test_attributes_are_those_of_the_published_registry():
+    """Each that it has is of its type, and the page says its stability."""
+    found = {
+        key: {"type": kind, "stability": convention_of(key, stable_modules).rpartition(" | ")[2]}
+        for key, kind in all_attributes().items()
+        if not key.startswith(ELSEWHERE)
+    }
+    assert found == REGISTRY["attributes"]
+
+
+def test_metrics_are_those_of_the_published_registry():
+    """Each that it has, those of GPUs too, is its instrument with its unit, and the page says its stability."""
+    found = {
+        name: {
+            "instrument": instrument,
+            "unit": unit,
+            "stability": convention_of(name, stable_metrics).rpartition(" | ")[2],
+        }
+        for name, (instrument, unit) in all_metrics().items()
+        if not name.startswith(ELSEWHERE)
+    }
+    assert found == REGISTRY["metrics"]
+
+
+def page():
+    """The page that lists every name."""
+    rows = [f"| `{key}` | {kind} | {convention_of(key, stable_modules)} |" for key, kind in all_attributes().items()]
     made = [
-        f"| `{name}` | {kind.replace('_', '')} | `{unit}` | {convention_of(name, stable_metrics)} |"
-        for name, (kind, unit) in sorted(metrics.items())
+        f"| `{name}` | {instrument} | `{unit}` | {convention_of(name, stable_metrics)} |"
+        for name, (instrument, unit) in all_metrics().items()
     ]
     return "\n".join(
         [
@@ -129,7 +167,7 @@ def page():
             "Every attribute and metric, with the convention that defines it. What has a name in OpenTelemetry's semantic",
             f"conventions (schema {SCHEMA_URL.rsplit('/', 1)[1]}) has that name. *development* is OpenTelemetry's word: such a",
             "name may change with a later schema. This page is generated from the tables in the code by",
-            "`GOLDEN_ACCEPT=1 make test`; a test compares them with OpenTelemetry's own modules.",
+            "`GOLDEN_ACCEPT=1 make test`; tests compare them with OpenTelemetry's own modules and its published registry.",
             "",
             "## Attributes of spans",
             "",
