@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PHASE_PREFIX = "torch.phase."
-"""Names of the events and spans of phases begin with it."""
+"""Names of the events of phases begin with it, and of their spans, but for calls of ``generate``, which the conventions name."""
+PHASE_NAME = "torch.phase.name"
+"""Attribute of those spans: the phase."""
 
 
 class Part(enum.IntEnum):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof import config
+from otel_torchprof._columns.phases import PHASE_NAME
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._model.inputs import InputPart, shapes_in, types_in
 from otel_torchprof._model.span_table import STEP_NUMBER, AttributeColumn, AttributeType, SpanTable, extend_names
@@ -157,8 +158,12 @@ def add_attributes(
         if not present.any():
             continue
         columns.append(AttributeColumn.where(attribute.key, attribute.type, values, present))
+    name = phases.span_names(source, hidden)
     return replace(
-        table, attributes=tuple(sorted(columns, key=_place)), names=extend_names(table.names, source.strings)
+        table,
+        name=name,
+        attributes=tuple(sorted(columns, key=_place)),
+        names=extend_names(table.names, source.strings),
     )
 
 
@@ -232,7 +237,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         events.generation,
     ),
     Attribute(
-        "torch.phase.name",
+        PHASE_NAME,
         _NAME,
         "name of the [phase](#phases), such as `backward`",
         "on phases",

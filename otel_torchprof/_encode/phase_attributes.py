@@ -30,7 +30,9 @@ from .attribute_source import Attribute
 from .event_attributes import module as module_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+
+    from otel_torchprof._columns.batch import Array
 
     from .attribute_source import AttributeSource, Values
 
@@ -189,6 +191,20 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
 
 _ON = "on calls of [`generate`](services.md#text-generation)"
 _ON_REQUESTS = f"{_ON} that have no span of another instrumentation"
+
+
+def span_names(source: AttributeSource, hidden: Collection[str]) -> Array:
+    """By span the place of its name: the conventions' of calls of ``generate`` that have their attributes, without those that are hidden."""
+    found = {
+        span: " ".join(str(attributes[key]) for key in (generation.OPERATION, generation.MODEL) if key not in hidden)
+        for span, attributes in source.generations
+        if generation.OPERATION in attributes and generation.OPERATION not in hidden
+    }
+    if not found:
+        return source.table.name
+    name = source.table.name.copy()
+    name[list(found)] = source.add(list(found.values()))
+    return name
 
 
 def _of(key: str, kind: AttributeType) -> Callable[[AttributeSource], Values | None]:

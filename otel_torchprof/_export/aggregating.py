@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.generation import TEXT_COMPLETION
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
 from otel_torchprof._model.limits import LINK_SIZE, limited, span_sizes
 from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable
@@ -57,7 +58,7 @@ def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
 
 def phases(table: SpanTable) -> npt.NDArray[np.bool_]:
     """Which spans are phases: they are never aggregated nor collapsed, but for tokens, of which there may be thousands."""
-    named = table.names.matching((), prefixes=(PHASE_PREFIX,))
+    named = table.names.matching((TEXT_COMPLETION,), prefixes=(PHASE_PREFIX, f"{TEXT_COMPLETION} "))
     return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name] & ~tokens(table)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE
+from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE
 from otel_torchprof._model.span_table import STEP_NUMBER
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
@@ -25,5 +25,5 @@ DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )
 """Those that are seconds."""
-TEXTS = frozenset((KIND, COLLECTIVE, GROUP, BACKEND))
+TEXTS = frozenset((PHASE_NAME, KIND, COLLECTIVE, GROUP, BACKEND))
 """Those that are texts, and :data:`AVERAGES` and :data:`COLLECTIVES` are JSON. The others are whole numbers from 0 on, or true and false."""

@@ -7,11 +7,12 @@ from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._columns.phases import PHASE_NAME
 from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
 
 from .records import object_of
-from .values import id_in, key_of, nanoseconds, text_in, values_of
+from .values import event_name, id_in, key_of, nanoseconds, text_in, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -156,12 +157,13 @@ class ChromeEvents:
     def _add_span(self, name: str, start: int, duration: int, args: dict[str, Any], process: Hashable) -> None:
         ids = id_in(args["span_id"], "span_id"), id_in(args.get("parent_id") or "0", "parent_id")
         attributes = object_of(args.get("attributes") or {}, "attributes")
+        values = values_of((key, attributes[key]) for key in (self._events.wanted | {PHASE_NAME}) & attributes.keys())
         self._events.add_span(
-            STEP_NAME if name.startswith(STEP_PREFIX) else name,
+            STEP_NAME if name.startswith(STEP_PREFIX) else event_name(name, values),
             start,
             duration,
             (*ids, key_of(args.get("trace_id"))),
-            values_of((key, attributes[key]) for key in self._events.wanted & attributes.keys()),
+            values,
             process=process,
         )
 

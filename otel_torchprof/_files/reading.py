@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.phases import PHASE_NAME
 from otel_torchprof._model.span_table import AttributeType
 
 from .attribute_keys import INSTANCE, RANK
 from .chrome_events import ChromeEvents
 from .records import RecordReading, json_attributes, object_of, objects, protobuf_attributes
-from .values import id_in, key_of, text_in, values_of, whole
+from .values import event_name, id_in, key_of, text_in, values_of, whole
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -71,7 +72,7 @@ def hand_over(spans: SpanList, events: Events) -> None:
     records.begin_resource(dict(spans.resource.attributes))
     attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
     for column in table.attributes:
-        if column.key in events.wanted:
+        if column.key in events.wanted or column.key == PHASE_NAME:
             rows = np.arange(len(table)) if column.rows is None else column.rows
             values = column.values.tolist()
             if column.type == AttributeType.NAME:
@@ -125,6 +126,7 @@ class Interpreted:
         self, name: str, start: int, end: int, ids: tuple[int, int, Hashable], values: Mapping[str, Any]
     ) -> None:
         """A span of that process, read already."""
+        name = event_name(name, values)
         self._events.add_span(name, start, max(0, end - start), ids, values, process=self._process)
 
     def add_span(self, span: Any, _scope: str) -> None:
@@ -142,12 +144,18 @@ def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> N
     name = text_in(span.get("name", ""), "name")
     start, end = (whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
     ids = id_in(span.get("spanId") or "0", "spanId"), id_in(span.get("parentSpanId") or "0", "parentSpanId")
-    values = values_of((key, value) for key, value in json_attributes(span) if key in events.wanted)
+    values = values_of(
+        (key, value) for key, value in json_attributes(span) if key in events.wanted or key == PHASE_NAME
+    )
+    name = event_name(name, values)
     events.add_span(name, start, max(0, end - start), (*ids, key_of(span.get("traceId"))), values, process=process)
 
 
 def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
     ids = (*(int.from_bytes(each[-8:], "big") for each in (span.span_id, span.parent_span_id)), span.trace_id[:16])
     start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
-    values = values_of((key, value) for key, value in protobuf_attributes(span) if key in events.wanted)
-    events.add_span(span.name, start, max(0, end - start), ids, values, process=process)
+    values = values_of(
+        (key, value) for key, value in protobuf_attributes(span) if key in events.wanted or key == PHASE_NAME
+    )
+    name = event_name(span.name, values)
+    events.add_span(name, start, max(0, end - start), ids, values, process=process)

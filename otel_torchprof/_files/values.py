@@ -7,6 +7,8 @@ import re
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
+
 from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, TEXTS, UNFINISHED
 from .records import malformed, object_of
 
@@ -53,6 +55,12 @@ def nanoseconds(value: Any, what: str) -> int:
 def values_of(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
     """The attributes that are looked at, as numbers that can be added up, as short texts, and as lists of what is in them."""
     return {key: _reader_of(key)(value, key) for key, value in attributes}
+
+
+def event_name(name: str, attributes: Mapping[str, Any]) -> str:
+    """The name of the event that a span is of: a call of ``generate`` is a phase, whose span is named as the conventions say."""
+    phase = attributes.get(PHASE_NAME)
+    return name if phase is None else f"{PHASE_PREFIX}{phase}"
 
 
 def _reader_of(key: str) -> Callable[[Any, str], Any]:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-GENERATE, PREFILL, DECODE = (f"torch.phase.{phase}" for phase in ("generate", "prefill", "decode"))
+GENERATE = "text_completion LlamaForCausalLM"
+"""The name of a call of :func:`decoder`, which has no name."""
+PREFILL, DECODE = "torch.phase.prefill", "torch.phase.decode"
 _SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
 _ENDLESS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
 
@@ -40,6 +42,11 @@ def named(spans: Iterable[ReadableSpan], name: str) -> list[ReadableSpan]:
     return [span for span in spans if span.name == name]
 
 
+def calls(spans: Iterable[ReadableSpan]) -> list[ReadableSpan]:
+    """The spans of calls of ``generate``, whatever they are named."""
+    return [span for span in spans if span.attributes.get("torch.phase.name") == "generate"]
+
+
 def below(spans: Iterable[ReadableSpan], parent: Any) -> list[ReadableSpan]:
     """The children of a span (or of its context), by start."""
     context = getattr(parent, "context", None) or parent.get_span_context()
@@ -58,4 +65,4 @@ class Letters:
 def phases(spans: Iterable[ReadableSpan], parent: Any) -> list[ReadableSpan]:
     """The phases directly below a span, but collections of garbage, which may come at any time."""
     found = below(spans, parent)
-    return [span for span in found if span.name.startswith("torch.phase.") and span.name != "torch.phase.gc"]
+    return [span for span in found if span.attributes.get("torch.phase.name", "gc") != "gc"]

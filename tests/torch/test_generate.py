@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 transformers = pytest.importorskip("transformers")
 
-from generating import DECODE, GENERATE, PREFILL, Letters, below, decoder, named, phases, prompts, translator  # noqa: E402
+from generating import DECODE, GENERATE, PREFILL, Letters, below, calls, decoder, named, phases, prompts, translator  # noqa: E402
 from instrumented import Collecting, Instrumented, instrumented  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -64,7 +64,7 @@ def test_with_calls_of_functions(model):
     with service.on("frames", policy=otp.SpanPolicy(max_spans=50_000, max_bytes=50_000_000)):
         generate(model)
         spans = service.spans()
-    (root,) = named(spans, GENERATE)
+    (root,) = calls(spans)
     functions = [span.attributes["code.function.name"] for span in below(spans, root) if "(" in span.name]
     assert functions == ["torch.utils._contextlib.context_decorator.<locals>.decorate_context"]
     assert any(span.name.startswith("transformers/generation/utils.py") for span in spans)
@@ -90,7 +90,7 @@ def test_a_compiled_model(model):
         spans = service.spans()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
-    for root in named(spans, GENERATE):
+    for root in calls(spans):
         assert [span.name for span in phases(spans, root) if span.name != "torch.phase.compile"] == [
             PREFILL,
             *[DECODE] * 3,
@@ -104,7 +104,7 @@ def test_a_stream_has_them_too(model):
         generate(model)
         spans = service.spans()
     for found in (spans, streamed.spans):
-        (root,) = named(found, GENERATE)
+        (root,) = calls(found)
         assert root.attributes["gen_ai.usage.output_tokens"] == 4
         assert [span.name for span in phases(found, root)] == [PREFILL, *[DECODE] * 3]
 
@@ -117,7 +117,7 @@ def test_a_call_over_many_drains(model, is_request):
         with service.tracer.start_as_current_span("request") if is_request else nullcontext():
             generate(model, tokens=20, inputs=inputs)
         spans = service.spans()
-    (root,) = named(spans, GENERATE)
+    (root,) = calls(spans)
     assert len({span.context.trace_id for span in spans if span.name != "torch.phase.gc"}) == 1
     assert [span.name for span in phases(spans, root)] == [PREFILL, *[DECODE] * 19]
     assert root.attributes["gen_ai.usage.output_tokens"] == 20
@@ -135,7 +135,7 @@ def test_generate_is_as_it_was():
         assert torch.equal(generate(model), plain)
         with pytest.raises(ValueError, match="max_new_tokens"):
             generate(model, tokens=0)
-        failed = named(service.spans(), GENERATE)[-1]
+        failed = calls(service.spans())[-1]
     assert vars(transformers.GenerationMixin)["generate"] is before
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
@@ -167,7 +167,7 @@ def test_what_a_call_was_asked_for(model, asked):
     with instrumented(detail="steps") as service:
         model.generate(**{key: value for key, value in arguments.items() if value is not None}, max_new_tokens=4)
         spans = service.spans()
-    (root,) = named(spans, GENERATE)
+    (root,) = calls(spans)
     assert tuple(root.attributes[key] for key in OWN) == expected
     choices = options.get("num_return_sequences")
     assert root.attributes.get("gen_ai.request.choice.count") == choices
@@ -181,7 +181,7 @@ def test_an_encoder_is_part_of_the_prefill():
     with instrumented(detail="steps") as service:
         generate(model, inputs=prompts(2, 6))
         spans = service.spans()
-    (root,) = named(spans, GENERATE)
+    (root,) = calls(spans)
     found = [(span.name, span.attributes["torch.module"]) for span in phases(spans, root)]
     assert found[:3] == [
         (PREFILL, "T5Stack"),
@@ -197,7 +197,7 @@ def test_times(model):
         generate(model, tokens=5)
         generate(model, tokens=1)
         spans = service.spans()
-    several, one = named(spans, GENERATE)
+    several, one = calls(spans)
     prefill, second = phases(spans, several)[:2]
     first = several.attributes["torch.generate.time_to_first_token"]
     assert (prefill.end_time - several.start_time) / 1e9 <= first <= (second.start_time - several.start_time) / 1e9
@@ -214,10 +214,11 @@ def test_names(model):
         generate(model)
         generate(here, streamer=transformers.TextStreamer(Letters()))
         here.generate(prompts(), *[None] * 6, transformers.TextStreamer(Letters()), max_new_tokens=4)
-        spans = named(service.spans(), GENERATE)
+        spans = calls(service.spans())
     assert [span.attributes["gen_ai.request.model"] for span in spans] == ["LlamaForCausalLM", "tiny", "tiny"]
     assert [span.attributes.get("gen_ai.request.stream") for span in spans] == [None, True, True]
     assert {span.attributes["gen_ai.operation.name"] for span in spans} == {"text_completion"}
+    assert [span.name for span in spans] == [GENERATE, *["text_completion tiny"] * 2]
     assert {span.attributes["gen_ai.provider.name"] for span in spans} == {"huggingface.transformers"}
 
 
@@ -227,12 +228,12 @@ def test_another_instrumentations_span(model):
         about = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "mine"}
         with service.tracer.start_as_current_span("chat mine", attributes=about) as chat:
             generate(model)
-        (root,) = named(service.spans(), GENERATE)
+        (root,) = calls(service.spans())
     assert dict(chat.attributes).items() >= about.items()
     assert {key: chat.attributes[key] for key in OWN} == dict(zip(OWN, (1, 5, 4), strict=True))
     assert chat.attributes["torch.generate.time_to_first_token"] > 0
     assert [key for key in root.attributes if key.startswith("gen_ai.")] == []
-    assert root.attributes["torch.generate.batch_size"] == 1
+    assert (root.name, root.attributes["torch.generate.batch_size"]) == ("torch.phase.generate", 1)
 
 
 @pytest.mark.parametrize(("operation", "first"), [("invoke_agent", [5, 4]), ("chat", [])])
@@ -243,7 +244,7 @@ def test_further_calls_in_another_instrumentations_span(model, operation, first)
         with service.tracer.start_as_current_span(operation, attributes=about) as outer:
             for _ in range(3):
                 generate(model)
-        spans = named(service.spans(), GENERATE)
+        spans = calls(service.spans())
     tokens = [[span.attributes[key] for key in OWN[1:] if key in span.attributes] for span in spans]
     assert tokens == [first, [5, 4], [5, 4]]
     assert (dict(outer.attributes) == about) is (operation == "invoke_agent")
@@ -255,7 +256,7 @@ def test_an_assistant(model):
         generate(model, assistant_model=decoder())
         spans = service.spans()
     (root,) = [span for span in spans if span.parent is None]
-    inner = [span for span in named(spans, GENERATE) if span is not root]
+    inner = [span for span in calls(spans) if span is not root]
     assert inner
     assert {span.parent.span_id for span in inner} == {root.context.span_id}
     assert root.attributes["gen_ai.usage.output_tokens"] == 4
@@ -282,7 +283,7 @@ def test_a_module_that_generates(model, detail):
         spans = service.spans()
     roots = [span for span in spans if span.parent is None]
     assert [span.name for span in roots] == ["torch.phase.inference"] * 2
-    for call in named(spans, GENERATE):
+    for call in calls(spans):
         assert [span.name for span in phases(spans, call)] == [PREFILL, *[DECODE] * 3]
         assert call.attributes["torch.generate.time_to_first_token"] > 0
 
@@ -384,4 +385,4 @@ def test_generation_in_training():
     evaluations = named(spans, "torch.evaluation")
     assert len(evaluations) == 3
     assert all("torch.phase.generate.duration" in span.attributes for span in evaluations)
-    assert len(named(spans, GENERATE)) == 18
+    assert len(calls(spans)) == 18

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from recorded_tables import recorded_table
+
+from otel_torchprof import ChromeTraceExporter, OTLPFileExporter
+from otel_torchprof._cli.show import TraceSums, read
+from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.generation import Generation
+from otel_torchprof._columns.phases import Part
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._encode.attributes import add_attributes
+from otel_torchprof._encode.spans import SpanList
+from otel_torchprof._files.reading import hand_over
 from otel_torchprof._record import generations
 from otel_torchprof._record.generations import Generations
 
@@ -48,6 +61,57 @@ def test_attributes_are_on_one_span():
         "gen_ai.request.model",
         *own,
     }
+
+
+def spans_of(call):
+    """The spans of a profile that has one call of generate."""
+    columns = {
+        "start": [1],
+        "end": [9],
+        "name": [1],
+        "parent": [-1],
+        "kind": [Kind.PHASE],
+        "fwd_thread": [Part.GENERATE],
+    }
+    batch = Batch.of(columns, ["", Part.GENERATE.event_name], generations={1: call})
+    ids = itertools.count(1)
+    table = recorded_table(
+        batch, start=0, end=10, steps=[], new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids)
+    )
+    return SpanList(add_attributes(table, batch), resource=Resource({}), scope=InstrumentationScope(""))
+
+
+@pytest.mark.parametrize(
+    ("call", "hidden", "name"),
+    [
+        (CALL, "", "text_completion tiny"),
+        (CALL, "gen_ai.request.model", "text_completion"),
+        (CALL, "gen_ai.operation.name", "torch.phase.generate"),
+        (CALL._replace(has_own_span=True), "", "torch.phase.generate"),
+        (CALL._replace(is_request=False), "", "torch.phase.generate"),
+    ],
+    ids=["a request", "hidden model", "hidden operation", "somebody else's", "an assistant"],
+)
+def test_the_span_is_named_as_the_conventions_say(monkeypatch, call, hidden, name):
+    """Where it has their attributes, by those that are not hidden."""
+    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", hidden)
+    spans = spans_of(call)
+    assert spans[-1].name == name
+
+
+def test_readers_see_the_phase(tmp_path):
+    """In every format, and where spans are in no file: `show`, `explain` and `diff` count calls of all models as one phase."""
+    spans, in_memory = spans_of(CALL), TraceSums()
+    hand_over(spans, in_memory)
+    found = [in_memory]
+    for file, kind in (("a.otlp", OTLPFileExporter), ("a.jsonl", OTLPFileExporter), ("a.json", ChromeTraceExporter)):
+        exporter = kind(tmp_path / file)
+        exporter.export(spans)
+        exporter.shutdown()
+        found.append(read(str(tmp_path / file))[0])
+    assert [{row.name for row in sums.averages()} for sums in found] == [
+        {Part.GENERATE.event_name, "torch.profile"}
+    ] * 4
 
 
 def test_only_the_latest_calls_are_remembered(monkeypatch):

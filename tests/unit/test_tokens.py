@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from trace_group_tables import TARGET, attribute, cut, displayed, trace_group, trace_group_of
 
 from otel_torchprof._model.limits import Budget
 from otel_torchprof._model.span_table import AttributeType
 
-GENERATE, PREFILL, DECODE = (f"torch.phase.{phase}" for phase in ("generate", "prefill", "decode"))
+GENERATE, PREFILL, DECODE = "text_completion tiny", "torch.phase.prefill", "torch.phase.decode"
 
 
 def token(start, length=2.0):
@@ -52,6 +53,15 @@ def test_all_become_one_where_there_is_no_room():
     assert tokens[1:3] == (10, 46)
     assert tokens[4]["torch.aggregated.duration"] == 0.012
     assert done.recorded == len(trace_group(generated(2, 2, 2, 6)))
+
+
+@pytest.mark.parametrize("name", [GENERATE, "text_completion", "torch.phase.generate"])
+def test_calls_stay(name):
+    """However short, a call of generate is a phase, and no part of an aggregate span."""
+    calls, others = ([(each, at, at + 1) for at in range(first, first + 5)] for each, first in ((name, 1), ("mm", 10)))
+    found, _ = cut(trace_group(("POST /chat", 0, 20, *calls, *others)), Budget(max_spans=8))
+    assert [count for each, count in names_and_counts(found) if each == name] == [1] * 5
+    assert ("mm", 5) in names_and_counts(found)
 
 
 def test_what_fits_is_left_alone():
