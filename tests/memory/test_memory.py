@@ -133,7 +133,7 @@ def test_memory_does_not_grow(what):
 
     A leak is there each time; what a busy machine delays is not.
     """
-    found = [measured(what)]
-    if found[0] > MOST_BYTES:
-        found.append(measured(what))
-    assert min(found) <= MOST_BYTES, found
+    growths: list[float] = []
+    while len(growths) < 3 and min(growths, default=MOST_BYTES + 1) > MOST_BYTES:
+        growths.append(measured(what))
+    assert min(growths) <= MOST_BYTES, growths

@@ -330,7 +330,7 @@ _IN_A_FINALIZER = """
 
     for action in (stop, stop_elsewhere, restart, displace, stop_and_displace):
         if child := os.fork():  # each in a process of its own, which ends as any other
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)  # else each child says it again
             continue
         gc.disable()
         gc.collect()
