@@ -43,8 +43,8 @@ enum otp_attribute_type {
   OTP_ATTRIBUTE_NAME = 4,   /* const uint32_t*, into names -> stringValue */
 };
 
-/* One attribute of spans: a key, and a value for each of the spans that have it: those of some rows, rising, or (null) of
- * all. */
+/* One attribute of spans: a key, and a value for each of the spans that have it: those of some rows, rising, or (null)
+ * of all. */
 typedef struct {
   const char* key;
   uint32_t key_size;
