@@ -131,58 +131,33 @@ void calls_are_recorded_or_counted() {
   CHECK_EQ(batch->rows + batch.dropped(), begun);
 }
 
-constexpr uint64_t kMark = 2;
-const void* key(uint64_t number) { return reinterpret_cast<const void*>(16 * number); }
-const void* marked(uint64_t number) { return reinterpret_cast<const void*>(16 * number | kMark); }
-
-void begin_marked(uint64_t number, uint32_t consumer) {
-  CHECK(api().begin_frame(marked(number), id_of("frame"), 0, consumer) != 0);
-}
-
-// Calls with a mark in their keys are listed as asked, the innermost ones in the order of their begins, whatever is
-// among them; they have the keys without it from then on.
-void marked_calls_are_listed_once() {
-  Session session;
-  uint32_t consumer = otp_session_consumer(session);
-  uintptr_t keys[10];
-  CHECK_EQ(api().unmark_frames(kMark, 10, keys), 0u);
-  begin_marked(1, consumer);
-  begin("operator");
-  CHECK(api().begin_frame(key(2), id_of("frame"), 0, consumer) != 0);
-  begin_marked(3, consumer);
-  begin_marked(4, consumer);
-  CHECK_EQ(api().unmark_frames(kMark, 2, keys), 2u);
-  CHECK(keys[0] == 16 * 3 && keys[1] == 16 * 4);
-  CHECK_EQ(api().unmark_frames(kMark, 10, keys), 1u);
-  CHECK_EQ(keys[0], 16u);
-  CHECK_EQ(api().end_frame(marked(4), 0), 0);
-  for (uint64_t number : {4, 3, 2, 1}) CHECK_EQ(api().end_frame(key(number), 0), 1);
-  CHECK_EQ(end("operator"), 1);
-  Batch batch(session.drain());
-  batch.check_sound();
-  CHECK_EQ(batch->rows, 5u);
-}
-
-// Another thread ends the calls that have the mark, and no others; they are not there any more when their thread looks.
-void marked_calls_end_elsewhere() {
-  Session session;
-  uint32_t consumer = otp_session_consumer(session);
-  CHECK(api().begin_frame(key(1), id_of("listed"), 0, consumer) != 0);
-  uint32_t here = api().begin_frame(marked(2), id_of("ended"), 0, consumer);
-  begin_marked(3, consumer);
-  std::thread([here] {
-    CHECK_EQ(api().end_marked_frames(kMark, here), 2u);
-    CHECK_EQ(api().end_marked_frames(kMark, here), 0u);
-    CHECK_EQ(api().end_marked_frames(kMark, here + 1000), 0u);
-  }).join();
-  uintptr_t keys[10];
-  CHECK_EQ(api().unmark_frames(kMark, 10, keys), 0u);
-  CHECK_EQ(api().end_frame(marked(3), 0), 0);
-  CHECK_EQ(api().end_frame(key(1), 0), 1);
-  Batch batch(session.drain());
-  CHECK_EQ(batch->rows, 3u);
-  CHECK_EQ(batch->flags[batch.row("ended")], OTP_FLAG_ASYNC);
-  CHECK_EQ(batch->flags[batch.row("listed")], 0);
+// A thread's calls end together, the innermost first, but for those with the named bits in their keys, and nothing else
+// with them: on the thread itself, or on another one, and then they are not there any more when it looks.
+void calls_end_together() {
+  constexpr uintptr_t kOther = 4;
+  auto key = [](uintptr_t number) { return reinterpret_cast<const void*>(number); };
+  for (bool elsewhere : {false, true}) {
+    Session session;
+    uint32_t consumer = otp_session_consumer(session);
+    uint32_t here = api().begin_frame(key(16), id_of("outer"), 0, consumer);
+    begin("operator");
+    CHECK(api().begin_frame(key(16 | kOther), id_of("other"), 0, consumer) != 0);
+    CHECK(api().begin_frame(key(16), id_of("inner"), 0, consumer) != 0);
+    auto end_them = [here] {
+      CHECK_EQ(api().end_frames(here, kOther), 2u);
+      CHECK_EQ(api().end_frames(here, kOther), 0u);
+      CHECK_EQ(api().end_frames(here + 1000, kOther), 0u);
+    };
+    elsewhere ? std::thread(end_them).join() : end_them();
+    CHECK_EQ(api().end_frame(key(16), 0), 0);
+    CHECK_EQ(api().end_frame(key(16 | kOther), 0), 1);
+    CHECK_EQ(end("operator"), 1);
+    Batch batch(session.drain());
+    CHECK_EQ(batch->rows, 4u);
+    for (const char* name : {"outer", "inner"}) CHECK_EQ(batch->flags[batch.row(name)], elsewhere ? OTP_FLAG_ASYNC : 0);
+    CHECK_EQ(batch->flags[batch.row("other")], 0);
+    CHECK(batch->end[batch.row("inner")] <= batch->end[batch.row("outer")]);
+  }
 }
 
 // What has begun before it was known has its own time, unless the thread has recorded something since.
@@ -213,8 +188,7 @@ int main() {
   RUN_CLEAN(only_those_named_get_it);
   RUN_CLEAN(stopped_sessions_get_nothing);
   RUN_CLEAN(calls_are_recorded_or_counted);
-  RUN_CLEAN(marked_calls_are_listed_once);
-  RUN_CLEAN(marked_calls_end_elsewhere);
+  RUN_CLEAN(calls_end_together);
   RUN_CLEAN(times_before_now);
   RUN_CLEAN(names_can_be_ids);
   RUN_CLEAN(newcomers_get_what_is_open);

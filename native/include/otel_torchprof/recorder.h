@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised when this header changes in a way that a library built against the old one would not survive. */
-#define OTP_ABI_VERSION 12
+#define OTP_ABI_VERSION 13
 
 /* As many sessions can record at the same time; a record has one bit for each. */
 #define OTP_MAX_SESSIONS 16
@@ -388,13 +388,10 @@ typedef struct {
   uint32_t (*begin_frame)(const void* key, uint32_t name, uint32_t identity, uint32_t consumers);
   int (*end_frame)(const void* key, uint8_t flags);
 
-  /* A source need not list the calls that it begins inline (recorder_hot.h): where it gives each a key with one bit,
-   * its mark, the recorder's stack lists them. unmark_frames lists those that are open on the calling thread, of
-   * which there are at most `most`: their keys, from the top-level call on, without the mark, as they are from then on.
-   * `keys` has room for `most`. Returns how many. end_marked_frames ends those of another thread, on which none
-   * begins or ends meanwhile: how many. */
-  uint32_t (*unmark_frames)(uint64_t mark, uint32_t most, uintptr_t* keys);
-  uint32_t (*end_marked_frames)(uint64_t mark, uint32_t thread);
+  /* Ends the open calls (OTP_EVENT_FRAME) of a thread, `thread` as begin returned it, whose keys have none of these
+   * bits: those of the calling thread as end_frame does, another's, on which none begins or ends meanwhile, as
+   * end_elsewhere does. How many. */
+  uint32_t (*end_frames)(uint32_t thread, uintptr_t without);
 
   /* Now, for otp_begin_args. */
   uint64_t (*ticks)(void);

@@ -1,5 +1,6 @@
 // Events that end on another thread than they began on, or later than their session had room, and coroutines that wait.
 #include <new>
+#include <vector>
 
 #include "core/recording.h"
 
@@ -128,6 +129,33 @@ int end_elsewhere(const void* key, uint32_t thread_id, uint32_t source_tid, uint
   auto late_flags = static_cast<uint8_t>(flags | OTP_FLAG_ASYNC);
   add_late_end(all, consumers, {other->id, event.index.get(), ticks, error, late_flags, ended_on});
   return 1;
+}
+
+// The calls that end_frames ends, the innermost first.
+static std::vector<const void*> open_calls(uint32_t thread_id, uintptr_t without) {
+  std::vector<const void*> keys;  // not on the stack, of which a thread may have little
+  Registry& all = registry();
+  std::lock_guard<std::mutex> hold(all.mutex);
+  const ThreadBuffer* thread = all.find_thread(thread_id, 0);
+  for (uint32_t i = thread == nullptr ? 0 : thread->depth.get(); i-- > 0;) {
+    const OpenEvent& event = thread->open[i];
+    bool is_call = event.what.get() == hot::what_is(0, OTP_EVENT_FRAME) && !has_ended_elsewhere(*thread, event);
+    const void* key = event.key.get();
+    if (is_call && (reinterpret_cast<uintptr_t>(key) & without) == 0) keys.push_back(key);
+  }
+  return keys;
+}
+
+uint32_t end_frames(uint32_t thread_id, uintptr_t without) try {
+  bool here = t_buffer != nullptr && t_buffer->id == thread_id;
+  uint32_t ended = 0;
+  for (const void* key : open_calls(thread_id, without)) {
+    int status = here ? end(key, 0, nullptr, 0) : end_elsewhere(key, thread_id, 0, 0, nullptr, 0);
+    ended += static_cast<uint32_t>(status);
+  }
+  return ended;
+} catch (const std::bad_alloc&) {
+  return 0;  // then they end with their sessions
 }
 
 int suspend(const void* key) try {

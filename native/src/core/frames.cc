@@ -1,7 +1,5 @@
 // Begin and end of the calls of functions: what recorder.cc does, without what calls have no need of. Where calls are
 // recorded there may be more of them than of all else, and one of them is over sooner than an operator.
-#include <vector>
-
 #include "core/drain.h"
 #include "core/recording.h"
 
@@ -38,47 +36,6 @@ OTP_HOT int end_frame(const void* key, uint8_t flags) {
   uint64_t ticks = ticks_now();
   if (__builtin_expect(hot::end_call(*thread, g_shared, key, ticks), 1)) return 1;
   return end_slowpath(*thread, key, ticks, 0, nullptr, 0);
-}
-
-namespace {
-
-bool is_marked(const OpenEvent& event, uint64_t mark) {
-  bool is_call = event.what.get() == hot::what_is(0, OTP_EVENT_FRAME);
-  return is_call && (reinterpret_cast<uintptr_t>(event.key.get()) & mark) != 0;
-}
-
-}  // namespace
-
-OTP_COLD uint32_t unmark_frames(uint64_t mark, uint32_t most, uintptr_t* keys) {
-  ThreadBuffer* thread = t_buffer;
-  if (thread == nullptr) return 0;
-  repair_stack(*thread);
-  uint32_t depth = thread->depth.get(), from = depth, found = 0;
-  while (from > 0 && found < most) found += is_marked(thread->open[--from], mark);
-  uint32_t count = 0;
-  for (; from < depth; ++from) {
-    OpenEvent& event = thread->open[from];
-    if (!is_marked(event, mark)) continue;
-    keys[count] = reinterpret_cast<uintptr_t>(event.key.get()) & ~mark;
-    event.key.set(reinterpret_cast<const void*>(keys[count++]));
-  }
-  return count;
-}
-
-OTP_COLD uint32_t end_marked_frames(uint64_t mark, uint32_t thread_id) try {
-  std::vector<const void*> keys;  // not on the stack, of which a thread may have little
-  {
-    Registry& all = registry();
-    std::lock_guard<std::mutex> hold(all.mutex);
-    const ThreadBuffer* thread = all.find_thread(thread_id, 0);
-    for (uint32_t i = thread == nullptr ? 0 : thread->depth.get(); i-- > 0;)
-      if (is_marked(thread->open[i], mark)) keys.push_back(thread->open[i].key.get());
-  }
-  uint32_t ended = 0;
-  for (const void* key : keys) ended += static_cast<uint32_t>(end_elsewhere(key, thread_id, 0, 0, nullptr, 0));
-  return ended;
-} catch (const std::bad_alloc&) {
-  return 0;  // then they end with their sessions
 }
 
 OTP_COLD uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks) {

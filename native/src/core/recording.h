@@ -67,8 +67,7 @@ int end_slowpath(ThreadBuffer& thread, const void* key, uint64_t ticks, uint8_t 
 
 uint32_t begin_frame(const void* key, uint32_t name, uint32_t identity, uint32_t consumers);
 int end_frame(const void* key, uint8_t flags);
-uint32_t unmark_frames(uint64_t mark, uint32_t most, uintptr_t* keys);
-uint32_t end_marked_frames(uint64_t mark, uint32_t thread_id);
+uint32_t end_frames(uint32_t thread_id, uintptr_t without);
 // The time, or that of the last thing that the thread has recorded, whichever is later: events are in the order in
 // which they began.
 uint64_t after_all(const ThreadBuffer& thread, uint64_t ticks);

@@ -75,7 +75,7 @@ __attribute__((noinline)) bool look_around(PyObject* self, PyFrameObject* frame,
   return is_current;
 }
 
-// Whether the call is listed and nothing more: it is a usual one, or nobody requests it.
+// Whether the call begins, or is left out, with nothing more: it is a usual one, or nobody requests it.
 bool is_plain(const ThreadCalls& thread, const Code* code) {
   if (code == nullptr || thread.special != 0) return false;
   return code->is_usual || (!code->is_own && !code->is_suspended && (thread.sessions & ~code->not_for) == 0);
@@ -85,7 +85,7 @@ void enter(ThreadCalls& thread, uintptr_t key, PyFrameObject* frame) {
   if (is_begun(thread, key)) return;
   PyObject* object = code_of(frame);
   const Code* code = g_tracer.names->find(object);
-  if (is_plain(thread, code)) return begin_listed(thread, key, code->name, 0, code->not_for);
+  if (is_plain(thread, code)) return begin_or_leave_out(thread, key, code->name, 0, code->not_for);
   bool is_known = code != nullptr && code->is_suspended && enter_segment(thread, key, *code, frame);
   if (!is_known) enter_slowpath(thread, key, object, frame, Start::kUnknown);
 }
@@ -178,7 +178,7 @@ void reap_threads() {
 // Called where somebody has given sys.setprofile() what sys.getprofile() gave: our function takes its place again.
 PyObject* thread_call(PyObject* self, PyObject*, PyObject*) {
   ThreadCalls& thread = calls_of(self);
-  if (pthread_equal(thread.thread, pthread_self()) != 0) end_all(thread);
+  if (thread.number == PyThreadState_GetID(PyThreadState_Get())) end_all(thread);
   return take_over();
 }
 

@@ -118,37 +118,35 @@ inline bool is_unrequested(const Code* code) {
 }
 
 // Whether the end of a call of the code is reported.
-bool is_told_of(const Code* code) {
+bool is_reported(const Code* code) {
   if (code == nullptr) return false;
   return modules_alone() ? code->is_module_call || code->is_step : !is_unrequested(code);
 }
 
 // The keys of what is on the thread's stack whose end is reported.
-std::vector<uintptr_t> told_of(const MonitoredThread& thread) {
-  std::vector<uintptr_t> found;
+std::vector<uintptr_t> reported_calls(const MonitoredThread& thread) {
+  std::vector<uintptr_t> keys;
   PyFrameObject* frame = g_frame_of(thread.state);
   while (frame != nullptr) {
     auto* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
-    if (is_told_of(g_tracer.names->find(code))) {
-      found.push_back(identity_of_frame(frame));
-      if (functions_requested()) found.push_back(found.back() | kFunction);
+    if (is_reported(g_tracer.names->find(code))) {
+      keys.push_back(identity_of_frame(frame));
+      if (functions_requested()) keys.push_back(keys.back() | kFunction);
     }
     Py_DECREF(code);
     PyFrameObject* caller = g_caller_of(frame);
     Py_DECREF(frame);
     frame = caller;
   }
-  std::sort(found.begin(), found.end());
-  return found;
+  std::sort(keys.begin(), keys.end());
+  return keys;
 }
 
 // Where codes are left out, the end of what is open may not be reported any more: then it ends now.
-void drop_untold(MonitoredThread& thread) {
-  std::vector<uintptr_t> told = told_of(thread);
-  std::vector<uintptr_t> open = thread.open;
-  for (size_t i = open.size(); i-- > 0;)
-    if (!std::binary_search(told.begin(), told.end(), open[i] & ~kMarks))
-      leave_slowpath(thread, open[i] & ~kMarks, 0, nullptr, 0);
+void end_unreported(MonitoredThread& thread) {
+  std::vector<uintptr_t> reported = reported_calls(thread);
+  for (uintptr_t key : open_calls(thread))
+    if (!std::binary_search(reported.begin(), reported.end(), key)) leave_slowpath(thread, key, 0, nullptr, 0);
 }
 
 // ---- callbacks ----
@@ -169,7 +167,7 @@ __attribute__((noinline)) MonitoredThread* look_around(bool enters) {
     }
     follow_sessions(*thread, innermost);
   }
-  if (changed && g_tracer.filtered != 0 && g_tracer.names != nullptr) drop_untold(*thread);
+  if (changed && g_tracer.filtered != 0 && g_tracer.names != nullptr) end_unreported(*thread);
   return g_tracer.names == nullptr ? nullptr : thread;
 }
 
@@ -238,9 +236,7 @@ bool on_throw(MonitoredThread& thread, PyObject* const* arguments) {
 
 // The end of what the frame has called may be missing, where the callback of another tool has raised.
 void leave_called(MonitoredThread& thread, uintptr_t key) {
-  uintptr_t function = key | kFunction;
-  list_open(thread);
-  if (is_begun(thread, function)) leave_slowpath(thread, function, OTP_FLAG_ERROR, nullptr, 0);
+  leave_slowpath(thread, key | kFunction, OTP_FLAG_ERROR, nullptr, 0);
 }
 
 bool on_leave(MonitoredThread& thread, PyObject* const* arguments) {
@@ -298,8 +294,7 @@ bool on_function_return(MonitoredThread& thread, PyObject* const*) {
 // The exception is not among the arguments. It is among those of the event that comes next.
 bool on_function_error(MonitoredThread& thread, PyObject* const*) {
   uintptr_t key = running_frame(thread.state) | kFunction;
-  list_open(thread);
-  if (is_begun(thread, key) || thread.again != 0) thread.failed = key;
+  if (is_function_open(key)) thread.failed = key;
   return false;
 }
 

@@ -27,42 +27,92 @@ __attribute__((noinline)) void release_retired() {
 
 // ---- the long ways ----
 
-bool is_closed(const ThreadCalls& thread) { return !thread.open.empty() && (thread.open.back() & kClosed) != 0; }
-
-// After the list has become longer or shorter.
-void note_innermost(ThreadCalls& thread) {
-  thread.special = (thread.special & ~kInsideClosed) | (is_closed(thread) ? kInsideClosed : 0u);
+void set_closed_by(ThreadCalls& thread, uintptr_t frame) {
+  thread.closed_by = frame;
+  thread.special = (thread.special & ~kInsideClosed) | (frame != 0 ? kInsideClosed : 0u);
 }
 
+bool is_closed(const ThreadCalls& thread) { return thread.closed_by != 0; }
+
 // A call that is not to be seen.
-void leave_out(ThreadCalls& thread, uintptr_t key, bool closed) {
-  thread.open.push_back(key | kLeftOut | (closed ? kClosed : 0));
-  note_innermost(thread);
+void leave_out(ThreadCalls& thread, uintptr_t frame, bool closed) {
+  thread.left_out.push_back(frame);
+  if (closed && !is_closed(thread)) set_closed_by(thread, frame);
+}
+
+void forget_left_out(ThreadCalls& thread, uintptr_t frame) {
+  auto entry = std::find(thread.left_out.rbegin(), thread.left_out.rend(), frame);
+  if (entry != thread.left_out.rend()) thread.left_out.erase(std::next(entry).base());
+}
+
+// The calling thread in the recorder, without what other threads have ended; null where it has recorded nothing.
+const otp::hot::Thread* recorded_here() {
+  const otp::hot::Thread* here = otp::hot::this_thread(g_hot);
+  uint32_t sessions = 0;
+  if (here != nullptr && here->ended_elsewhere_flag.load(std::memory_order_relaxed) != 0) g_api->innermost(&sessions);
+  return here;
+}
+
+// Of the event at that place of the stack: its key, or 0 where it is no call.
+uintptr_t call_at(const otp::hot::Thread& here, uint32_t place) {
+  const otp::hot::OpenEvent& event = here.open[place];
+  auto key = reinterpret_cast<uintptr_t>(event.key.get());
+  bool is_call = event.what.get() == otp::hot::what_is(0, OTP_EVENT_FRAME) && (key & kNoCall) == 0;
+  return is_call ? key : 0;
+}
+
+// How a call is open in the recorder on the calling thread.
+struct Open {
+  uint32_t running = 0;   // how often with kRunning
+  bool is_plain = false;  // with its plain key, which is beneath those
+  bool any() const { return is_plain || running != 0; }
+};
+
+Open find_open(uintptr_t key) {
+  Open open;
+  const otp::hot::Thread* here = recorded_here();
+  for (uint32_t i = here == nullptr ? 0 : here->depth.get(); i-- > 0;) {
+    uintptr_t call = call_at(*here, i);
+    open.running += call == (key | kRunning);
+    open.is_plain = call == key;
+    if (open.is_plain || call == (key & ~kFunction)) break;  // what a frame calls is above it
+  }
+  return open;
+}
+
+// How many calls a session has open on the calling thread, of those that have begun since it came. One that the
+// recorder had no room for keeps its place, and counts for every session.
+uint32_t depth_of(const ThreadCalls& thread, const otp::hot::Thread& here, int bit) {
+  uint32_t depth = 0;
+  for (uint32_t i = here.depth.get(); i-- > 0;) {
+    uintptr_t call = call_at(here, i);
+    if (call == 0) continue;
+    const otp::hot::OpenEvent& event = here.open[i];
+    if (event.index.get() < thread.since[bit]) break;
+    uint32_t sessions = event.consumers.get();
+    depth += (call & kRunning) == 0 && (sessions == 0 || (sessions >> bit & 1) != 0);
+  }
+  return depth;
 }
 
 // The sessions for which another call would be too deep.
 uint32_t too_deep(const ThreadCalls& thread) {
-  uint32_t found = 0;
-  if ((thread.special & kLimited) == 0) return found;
-  for (uint32_t rest = g_tracer.limited; rest != 0; rest &= rest - 1)
-    if (thread.depths.of(__builtin_ctz(rest)) >= g_tracer.max_depth[__builtin_ctz(rest)]) found |= rest & -rest;
-  return found;
+  uint32_t sessions = 0;
+  const otp::hot::Thread* here = (thread.special & kLimited) != 0 ? recorded_here() : nullptr;
+  for (uint32_t rest = here == nullptr ? 0 : g_tracer.limited; rest != 0; rest &= rest - 1) {
+    int bit = __builtin_ctz(rest);
+    if (depth_of(thread, *here, bit) >= g_tracer.max_depth[bit]) sessions |= rest & -rest;
+  }
+  return sessions;
 }
 
-void begin_kept(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
-  if ((thread.special & kLimited) != 0)
-    thread.depths.add(thread.open.size(), thread.sessions & g_tracer.limited & ~not_for);
-  begin_listed(thread, key, name, identity, not_for);
-}
-
-void finish(uintptr_t open, uint8_t flags, const char* error, uint32_t error_size) {
-  if ((open & (kLeftOut | kNotTaken)) != 0) return;
+void finish(uintptr_t key, uint8_t flags, const char* error, uint32_t error_size) {
   if ((flags & OTP_FLAG_ERROR) == 0) {
-    g_api->end_frame(key_of(open & ~kMarks), flags);
+    g_api->end_frame(key_of(key), flags);
   } else if (error == nullptr) {
-    g_api->end(key_of(open & ~kMarks), flags, kUnknownError, sizeof kUnknownError - 1);
+    g_api->end(key_of(key), flags, kUnknownError, sizeof kUnknownError - 1);
   } else {
-    g_api->end(key_of(open & ~kMarks), flags, error, error_size);
+    g_api->end(key_of(key), flags, error, error_size);
   }
 }
 
@@ -93,15 +143,6 @@ void enter_unseen(FrameNames& names, uintptr_t key, const Code* code, PyFrameObj
   if (is_new) names.forget_generator(key_of(key));
 }
 
-// Whether the thread's innermost call is that frame, and nothing that it calls is requested: it is left out for all
-// sessions that it is listed for, or closed.
-bool is_unrequested(const ThreadCalls& thread, uintptr_t frame) {
-  const std::vector<uintptr_t>& open = thread.open;
-  auto kept = [frame](uintptr_t entry) { return (entry & ~kMarks) == frame && (entry & (kLeftOut | kClosed)) == 0; };
-  if (open.empty() || (open.back() & ~kMarks) != frame || kept(open.back())) return false;
-  return thread.again == 0 || std::none_of(open.begin(), open.end(), kept);
-}
-
 // The sessions that leave out what a code calls.
 uint32_t not_for_callees(PyObject* object, PyFrameObject* frame) {
   PyObject* of_frame = object == nullptr ? reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)) : nullptr;
@@ -124,26 +165,22 @@ uint32_t newcomers_of(const ThreadCalls& thread) {
   return found;
 }
 
-__attribute__((noinline)) void list_unlisted(ThreadCalls& thread) {
-  std::vector<uintptr_t>& open = thread.open;
-  size_t listed = open.size();
-  if (open.capacity() - listed < OTP_MAX_DEPTH) open.reserve(2 * listed + OTP_MAX_DEPTH);
-  open.resize(listed + thread.unlisted);  // no array on the stack, of which a thread may have little
-  open.resize(listed + g_api->unmark_frames(kUnlisted, thread.unlisted, open.data() + listed));
-  thread.unlisted = 0;
+bool is_function_open(uintptr_t key) { return find_open(key).any(); }
+
+std::vector<uintptr_t> open_calls(const ThreadCalls& thread) {
+  std::vector<uintptr_t> keys;
+  const otp::hot::Thread* here = recorded_here();
+  for (uint32_t i = here == nullptr ? 0 : here->depth.get(); i-- > 0;)
+    if (uintptr_t call = call_at(*here, i)) keys.push_back(call & ~kRunning);
+  keys.insert(keys.end(), thread.left_out.begin(), thread.left_out.end());
+  return keys;
 }
 
-void begin_listed(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
-  list_open(thread);
-  thread.open.push_back(key);
+void begin_or_leave_out(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
   uint32_t sessions = thread.sessions & ~not_for;
-  if (sessions == 0) {
-    thread.open.back() |= kLeftOut;
-    return;
-  }
+  if (sessions == 0) return thread.left_out.push_back(key);
   uint32_t id = g_api->begin_frame(key_of(key), name, identity, sessions);
   if (id != 0) thread.id = id;
-  if (id == 0) thread.open.back() |= kNotTaken;
 }
 
 bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code& code, PyFrameObject* frame) {
@@ -157,7 +194,6 @@ bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code& code, PyFrame
 }
 
 void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFrameObject* known, Start start) {
-  list_open(thread);
   if ((thread.special & kPaused) != 0) {
     enter_unseen(*g_tracer.names, key, g_tracer.names->find(object), known, start);
     return leave_out(thread, key, is_closed(thread));
@@ -183,16 +219,14 @@ void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* object, PyFram
   // Naming may have let sessions go, and others come in their place.
   not_for |= newcomers_of(thread);
   if ((thread.sessions & ~not_for) == 0) return;
-  begin_kept(thread, key, name, identity, not_for);
-  if (code.is_quiet) thread.open.back() |= kClosed;
-  note_innermost(thread);
+  begin_or_leave_out(thread, key, name, identity, not_for);
+  if (code.is_quiet) set_closed_by(thread, key);
 }
 
-// C functions that a left-out function calls are left out with it, and are not even listed.
+// C functions that a left-out function calls are left out with it.
 void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* code, PyFrameObject* frame,
                              PyObject* function, uint32_t name) {
-  list_open(thread);
-  if ((thread.special & kPaused) != 0 || is_unrequested(thread, caller)) return;
+  if ((thread.special & kPaused) != 0 || is_closed(thread) || is_left_out(thread, caller)) return;
   if (name == 0 && !PyCFunction_Check(function)) return;
   Inside inside(thread);
   uint32_t not_for = g_tracer.no_functions | too_deep(thread);
@@ -200,48 +234,35 @@ void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* co
   if ((thread.sessions & ~not_for) == 0) return;
   if (name == 0) name = g_tracer.names->of_function(function);
   not_for |= newcomers_of(thread);  // see enter_slowpath
-  if (name != 0 && (thread.sessions & ~not_for) != 0) begin_kept(thread, caller | kFunction, name, 0, not_for);
+  if (name != 0 && (thread.sessions & ~not_for) != 0) begin_or_leave_out(thread, caller | kFunction, name, 0, not_for);
 }
-
-namespace {
-
-// What was open before the tracer came is not there.
-__attribute__((noinline)) void leave_inside(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error,
-                                            uint32_t error_size) {
-  std::vector<uintptr_t>& open = thread.open;
-  bool found = false;
-  for (size_t i = open.size(); i-- > 0;) {
-    if ((open[i] & ~kMarks) != key) continue;
-    uintptr_t entry = open[i];
-    open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-    thread.depths.remove(i);
-    finish(entry, flags, error, error_size);
-    if (found && --thread.again == 0) thread.special &= ~kTwice;
-    if (thread.again == 0) return;
-    found = true;
-  }
-}
-
-}  // namespace
 
 void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error, uint32_t error_size) {
-  list_open(thread);
-  uintptr_t innermost = thread.open.empty() ? 0 : thread.open.back();
-  bool listed = (key & kFunction) == 0 || (innermost & ~kMarks) != (key & ~kFunction) || thread.again != 0;
-  if (!listed) return;
-  if ((innermost & ~kMarks) == key && thread.again == 0) {
-    thread.open.pop_back();
-    thread.depths.remove(thread.open.size());
-    finish(innermost, flags, error, error_size);
-  } else {
-    leave_inside(thread, key, flags, error, error_size);
+  if (key == thread.closed_by) set_closed_by(thread, 0);
+  std::vector<uintptr_t>& left_out = thread.left_out;
+  if (is_left_out(thread, key & ~kFunction)) {  // so nothing that it calls itself is open either
+    if ((key & kFunction) == 0) left_out.pop_back();
+    return;
   }
-  note_innermost(thread);
+  Open open = find_open(key);
+  for (uint32_t i = 0; i < open.running; ++i) finish(key | kRunning, flags, error, error_size);
+  if (open.is_plain) finish(key, flags, error, error_size);
+  if (!open.any()) forget_left_out(thread, key);
 }
 
 // ---- what was there before ----
 
 namespace {
+
+// Whether anything was open; of a thread whose number in the recorder is right, or 0.
+bool end_open(ThreadCalls& thread) {
+  bool any = !thread.left_out.empty();
+  if (thread.id != 0) any |= g_api->end_frames(thread.id, kNoCall) != 0;
+  thread.left_out.clear();
+  thread.closed_by = 0;
+  thread.special &= kPaused;
+  return any;
+}
 
 // When what is on the stack has begun for the newcomers: at their start, if the thread was there then; else now (0).
 uint64_t beginning(uint32_t newcomers) {
@@ -255,16 +276,14 @@ uint64_t beginning(uint32_t newcomers) {
   return found;
 }
 
-void begin_running(ThreadCalls& thread, FrameNames& names, PyFrameObject* frame, Code& code, otp_begin_args* event) {
-  uintptr_t key = g_tracer.mechanism->key(frame);
-  event->key = key_of(key);
+void begin_running(ThreadCalls& thread, uintptr_t key, PyFrameObject* frame, Code& code, otp_begin_args* event) {
+  FrameNames& names = *g_tracer.names;
+  event->key = key_of(key | kRunning);
   event->name = nullptr;
   event->name_size = names.of_running(code, frame, PyFrame_GetLineNumber(frame));
   event->fwd_thread = code.is_suspended ? names.of_generator(key_of(key), false) : 0;
   event->not_for |= newcomers_of(thread);  // see enter_slowpath
-  thread.open.push_back(key);
   uint32_t id = g_api->begin(event);
-  if (id == 0) thread.open.back() |= kNotTaken;
   if (id != 0) thread.id = id;
 }
 
@@ -274,7 +293,7 @@ void begin_running(ThreadCalls& thread, FrameNames& names, PyFrameObject* frame,
 void begin_stack(ThreadCalls& thread, PyFrameObject* innermost, uint32_t newcomers) {
   FrameNames& names = *g_tracer.names;
   std::vector<PyFrameObject*> frames = frames_from(innermost);
-  if (!thread.open.empty()) thread.again += frames.size();
+  for (PyFrameObject* frame : frames) forget_left_out(thread, g_tracer.mechanism->key(frame));
   otp_begin_args event = {};
   event.kind = OTP_EVENT_FRAME;
   event.nests = 1;
@@ -292,14 +311,12 @@ void begin_stack(ThreadCalls& thread, PyFrameObject* innermost, uint32_t newcome
     Py_DECREF(object);
     closed |= code.is_closed;
     event.not_for = ~newcomers | code.not_for;
-    if (code.is_own || closed || (newcomers & ~code.not_for) == 0) {
-      leave_out(thread, g_tracer.mechanism->key(frames[i]), closed);
-    } else {
-      begin_running(thread, names, frames[i], code, &event);
-    }
+    uintptr_t key = g_tracer.mechanism->key(frames[i]);
+    bool requested = !code.is_own && !closed && (newcomers & ~code.not_for) != 0;
+    if (requested) begin_running(thread, key, frames[i], code, &event);
+    if (!requested && !find_open(key).any()) leave_out(thread, key, closed);
     Py_DECREF(frames[i]);
   }
-  note_innermost(thread);
 }
 
 }  // namespace
@@ -315,14 +332,16 @@ std::vector<PyFrameObject*> frames_from(PyFrameObject* innermost) {
 
 void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost) {
   Inside inside(thread);
-  if (thread.run != g_tracer.run) end_all(thread);
-  list_open(thread);
+  const otp::hot::Thread* here = otp::hot::this_thread(g_hot);
+  if (thread.run != g_tracer.run) {
+    thread.id = here == nullptr ? 0 : here->id;
+    end_open(thread);
+  }
   thread.run = g_tracer.run;
-  thread.thread = pthread_self();
   uint32_t newcomers = newcomers_of(thread);
   thread.epoch = g_tracer.epoch;
   thread.number = PyThreadState_GetID(PyThreadState_Get());
-  g_tracer.told[thread.number] = thread.epoch;
+  g_tracer.looked_around[thread.number] = thread.epoch;
   thread.sessions = g_tracer.sessions;
   thread.last = {};
   if (newcomers != 0) {
@@ -332,47 +351,23 @@ void follow_sessions(ThreadCalls& thread, PyFrameObject* innermost) {
   }
   thread.special &= kInsideClosed;
   if (t_pauses != 0) thread.special |= kPaused;
-  if (thread.again != 0) thread.special |= kTwice;
   if (g_tracer.following != 0) thread.special |= kFollowed;
   if (g_tracer.limited != 0) thread.special |= kLimited;
-  if (g_tracer.limited == 0) thread.depths.clear();
-  thread.depths.forget(newcomers);
+  here = otp::hot::this_thread(g_hot);
+  for (uint32_t rest = newcomers; rest != 0; rest &= rest - 1)
+    thread.since[__builtin_ctz(rest)] = here == nullptr ? 0 : here->next_index.get();
 }
 
-// In a forked child the recorder is empty, and this thread's buffer another one.
+// Of an earlier run there is nothing in the recorder, or its thread ends it when it next looks around; in a forked
+// child the recorder is empty, and its numbers of threads are others.
 bool end_all(ThreadCalls& thread) {
-  bool here = pthread_equal(thread.thread, pthread_self()) != 0;
-  bool found = !thread.open.empty();
-  if (getpid() == g_tracer.process) {
-    if (here) {
-      try {
-        list_open(thread);
-      } catch (const std::bad_alloc&) {  // then they end with their sessions: this is called where nobody catches it
-      }
-      found |= !thread.open.empty();
-    } else if (thread.unlisted != 0) {
-      found |= g_api->end_marked_frames(kUnlisted, thread.id) != 0;
-    }
-    for (size_t i = thread.open.size(); i-- > 0;) {
-      uintptr_t open = thread.open[i];
-      if ((open & (kLeftOut | kNotTaken)) != 0) continue;
-      if (here) {
-        g_api->end(key_of(open & ~kMarks), 0, nullptr, 0);
-      } else {
-        g_api->end_elsewhere(key_of(open & ~kMarks), thread.id, 0, 0, nullptr, 0);
-      }
-    }
-  }
-  thread.open.clear();
-  thread.unlisted = 0;
-  thread.again = 0;
-  thread.depths.clear();
-  thread.special &= kPaused;
-  return found;
+  bool is_known = getpid() == g_tracer.process && thread.run == g_tracer.run;
+  thread.id = is_known ? thread.id : 0;
+  return end_open(thread);
 }
 
 bool forget_thread(ThreadCalls& thread) {
-  g_tracer.told.erase(thread.number);
+  g_tracer.looked_around.erase(thread.number);
   return end_all(thread);
 }
 

@@ -8,33 +8,29 @@
 #ifndef OTEL_TORCHPROF_SOURCES_PYTHON_TRACER_H_
 #define OTEL_TORCHPROF_SOURCES_PYTHON_TRACER_H_
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <unordered_map>
 #include <vector>
 
-#include "depths.h"
 #include "frame_names.h"
 
 namespace otp_python {
 
-// What is open on a thread is listed by a key: the address of its frame (or whatever a mechanism has in its place: a
-// multiple of 16), and for a C function that of its caller plus 1. Marks: plus 2 where it is left out, plus 4 where the
-// recorder did not take it, plus 8 where all that it calls is left out too.
-constexpr uintptr_t kFunction = 1, kLeftOut = 2, kNotTaken = 4, kClosed = 8, kMarks = kLeftOut | kNotTaken | kClosed;
-
-// The usual calls are not in that list: the recorder's own stack has them, by their keys plus this, which is none of
-// the marks there. All of them are inside of what is listed. Whatever is not usual lists them first.
-constexpr uintptr_t kUnlisted = 2;
+// Which calls are open on a thread, the recorder's stack says. The key of a call there is the address of its frame (or
+// whatever a mechanism has in its place: a multiple of 16); of a C function, that of its caller plus kFunction. Where a
+// session comes while a frame runs, the call is begun for that session with kRunning added to the key: above its plain
+// key, if another session has the call too.
+constexpr uintptr_t kFunction = 1, kRunning = 2;
+// No key of a call has any of these bits; other events of their kind have (collections.cc).
+constexpr uintptr_t kNoCall = 12;
 
 // Why calls of a thread take the long way.
 enum Special : uint32_t {
   kInsideClosed = 1,  // of a function of this package that calls nothing of the program's
-  kTwice = 2,         // some of its calls are listed twice, for sessions that started one after the other
-  kPaused = 4,        // nothing of it is requested now
-  kLimited = 8,       // a session has a maximum depth
-  kFollowed = 16,     // a session follows contexts: to begin a call may run code of the program
+  kPaused = 2,        // nothing of it is requested now
+  kLimited = 4,       // a session has a maximum depth
+  kFollowed = 8,      // a session follows contexts: to begin a call may run code of the program
 };
 
 // What begins with a call of that code, where it is a usual one: known by its object.
@@ -47,18 +43,16 @@ struct LastCode {
 // One thread's.
 struct ThreadCalls {
   uint32_t special = 0;
-  uint32_t sessions = 0;  // that request calls
-  uint32_t epoch = 0;     // of the tracer, when `sessions` was true
-  uint32_t unlisted = 0;  // how many calls are open, at most, that are not in the list
-  LastCode last;          // while `sessions` are the same
-  std::vector<uintptr_t> open;
-  uint32_t run = 0;     // of the tracer, that `open` is of
-  uint32_t id = 0;      // the recorder's, of the thread
-  size_t again = 0;     // how many in the list are there for a second time
-  Depths depths;        // known on a limited thread only
-  uint64_t number = 0;  // of Python's state of the thread, once it has had an event
-  pthread_t thread = pthread_self();
-  PyObject* owner = nullptr;  // what this goes with, if that is an object; borrowed
+  uint32_t sessions = 0;                  // that request calls
+  uint32_t epoch = 0;                     // of the tracer, when `sessions` was true
+  LastCode last;                          // while `sessions` are the same
+  std::vector<uintptr_t> left_out;        // the keys of frames that run and that no session has, the innermost last
+  uintptr_t closed_by = 0;                // the outermost frame all of whose callees are left out
+  uint32_t run = 0;                       // of the tracer, that all of this is of
+  uint32_t id = 0;                        // the recorder's, of the thread; 0: it has recorded nothing
+  uint64_t since[OTP_MAX_SESSIONS] = {};  // by session: the recorder's index from which calls count for its depth
+  uint64_t number = 0;                    // of Python's state of the thread, once it has had an event
+  PyObject* owner = nullptr;              // what this goes with, if that is an object; borrowed
 };
 
 // A way in which the interpreter reports calls.
@@ -95,9 +89,10 @@ struct Tracer {
   uint32_t came_in[OTP_MAX_SESSIONS] = {};      // the epoch
   uint64_t started[OTP_MAX_SESSIONS] = {};      // the recorder's ticks
   uint64_t last_thread[OTP_MAX_SESSIONS] = {};  // the highest number of a thread's state that there was then
-  std::unordered_map<uint64_t, uint32_t> told;  // by the number of a thread's state: the epoch at its last look around
-  uint32_t displaced = 0;                       // threads that another tool took
-  pid_t process = 0;                            // that it belongs to
+  std::unordered_map<uint64_t, uint32_t>
+      looked_around;       // by the number of a thread's state: the epoch when it last did
+  uint32_t displaced = 0;  // threads that another tool took
+  pid_t process = 0;       // that it belongs to
 
   // What makes a name can run Python code (a finalizer, a metaclass), and that code, or another thread meanwhile, can
   // stop the tracer. Then what the calls that are still inside of it use stays until the last of them is done.
@@ -129,11 +124,6 @@ inline const void* key_of(uintptr_t open) { return reinterpret_cast<const void*>
 // Of a generator or coroutine: whether it begins or continues; of all else it does not matter.
 enum class Start { kFresh, kResumed, kUnknown };
 
-// Lists what is open on the calling thread and is not listed yet.
-void list_unlisted(ThreadCalls& thread);
-inline void list_open(ThreadCalls& thread) {
-  if (thread.unlisted != 0) list_unlisted(thread);
-}
 // A segment of a generator that begins, or continues, where one of its code has before. False: it does not.
 bool enter_segment(ThreadCalls& thread, uintptr_t key, const Code& code, PyFrameObject* frame);
 // A call that is none of the usual: to be named first, a generator's, left out, or on a special thread. `code` is run
@@ -142,8 +132,14 @@ void enter_slowpath(ThreadCalls& thread, uintptr_t key, PyObject* code, PyFrameO
 // The caller's code is that of its frame, where it is null. The function may be null where its name is known.
 void enter_function_slowpath(ThreadCalls& thread, uintptr_t caller, PyObject* code, PyFrameObject* frame,
                              PyObject* function, uint32_t name = 0);
-// What is not the innermost, left out, open several times, not there, or ends with an error whose type is known.
+// What is not the innermost, left out, open for a session that came later, too, not there, or ends with an error whose
+// type is known.
 void leave_slowpath(ThreadCalls& thread, uintptr_t key, uint8_t flags, const char* error, uint32_t error_size);
+// Whether the recorder has the call of a C function open on the calling thread.
+bool is_function_open(uintptr_t key);
+// All that is open on the calling thread, by plain keys: what the recorder has, the innermost call first, and what is
+// left out.
+std::vector<uintptr_t> open_calls(const ThreadCalls& thread);
 // The sessions that have started since the thread last looked around.
 uint32_t newcomers_of(const ThreadCalls& thread);
 // Sessions have started or stopped since the thread's last event. `innermost` was there before it; released.
@@ -169,33 +165,35 @@ PyObject* waiting_stacks(PyObject*, PyObject* argument);
 
 // ---- what every call does ----
 
-// Whether the innermost call is that one, and listed. One that is entered only now is where it ran when the thread's
-// stack was begun.
-inline bool is_begun(const ThreadCalls& thread, uintptr_t key) {
-  return thread.unlisted == 0 && !thread.open.empty() && (thread.open.back() & ~kMarks) == key;
+inline bool is_left_out(const ThreadCalls& thread, uintptr_t frame) {
+  return !thread.left_out.empty() && thread.left_out.back() == frame;
 }
 
-inline bool is_left_out(const ThreadCalls& thread, uintptr_t key) {
-  return is_begun(thread, key) && (thread.open.back() & kLeftOut) != 0;
+// Whether a frame that is entered only now has begun already: it ran when the thread's stack was begun.
+inline __attribute__((always_inline)) bool is_begun(const ThreadCalls& thread, uintptr_t key) {
+  const otp::hot::Thread* here = otp::hot::this_thread(g_hot);
+  uint32_t depth = here == nullptr ? 0 : here->depth.get();
+  bool ran = depth != 0 && here->open[depth - 1].key.get() == key_of(key | kRunning);
+  return __builtin_expect(ran, 0) ? here->ended_elsewhere_flag.load(std::memory_order_relaxed) == 0
+                                  : is_left_out(thread, key);
 }
 
-// One that is listed. All that is open is, too.
-void begin_listed(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for);
-
-// False where nothing has begun: it has to be listed. There are sessions.
-inline __attribute__((always_inline)) bool begin_unlisted(ThreadCalls& thread, uintptr_t key, uint32_t name,
-                                                          uint32_t identity, uint32_t sessions) {
-  const otp::hot::Thread* here = otp::hot::begin_call_here(g_hot, key_of(key | kUnlisted), name, identity, sessions);
+// For those sessions, of which there are some; false where that needs the recorder's function.
+inline __attribute__((always_inline)) bool begin_inline(ThreadCalls& thread, uintptr_t key, uint32_t name,
+                                                        uint32_t identity, uint32_t sessions) {
+  const otp::hot::Thread* here = otp::hot::begin_call_here(g_hot, key_of(key), name, identity, sessions);
   if (__builtin_expect(here == nullptr, 0)) return false;
   thread.id = here->id;
-  ++thread.unlisted;
   return true;
 }
 
+// As that, with the recorder's function; or leaves the call out, where no session gets it.
+void begin_or_leave_out(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for);
+
 inline void begin_call(ThreadCalls& thread, uintptr_t key, uint32_t name, uint32_t identity, uint32_t not_for) {
   uint32_t sessions = thread.sessions & ~not_for;
-  if (__builtin_expect(sessions == 0 || !begin_unlisted(thread, key, name, identity, sessions), 0))
-    begin_listed(thread, key, name, identity, not_for);
+  if (__builtin_expect(sessions == 0 || !begin_inline(thread, key, name, identity, sessions), 0))
+    begin_or_leave_out(thread, key, name, identity, not_for);
 }
 
 // Whether the call is a usual one, and has begun.
@@ -208,15 +206,12 @@ inline __attribute__((always_inline)) bool enter_usual(ThreadCalls& thread, uint
     if (__builtin_expect(sessions == 0, 0)) return false;
     thread.last = {object, code->name, sessions};
   }
-  return begin_unlisted(thread, key, thread.last.name, 0, thread.last.sessions);
+  return begin_inline(thread, key, thread.last.name, 0, thread.last.sessions);
 }
 
 // Whether the call was a usual one, and has ended.
-inline __attribute__((always_inline)) bool leave_usual(ThreadCalls& thread, uintptr_t key) {
-  bool possible = thread.special == 0 && thread.unlisted != 0;
-  bool ended = possible && otp::hot::end_call_here(g_hot, key_of(key | kUnlisted));
-  if (__builtin_expect(ended, 1)) --thread.unlisted;
-  return ended;
+inline __attribute__((always_inline)) bool leave_usual(const ThreadCalls& thread, uintptr_t key) {
+  return thread.special == 0 && otp::hot::end_call_here(g_hot, key_of(key));
 }
 
 // Whether a call of a function of C, by its name (0: not known), is a usual one and has begun, or nobody requests it.
@@ -224,7 +219,7 @@ inline __attribute__((always_inline)) bool enter_usual_function(ThreadCalls& thr
   uint32_t sessions = thread.sessions & ~g_tracer.no_functions;
   if (__builtin_expect(sessions == 0, 0)) return true;
   bool usual = name != 0 && (thread.special | g_tracer.filtered) == 0 && !is_left_out(thread, caller);
-  return __builtin_expect(usual, 1) && begin_unlisted(thread, caller | kFunction, name, 0, sessions);
+  return __builtin_expect(usual, 1) && begin_inline(thread, caller | kFunction, name, 0, sessions);
 }
 
 // Of a builtin_function_or_method. For `code` and `frame` see enter_function_slowpath.

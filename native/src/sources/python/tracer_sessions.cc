@@ -19,7 +19,7 @@ void remove_sessions(uint32_t consumers) {
   if (g_tracer.names == nullptr) return;
   if (g_tracer.sessions != 0) return g_tracer.mechanism->adapt();
   g_tracer.mechanism->stop();
-  g_tracer.told.clear();
+  g_tracer.looked_around.clear();
   FrameNames* names = std::exchange(g_tracer.names, nullptr);
   if (names != nullptr && g_tracer.inside != 0) {
     g_tracer.retired.push_back(names);

@@ -72,8 +72,8 @@ class NoCollections {
 bool waits(PyThreadState* thread, int bit) {
   uint64_t number = PyThreadState_GetID(thread);
   if (number > g_tracer.last_thread[bit] || !g_tracer.mechanism->follows(thread)) return false;
-  auto told = g_tracer.told.find(number);
-  return told == g_tracer.told.end() || told->second < g_tracer.came_in[bit];
+  auto last = g_tracer.looked_around.find(number);
+  return last == g_tracer.looked_around.end() || last->second < g_tracer.came_in[bit];
 }
 
 void take_stacks(int bit, Stacks* stacks) {
