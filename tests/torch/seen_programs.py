@@ -27,6 +27,7 @@ import torch.ao.quantization
 import torch.distributed
 import torch.export
 import torch.nn.utils.prune
+from seen_data import Table
 from seen_values import attributes, raised_by, randomness, saved
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -34,7 +35,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizers
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,20 +54,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(self.drop(torch.relu(self.a(x))))
-
-
-class Table(Dataset):
-    """Rows, and what a worker sees of its process."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, at: int) -> Any:
-        if at == 11:
-            raise ValueError("the last row")
-        worker = get_worker_info()
-        seed = -1 if worker is None else worker.seed
-        return torch.full((4,), float(at)), torch.rand(1), seed, len(os.environ)
 
 
 def train(model: nn.Module, optimizer: Any, call: Any = None, steps: int = 3) -> list[Any]:

@@ -11,9 +11,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import functorch.compile
 import numpy as np
 import torch
 import torch._dynamo
+import torch._inductor.compile_fx
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from seen_programs import PROGRAMS, loaded_elsewhere, surroundings
@@ -89,7 +91,9 @@ def run_all(detail: str) -> dict[str, dict[str, Any]]:
 
 
 def main(folder: str, details: list[str]) -> None:
-    """Writes what is seen at each detail to a file, from forks of this process: torch is imported once."""
+    """Writes what is seen at each detail to a file, from forks of this process: torch and its compilers are imported once."""
+    assert functorch.compile
+    assert torch._inductor.compile_fx
     gc.freeze()
     running: dict[int, str] = {}
     while details or running:
@@ -105,7 +109,3 @@ def main(folder: str, details: list[str]) -> None:
         pid, status = os.wait()
         name = running.pop(pid)
         assert status == 0, f"{name} ended with {os.waitstatus_to_exitcode(status)}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

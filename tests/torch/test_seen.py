@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -36,10 +35,13 @@ def observations(tmp_path_factory):
     """What each program sees, twice without us and at each detail."""
     folder, out = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("seen")
     names = ["without-1", "without-2", *DETAILS]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    program = Path(__file__).with_name("seen_runs.py")
-    done = subprocess.run(
-        [sys.executable, program, out, *names], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", str(ROOT))))
+    done = preloaded.run(
+        "import sys, seen_runs; seen_runs.main(sys.argv[1], sys.argv[2:])",
+        *(str(out), *names),
+        environment={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        folder=folder,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: json.loads((out / f"{name}.json").read_text()) for name in names}
