@@ -1,5 +1,7 @@
 """Programs in processes of their own, forked from one that has torch imported: importing it takes longer than most of them.
 
+So does importing what the first optimizer of a program imports, torch's compiler: that is there, too.
+
 ``run`` starts that process when it is first called and hands it what to run; it forks a child for each program, in which that is
 ``__main__``, with an environment, arguments and streams of its own, and which ends as an interpreter does. It has one thread and
 nothing of this package. For programs that import torch anyway, and for which it does not matter before what else: those whose
@@ -194,7 +196,7 @@ def _execute(request: dict[str, Any]) -> None:
 
 def _serve() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    import torch  # noqa: F401 - so that the programs have it
+    import torch._dynamo  # noqa: F401 - so that the programs have both
 
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"{threads}: a fork has only one of them"

@@ -100,7 +100,8 @@ def traced(folder: Path, layout: str, work: Callable[[], None]) -> None:
     provider.shutdown()
 
 
-def main(folder: Path) -> None:
+def main(path: str) -> None:
+    folder = Path(path)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -133,4 +134,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -1,6 +1,6 @@
-"""A rank of a distributed program that is instrumented in several ways, one after the other: what test_ranks.py looks at.
+"""A rank of a distributed program that is instrumented in several ways, one after the other: what test_torchrun.py looks at.
 
-``torchrun --nproc-per-node 4 rank_program.py FOLDER``; each phase writes ``FOLDER/<phase>/<pid>.jsonl`` and each rank
+``torchrun --nproc-per-node 4 rank_program.py FOLDER``, or ``launched.py``; each phase writes ``FOLDER/<phase>/<pid>.jsonl`` and each rank
 ``FOLDER/<rank>.json``.
 """
 
@@ -62,8 +62,8 @@ def recorded(folder: Path, phase: str, work) -> dict[str, object]:
     return found
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(path: str) -> None:
+    folder = Path(path)
     random.seed(0)  # as training scripts do, alike on all ranks
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
@@ -86,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -7,8 +7,6 @@ import random
 import re
 import signal
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,16 +112,8 @@ with otp.record_function(f"of rank {dist.get_rank()}"):
 def test_ranks_that_a_launcher_starts(tmp_path):
     """Of two ranks one is killed, and so torchrun ends the other, which is said: each leaves a box with its rank and what it was in."""
     (tmp_path / "train.py").write_text(RANKS)
-    words = ("-m", "otel_torchprof", "run", "-q", "-o", "none", "--blackbox", "--nproc", "2", "train.py")
-    done = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=tmp_path,
-        env=environment(),
-    )
+    words = ("run", "-q", "-o", "none", "--blackbox", "--nproc", "2", "train.py")
+    done = preloaded.run(("-m", "otel_torchprof"), *words, environment=environment(), folder=tmp_path, timeout=240)
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL) received" in done.stderr
     ended, died = (

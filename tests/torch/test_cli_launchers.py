@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import preloaded
 import pytest
 
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.run import TORCHRUN, launched
+
+if TYPE_CHECKING:
+    import subprocess
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -107,12 +110,10 @@ def test_a_number_of_processes(capsys):
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a folder with the program."""
+    """A module as a command, in a folder with the program, by a fork of a process with torch; the ranks' interpreters are their own."""
     (folder / "train.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False, cwd=folder, env=environment
-    )
+    return preloaded.run(("-m", words[0]), *words[1:], environment=environment, folder=folder, timeout=240)
 
 
 def written_in(folder: Path) -> list[str]:
@@ -127,7 +128,7 @@ def written_in(folder: Path) -> list[str]:
 def test_two_ranks_and_what_explains_them(tmp_path):
     """``--nproc 2 --explain``: a file of each rank, all of them explained once, also where an older run left one of a third."""
     (tmp_path / "train.rank2.trace.json.gz").write_text("of an older run")
-    done = run(tmp_path, "-m", "otel_torchprof", "run", "--nproc", "2", "--explain", "train.py", "0")
+    done = run(tmp_path, "otel_torchprof", "run", "--nproc", "2", "--explain", "train.py", "0")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 0 __main__", "rank 1 0 __main__"]
     (tmp_path / "train.rank2.trace.json.gz").unlink()
@@ -140,7 +141,7 @@ def test_two_ranks_and_what_explains_them(tmp_path):
 @pytest.mark.exhaustive
 def test_under_torchrun_with_a_role(tmp_path):
     """``torchrun -m otel_torchprof run``: names with the role, and rank 0 says how to have all ranks explained."""
-    torchrun = ["-m", TORCHRUN, "--standalone", "--nproc-per-node", "2", "--role", "actor"]
+    torchrun = [TORCHRUN, "--standalone", "--nproc-per-node", "2", "--role", "actor"]
     done = run(tmp_path, *torchrun, "-m", "otel_torchprof", "run", "--explain", "train.py", "0")
     assert done.returncode == 0, done.stderr
     assert written_in(tmp_path) == ["train.rank0.actor.trace.json.gz", "train.rank1.actor.trace.json.gz"]
@@ -151,7 +152,7 @@ def test_under_torchrun_with_a_role(tmp_path):
 def test_a_rank_that_fails(tmp_path):
     """The exit status and the report of the failure are those of the launcher."""
     (tmp_path / "fails.py").write_text("import sys; sys.exit(3)")
-    done = run(tmp_path, "-m", "otel_torchprof", "run", "--nproc", "2", "-o", "none", "fails.py")
+    done = run(tmp_path, "otel_torchprof", "run", "--nproc", "2", "-o", "none", "fails.py")
     assert done.returncode == 1
     assert "ChildFailedError" in done.stderr
     assert "exitcode  : 3" in done.stderr

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -96,10 +95,10 @@ def test_what_run_says_at_the_end(tmp_path):
     """``run --explain`` gives the verdict on stderr, and leaves the program's output and exit status alone."""
     program = "import pathlib, faulty_programs\nfaulty_programs.slow_loader(lambda: None, pathlib.Path())\nraise SystemExit(3)"
     (tmp_path / "p.py").write_text(program)
-    words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.otlp", "p.py"]
+    words = ("run", "-q", "--explain", "-o", "t.otlp", "p.py")
     paths = os.pathsep.join((str(HERE), str(HERE.parents[1])))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    done = preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(otp.explain(tmp_path / "t.otlp").headline)
 

@@ -39,18 +39,18 @@ def infer(name):
 
 
 def run(tmp_path: Path, program: str, *, preamble: str = PREAMBLE, command: tuple[str, ...] = (), **environment: str):
-    """Runs a program to its end; the spans of each of its processes. One that begins as all do is forked from one with torch."""
+    """Runs a program to its end; the spans of each of its processes. Without a command, it is forked from a process with torch."""
     path = tmp_path / "program.py"
     path.write_text(preamble + textwrap.dedent(program))
     folder = tmp_path / "spans"
     folder.mkdir()
     keep = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     variables = {**keep, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parent.parent, HERE, tmp_path))), **environment}
-    if preamble == PREAMBLE:
+    if not command:
         done = preloaded.run(path, str(folder), environment=variables, folder=tmp_path)
     else:
         done = subprocess.run(
-            [*(command or [sys.executable]), str(path), str(folder)],
+            [*command, str(path), str(folder)],
             env=variables,
             cwd=tmp_path,
             capture_output=True,
@@ -370,6 +370,7 @@ def test_torch_may_come_later(tmp_path):
         infer("Late")
         """,
         preamble=preamble,
+        command=(sys.executable,),
     )
     (spans,) = processes.values()
     assert {"Late", "aten::linear"} <= set(names(spans))
@@ -404,6 +405,11 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+INITIALIZED = """
+from opentelemetry.instrumentation.auto_instrumentation import initialize
+initialize()
+"""
+"""What opentelemetry-instrument has an interpreter execute before the program."""
 AUTO = (
     sys.executable,
     "-c",
@@ -438,7 +444,7 @@ def test_without_code_the_detail_of_slow_steps_is_kept(tmp_path, policy, has_ope
         "OTEL_TORCHPROF_POLICY": policy,
     }
     configured_by_the_sdk(tmp_path)
-    run(tmp_path, TRAINING, preamble="", command=AUTO, **environment)
+    run(tmp_path, TRAINING, preamble=INITIALIZED, **environment)
     text = (tmp_path / "trace.jsonl").read_text()
     assert '"name":"torch.step"' in text
     assert ('"name":"aten::addmm"' in text) is has_operators
@@ -470,7 +476,8 @@ def test_no_code_changes(tmp_path, environment, expected):
         **environment,
     }
     configured_by_the_sdk(tmp_path)
-    run(tmp_path, TRAINING, preamble="", command=AUTO, **environment)
+    by_command = {"preamble": "", "command": AUTO}
+    run(tmp_path, TRAINING, **(by_command if expected else {"preamble": INITIALIZED}), **environment)
     path = tmp_path / "trace.json"
     events = json.loads(path.read_text()) if path.exists() else []
     events = events["traceEvents"] if isinstance(events, dict) else events

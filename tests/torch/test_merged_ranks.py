@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
+import preloaded
 import pytest
 from merge_program import COLLECTIVES
 
 import otel_torchprof as otp
 from otel_torchprof._files.merge import merge
 
-PROGRAM = Path(__file__).parent / "merge_program.py"
+HERE = Path(__file__).resolve().parent
+BOTH = """
+import os, pathlib, sys
+
+first = os.fork()
+import merge_program
+merge_program.main(pathlib.Path(sys.argv[1]), 0 if first else 1)
+if first:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
+"""
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The folder with what the two processes recorded."""
     folder = tmp_path_factory.mktemp("ranks")
-    words = [[sys.executable, str(PROGRAM), str(folder), str(rank)] for rank in range(2)]
-    ranks = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in words]
-    said = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    path = os.pathsep.join((str(HERE.parents[1]), str(HERE)))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = preloaded.run(BOTH, str(folder), environment=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

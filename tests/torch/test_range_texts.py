@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from observed import succeeds
 from range_library import ITT, TORCH, Log, compiled
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -75,19 +74,10 @@ def compare(library, kind, shapes):
     assert both[1] == both[0]
 
 
-def in_process(folder, program, **environment):
-    """Runs a program in an interpreter of its own; its output."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "torch")])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths, "STAND_IN": str(folder), **environment},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def in_process(folder, program, *, has_torch=False, **environment):
+    """Runs a program that has the modules of this folder in a process of its own; its output."""
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "tests/torch", "tests/helpers"))
+    return succeeds(program, has_torch=has_torch, PYTHONPATH=paths, STAND_IN=str(folder), **environment)
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +97,14 @@ def way(tmp_path_factory):
 )
 def test_texts_are_torchs_to_the_letter(way, kind, shapes):
     """Names, numbers, sizes and producers are those that torch writes for the same program, range by range."""
-    in_process(way, f"import os, test_range_texts as t; t.compare(os.environ['STAND_IN'], {kind!r}, {shapes})")
+    program = f"import os, test_range_texts as t; t.compare(os.environ['STAND_IN'], {kind!r}, {shapes})"
+    in_process(way, program, has_torch=True)
 
 
 COLLECTED = """
 import os
 import torch
+from observed import succeeds
 from range_library import Log
 import otel_torchprof as otp
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
+import preloaded
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -65,6 +64,13 @@ def test_hours_in_small(tmp_path):
     assert len(exporter.files) in {5, 6}
 
 
+def run_script(folder, *options, **variables):
+    """``otel-torchprof run`` of the folder's ``train.py``."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    words = ("run", *options, "train.py")
+    return preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=folder)
+
+
 def test_a_script_with_stacks(tmp_path):
     """An untouched script: its operators are inside of its functions, and its steps are listed."""
     (tmp_path / "train.py").write_text(
@@ -77,21 +83,8 @@ def test_a_script_with_stacks(tmp_path):
         "for _ in range(4):\n"
         "    train()\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "otel_torchprof",
-        "run",
-        "--stacks",
-        "--table",
-        "--rows",
-        "-1",
-        "-o",
-        "t.json",
-        "train.py",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    options = ("--stacks", "--table", "--rows", "-1", "-o", "t.json")
+    done = run_script(tmp_path, *options)
     assert done.returncode == 0, done.stderr
     assert "aten::addmm" in done.stderr
     assert ", 4 steps, " in done.stderr
@@ -112,10 +105,8 @@ def test_a_script_of_which_some_steps_are_told(tmp_path):
         "    weight.sum().backward()\n"
         "    optimizer.step()\n"
     )
-    options = ["-o", "t.jsonl", "--schedule", "wait=1,active=2", "--every", "2"]
-    command = [sys.executable, "-m", "otel_torchprof", "run", *options, "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_TORCHPROF_POLICY": "every=3"}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+    options = ("-o", "t.jsonl", "--schedule", "wait=1,active=2", "--every", "2")
+    assert run_script(tmp_path, *options, OTEL_TORCHPROF_POLICY="every=3").returncode == 0
     sums, _ = read(str(tmp_path / "t.jsonl"))
     steps = [step for step in sums.steps if not step.is_unfinished]
     assert sorted(step.number for step in steps) == list(range(6))

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from jsonl_exporter import read
+from launched import launched
 from rank_program import SAMPLED_STEPS, STEPS
 
 from otel_torchprof._ranks.rank_ids import Run, step_span_id, step_trace_id
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 RANKS = range(4)
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """What the ranks have written."""
     found: Path = tmp_path_factory.mktemp("ranks")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command = [*torchrun, *rendezvous, str(HERE / "rank_program.py"), str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = launched("rank_program", found)
     assert done.returncode == 0, done.stderr
     return found
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from collective_program import LATE_RANK, LATE_STEP, LAYOUTS, STEPS
 from jsonl_exporter import read
+from launched import launched
 
 RANKS = range(4)
-PROGRAM = Path(__file__).parent / "collective_program.py"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What the ranks have written."""
     folder = tmp_path_factory.mktemp("collectives")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = subprocess.run(
-        [*torchrun, str(PROGRAM), str(folder)], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = launched("collective_program", folder)
     # gloo itself aborts now and then where it ends after a monitored barrier; by then all is written.
     written = [folder / f"{rank}.json" for rank in RANKS]
     assert all(path.exists() for path in written), done.stderr
