@@ -248,8 +248,8 @@ def test_prefork_servers(tmp_path):
     assert all(span["parent"] != 0 for spans in processes.values() for span in spans)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing(tmp_path, method):
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)], ids=["fork", "spawn"])
+def test_multiprocessing(tmp_path, method, workers):
     """Workers of multiprocessing send what they recorded when they end, without being asked."""
     processes = run(
         tmp_path,
@@ -267,7 +267,7 @@ def test_multiprocessing(tmp_path, method):
         if __name__ == "__main__":
             instrument()
             context = multiprocessing.get_context({method!r})
-            workers = [context.Process(target=work, args=(f"Worker{{i}}",)) for i in range(2)]
+            workers = [context.Process(target=work, args=(f"Worker{{i}}",)) for i in range({workers})]
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -275,7 +275,7 @@ def test_multiprocessing(tmp_path, method):
             infer("Main")
         """,
     )
-    assert by_first_name(processes) == [["Main"], ["Worker0"], ["Worker1"]]
+    assert by_first_name(processes) == [["Main"], *([f"Worker{number}"] for number in range(workers))]
 
 
 LOADER = """
@@ -285,10 +285,12 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.full((2,), float(index)).mul(2.0)
 
-def load(method, **options):
+def load(method, workers=2, **options):
     return sum(
         batch.sum().item()
-        for batch in torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context=method, **options)
+        for batch in torch.utils.data.DataLoader(
+            Data(), num_workers=workers, multiprocessing_context=method, **options
+        )
     )
 """
 
@@ -304,6 +306,7 @@ def load(method, **options):
 )
 def test_data_loader_workers_are_silent(tmp_path, method, detail):
     """Workers of a DataLoader export nothing, whichever way they start and whatever the detail; other worker processes do as before."""
+    workers = 2 if method == "fork" else 1  # each spawned one imports torch
     processes = run(
         tmp_path,
         f"""
@@ -321,7 +324,7 @@ def test_data_loader_workers_are_silent(tmp_path, method, detail):
             state = otp.TorchInstrumentor().health.sources["recording"]
             open(os.path.join(sys.argv[1], f"health{{index}}"), "w").write(state)
         if __name__ == "__main__":
-            assert load({method!r}, worker_init_fn=told) == 24
+            assert load({method!r}, {workers}, worker_init_fn=told) == 24
             infer("Main")
             worker = multiprocessing.get_context("fork").Process(target=infer, args=("Other",))
             worker.start()
@@ -330,7 +333,7 @@ def test_data_loader_workers_are_silent(tmp_path, method, detail):
         preamble=PREAMBLE + LOADER,
     )
     off = "off: this is a worker of a DataLoader, see loader_workers"
-    assert [(tmp_path / "spans" / f"health{index}").read_text() for index in range(2)] == [off, off]
+    assert [(tmp_path / "spans" / f"health{index}").read_text() for index in range(workers)] == [off] * workers
     found = [{"Main", "Other", "Worker"} & set(names(spans)) for spans in processes.values()]
     assert sorted(found, key=str) == ([] if detail == "metrics" else [{"Main"}, {"Other"}])
 
