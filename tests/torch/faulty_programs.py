@@ -88,14 +88,14 @@ def control(end_step: Callable[[], None], folder: Path) -> None:
 
 def slow_loader(end_step: Callable[[], None], folder: Path) -> None:
     """Each batch takes longer than the step."""
-    train(network(), end_step, data=Rows(0.015))
+    train(network(), end_step, data=Rows(0.01))
 
 
 class Sorted(nn.Module):
     """Sorts, as slow operators go."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        order = x.detach().repeat(8, 1).flatten().sort().indices
+        order = x.detach().repeat(5, 1).flatten().sort().indices
         return x + order[0] * 0.0
 
 
@@ -107,7 +107,7 @@ def slow_operator(end_step: Callable[[], None], folder: Path) -> None:
 def gc_storm(end_step: Callable[[], None], folder: Path) -> None:
     """Many objects are alive, and each step collects garbage."""
     gc.freeze()  # those of torch would make it ten times slower
-    held = [[number] for number in range(300_000)]
+    held = [[number] for number in range(150_000)]
     try:
         train(network(), end_step, before=lambda _step: gc.collect() and None)
     finally:
@@ -118,7 +118,7 @@ def gc_storm(end_step: Callable[[], None], folder: Path) -> None:
 def checkpoints(end_step: Callable[[], None], folder: Path) -> None:
     """A checkpoint of far more than the model every 20 steps."""
     model = network()
-    state = {"model": model.state_dict(), "more": torch.randn(20_000_000)}
+    state = {"model": model.state_dict(), "more": torch.randn(16_000_000)}
 
     def save(step: int) -> None:
         if step % 20 == 19:
@@ -131,7 +131,7 @@ def recompilation(end_step: Callable[[], None], folder: Path) -> None:
     """Batches get another size every 10 steps, and the model is compiled for each."""
 
     def backend(graph, inputs):
-        spin(0.05)
+        spin(0.03)
         return graph.forward
 
     train(torch.compile(network(), backend=backend, dynamic=False), end_step, data=Growing())

@@ -17,7 +17,7 @@ from otel_torchprof._export.span_policy import StepChoice  # noqa: E402
 from otel_torchprof._native import python_sources  # noqa: E402
 
 EVERY = 5
-STEPS = 60
+STEPS = 30
 
 
 class Job:

@@ -428,7 +428,7 @@ def test_inputs_of_fake_tensors_are_whole():
     def body():
         with FakeTensorMode():
             fake = torch.empty(3, 5)
-            for _ in range(300):
+            for _ in range(50):
                 fake.t()
 
     body()
@@ -442,4 +442,4 @@ def test_inputs_of_fake_tensors_are_whole():
     for prof in (theirs, plain, ours):
         shapes = [event.input_shapes for event in prof.events() if event.name == "aten::t"]
         assert shapes == [[[3, 5]]] * len(shapes)
-        assert len(shapes) >= 300
+        assert len(shapes) >= 50

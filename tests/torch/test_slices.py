@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session  # noqa: E402
 
-ROUNDS = 150
+ROUNDS = 60
 FORWARDING = {"aten::sum"}
 """What only calls one of its own name, and is one operator with that in torch's lists: two where a slice ends between their ends."""
 
