@@ -71,7 +71,7 @@ def test_what_the_box_has_of_each_thread(tmp_path, seed):
     # Then the box has room for 74,000 events only. A smaller one has so few chunks that a drain, which another process holds up
     # for long, can be reading all of them that no thread writes to; what is recorded meanwhile is dropped, and counted.
     is_small = chosen.random() < 1 / 3
-    operators = round(10 ** chosen.uniform(*((4.9, 5.5) if is_small else (0, 4.5))))
+    operators = round(10 ** chosen.uniform(*((4.9, 5.1) if is_small else (0, 4.5))))
     counts = tmp_path / "counts"
     counts.write_bytes(bytes(16 * threads))
     words = (str(PROGRAM), str(counts), *map(str, (threads, killer, operators)))

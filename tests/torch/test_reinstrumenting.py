@@ -18,7 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import otel_torchprof as otp
 
-TIMES = 40
+TIMES = 20
 
 
 def _left_behind():

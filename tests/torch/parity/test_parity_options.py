@@ -86,7 +86,7 @@ EVERYTHING = Option(
 )
 
 
-WITH_STACKS = (models.gpt2, models.lstm, models.convnet, models.checkpointed, models.labelled, models.modes)
+WITH_STACKS = (models.labelled, models.gpt2, models.convnet, models.checkpointed, models.lstm, models.modes)
 
 
 @pytest.mark.parametrize("program", one_in(3, WITH_STACKS), indirect=True, ids=lambda factory: factory.__name__)
