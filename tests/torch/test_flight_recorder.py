@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
+import preloaded
 import pytest
 
 from otel_torchprof._files.flight_recorder import read_dump
 
 PROGRAM = """
+import os
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100"  # is read when the first process group is made
 import pathlib, pickle, time, torch, torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -30,16 +31,7 @@ for name, dump in (("pickle", lambda: c10d._dump_fr_trace(True, False)), ("json"
 def folder(tmp_path_factory):
     """With both forms of a dump."""
     found = tmp_path_factory.mktemp("dumps")
-    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=found,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = preloaded.run(PROGRAM, environment=dict(os.environ), folder=found)
     if "_dump_fr_trace'" in done.stderr:
         pytest.skip("this release of torch has no flight recorder for gloo")
     assert done.returncode == 0, done.stderr

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
+import preloaded
 import pytest
 import torch
 
 import otel_torchprof as otp
 
+ROOT = Path(__file__).resolve().parents[2]
 SCHEME = {
     "torch.profiler": ("otel_torchprof", "otel_torchprof.profiler"),
     "torch.profiler.profiler": ("otel_torchprof", "otel_torchprof.profiler"),
@@ -62,9 +66,12 @@ def test_every_name_of_all_can_be_had_without_torch():
 def test_nothing_warns():
     """Torch, the package and NVIDIA's binding are imported, in either order, and GPU metrics started, without any warning."""
     start = "import otel_torchprof; otel_torchprof.GpuMetrics().start().stop()"
-    for program in (f"import torch; {start}", f"{start}; import torch"):
-        command = [sys.executable, "-W", "error", "-c", f"{program}; import sys; print('pynvml' in sys.modules)"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = "import sys; print('pynvml' in sys.modules)"
+    command = [sys.executable, "-W", "error", "-c", f"{start}; import torch; {said}"]
+    before = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    after = preloaded.run(f"import torch; {start}; {said}", environment=environment, filters=("error",))
+    for done in (before, after):
         assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 

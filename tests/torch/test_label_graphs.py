@@ -1,6 +1,8 @@
-"""Labels inside torch.compile and torch.jit.script, imported before torch and after it; labels without torch."""
+"""Labels and labelled functions inside torch.compile, torch.jit and torch.fx, imported before torch and after it; labels without torch."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -49,6 +51,83 @@ with otp.profile(operators=False) as prof, otp.record_function("outside"):
     pass
 assert [event.name for event in prof.events()] == ["outside"]
 """
+MODEL = """
+import torch
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return helper(x) * 2
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return double(self.linear(x))
+"""
+
+FUNCTIONS = """
+import warnings
+warnings.simplefilter("ignore")
+import otel_torchprof as otp
+labels = otp.label_functions(["labelled_model.double", "labelled_model:Model.forward", "torch.nn.Linear.forward linear"])
+import torch
+import labelled_model
+assert len(labels.labelled) == 3
+
+def names(run):
+    run(x)
+    with otp.profile() as prof:
+        run(x)
+    return [event.name for event in prof.events()]
+
+x = torch.ones(2, 3)
+model = labelled_model.Model()
+expected = model(x)
+assert names(model)[:3] == ["labelled_model.Model.forward", "linear", "aten::linear"], names(model)
+
+scripted = torch.jit.script(model)
+assert torch.equal(scripted(x), expected)
+assert "aten::relu" in names(scripted)
+assert torch.equal(torch.jit.script(labelled_model.double)(x), 2 * x)
+assert torch.equal(torch.jit.trace(model, x)(x), expected)
+assert torch.equal(torch.fx.symbolic_trace(model)(x), expected)
+
+compiled = torch.compile(model, fullgraph=True, backend="eager")
+assert torch.equal(compiled(x), expected)
+assert "aten::relu" in names(compiled)
+
+labels.remove()
+assert names(model)[0] == "aten::linear"
+"""
+
+ALL = """
+import json, runpy, traceback
+found = {}
+for program in ("functions.py", "labels.py"):
+    try:
+        runpy.run_path(program, run_name="__main__")
+        found[program] = ""
+    except Exception:
+        found[program] = traceback.format_exc()
+print(json.dumps(found))
+"""
+"""Both programs, of which the first one has the package label functions before torch is imported."""
+
+
+@pytest.fixture(scope="module")
+def ours_first(tmp_path_factory):
+    """What each of the programs raised in an interpreter that imports the package before torch."""
+    folder = tmp_path_factory.mktemp("programs")  # TorchScript and dynamo read the source
+    (folder / "labelled_model.py").write_text(MODEL)
+    (folder / "functions.py").write_text(FUNCTIONS)
+    (folder / "labels.py").write_text(GRAPHS.format(imports=IMPORTS["ours first"]))
+    return json.loads(succeeds(f"import os, sys; os.chdir({str(folder)!r}); sys.path.insert(0, '')\n{ALL}"))
+
+
 IMPORTS = {
     "ours first": "import otel_torchprof as otp; import torch",
     "torch first": "import torch, torch._dynamo; import otel_torchprof as otp",
@@ -59,12 +138,20 @@ IMPORTS = {
 @pytest.mark.parametrize(
     "imports", ["ours first", "torch first", pytest.param("looked for", marks=pytest.mark.exhaustive)]
 )
-def test_in_graphs(tmp_path, imports):
+def test_in_graphs(tmp_path, request, imports):
     """A label breaks no graph of torch.compile and compiles in TorchScript, whichever was imported first: as torch's own."""
+    if imports == "ours first":
+        assert request.getfixturevalue("ours_first")["labels.py"] == ""
+        return
     path = tmp_path / "program.py"  # TorchScript and dynamo read the source
     path.write_text(GRAPHS.format(imports=IMPORTS[imports]))
     program = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
     succeeds(program, has_torch=imports == "torch first")
+
+
+def test_functions_in_graphs(ours_first):
+    """Labelled functions and methods compile in TorchScript, dynamo without a break, and fx, and compute what they did."""
+    assert ours_first["functions.py"] == ""
 
 
 WITHOUT_TORCH = """
