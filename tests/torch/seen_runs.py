@@ -75,14 +75,15 @@ def run(program: Callable[[See], None]) -> dict[str, Any]:
     return found
 
 
-def run_all(detail: str) -> dict[str, dict[str, Any]]:
-    """What all programs see at a detail; ``without``: without us."""
+def run_all(name: str) -> dict[str, dict[str, Any]]:
+    """What all programs see at a detail; ``without``, with a number: without us."""
+    detail = name.partition("-")[0]
     torch.set_num_threads(1)
     TracerProvider(shutdown_on_exit=False).get_tracer("program")  # puts a filter of warnings in place
     end = None if detail == "without" else begin(detail)
     try:
         programs = [
-            each for each in PROGRAMS if each is not loaded_elsewhere or detail in {"without", "steps", "frames"}
+            each for each in PROGRAMS if each is not loaded_elsewhere or name in {"without-1", "steps", "frames"}
         ]
         return {program.__name__: run(program) for program in programs}
     finally:
@@ -103,7 +104,7 @@ def main(folder: str, details: list[str]) -> None:
             name = details.pop(0)
             pid = os.fork()
             if pid == 0:
-                Path(folder, f"{name}.json").write_text(json.dumps(run_all(name.split("-")[0])))
+                Path(folder, f"{name}.json").write_text(json.dumps(run_all(name)))
                 sys.stdout.flush()
                 os._exit(0)
             running[pid] = name
