@@ -2,7 +2,7 @@
 
 Reads a job from each line of stdin, as JSON with ``mode``, ``ranks`` and ``folder``: forks the ranks, whose boxes lie in the folder, and
 answers ``started``. An empty line kills them, and the answer is ``ended``. So does the end of stdin. The ranks are forked from this
-process, which has torch imported and nothing of this package.
+process, which has torch and the SDK imported and nothing of this package.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from opentelemetry.sdk.trace import TracerProvider
 
 STUCK = 1
 """The rank that does something else than the others."""
@@ -124,8 +125,6 @@ def run_rank(rank: int, mode: str, ranks: int, folder: str) -> None:
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["OTEL_TRACES_EXPORTER"] = "none"
     os.environ["OTEL_TORCHPROF_BLACKBOX"] = f"{'steps' if mode == 'train' else 'ops'},1M,{folder}"
-    from opentelemetry.sdk.trace import TracerProvider
-
     import otel_torchprof as otp
 
     otp.TorchInstrumentor().instrument(tracer_provider=TracerProvider(), detail="steps")
