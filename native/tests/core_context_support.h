@@ -18,6 +18,7 @@ struct FakeCarried {
   uint32_t context = 0, origin = 0;
 };
 inline thread_local FakeCarried t_carried;
+inline thread_local int t_carried_asked = 0;
 
 inline uint64_t fake_version() { return t_here.version; }
 inline uint32_t fake_resolve() {
@@ -28,6 +29,7 @@ inline uint32_t fake_resolve() {
 }
 inline void fake_carry(uint32_t context, uint32_t thread) { t_carried = {context, context == 0 ? 0 : thread}; }
 inline uint32_t fake_carried(uint32_t* thread) {
+  ++t_carried_asked;
   *thread = t_carried.origin;
   return t_carried.context;
 }

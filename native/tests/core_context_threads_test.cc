@@ -7,6 +7,38 @@
 
 namespace {
 
+// As long as nothing was carried the carrier is not asked again, on threads that the source can tell of and on others,
+// and sessions that come later have what begins there, too. The first test of this process.
+void nothing_is_asked_where_nothing_was_carried() {
+  Contexts contexts(&kFakeCarrier);
+  Session session(following());
+  for (bool is_known : {false, true}) {
+    std::thread([is_known] {
+      if (is_known) enter(0);
+      leaf("first");
+      int asked = t_carried_asked;
+      for (int i = 0; i < 10; ++i) leaf("next");
+      CHECK_EQ(t_carried_asked, asked);
+      Session later(following());
+      for (int i = 0; i < 10; ++i) leaf("for both");
+      CHECK_EQ(Batch(later.drain())->rows, 10u);
+      if (is_known) {
+        enter(5);
+        leaf("inside");
+        enter(0);
+        asked = t_carried_asked;
+        leaf("outside");
+        leaf("asked");
+        CHECK_EQ(t_carried_asked, asked + 2);
+      }
+    }).join();
+  }
+  Batch batch(session.drain());
+  CHECK_EQ(batch->rows, 45u);
+  CHECK_EQ(context_of(batch, "inside"), 5u);
+  CHECK_EQ(context_of(batch, "asked"), 0u);
+}
+
 // A thread that the source cannot tell of has what was carried to it, asked for every time; nothing carried is none.
 void contexts_are_carried() {
   Contexts contexts(&kFakeCarrier);
@@ -222,6 +254,7 @@ void a_fork_inside_the_source() {
 }  // namespace
 
 int main() {
+  RUN_CLEAN(nothing_is_asked_where_nothing_was_carried);
   RUN_CLEAN(contexts_are_carried);
   RUN_CLEAN(a_carried_context_fills_in_for_none);
   RUN_CLEAN(what_a_thread_carries_for_others_is_not_its_own);

@@ -242,7 +242,11 @@ inline __attribute__((noinline, hot)) bool in_same_context(const Thread& thread,
   if (may_have_other_context(thread, what)) {
     const otp_context_source* source = shared.context_source.load(std::memory_order_acquire);
     uint64_t version = source == nullptr ? 0 : source->version();
-    if (version == 0 || version != thread.context_version || thread.own_context == 0) return false;
+    bool is_unknown = version == 0 && (thread.context_unknown | thread.own_context) != 0;
+    if (version != thread.context_version || is_unknown) return false;
+    // The carrier has to be asked every time, which is half of what an operator costs: not where it never got a
+    // context.
+    if (thread.own_context == 0 && shared.is_carrying.load(std::memory_order_relaxed) != 0) return false;
   }
   if (shared.follow_epoch.load(std::memory_order_acquire) != thread.context_epoch) return false;
   *sessions = in_known_context(thread, shared, what, *sessions);

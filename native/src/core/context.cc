@@ -29,9 +29,12 @@ uint32_t carried_context(const ThreadBuffer& thread) {
   return 0;
 }
 
+// A thread that gets it carried sees the mark that it may: whatever brings it orders that.
 void carry(const ThreadBuffer& thread, uint32_t context) {
   const otp_context_carrier* carrier = g_context_carrier.load(std::memory_order_acquire);
-  if (carrier != nullptr) carrier->carry(context, thread.id);
+  if (carrier == nullptr) return;
+  g_shared.is_carrying.store(1, std::memory_order_relaxed);
+  carrier->carry(context, thread.id);
 }
 
 // Asks the source. What runs inside of it belongs to no span of the service: nobody who follows contexts gets it.
