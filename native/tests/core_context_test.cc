@@ -1,6 +1,8 @@
 // Contexts: every event of a session that follows them has the one that its thread was in when it began.
 #include <thread>
 
+#include <atomic>
+
 #include "core_context_support.h"
 
 namespace {
@@ -156,6 +158,35 @@ void muted_events_do_not_begin() {
   CHECK_EQ(batch->rows, 1u);
   CHECK_EQ(batch->flags[0], 0);
   CHECK_EQ(batch.dropped(), 0u);
+}
+
+// What the recorder tells a source: whenever it may have changed whether a running session leaves roots out, and for
+// all of them once, when the first context is expected.
+std::atomic<uint32_t> g_told{0}, g_told_of{0};
+void what_is_muted_is_told() {
+  Contexts contexts;
+  api().set_mute_hook([](uint32_t consumer) {
+    ++g_told;
+    g_told_of = consumer;
+  });
+  Session muted(following(), false);
+  CHECK_EQ(otp_session_mute_roots(muted, 1), OTP_OK);
+  CHECK_EQ(g_told, 0u);
+  muted.start();
+  for (int i : {0, 1}) {
+    otp_session_mute_roots(muted, i);
+    CHECK_EQ(g_told_of.exchange(0), otp_session_consumer(muted));
+  }
+  api().mute_roots(static_cast<uint32_t>(__builtin_ctz(otp_session_consumer(muted))), 1);
+  CHECK_EQ(g_told_of.exchange(0), otp_session_consumer(muted));
+  for (int i : {0, 1}) {
+    otp_expect_contexts();
+    CHECK_EQ(g_told_of.exchange(0), i == 0 ? otp_session_consumer(muted) : 0u);
+  }
+  muted.stop();
+  otp_session_mute_roots(muted, 0);
+  CHECK_EQ(g_told, 4u);
+  api().set_mute_hook(nullptr);
 }
 
 // Muted roots: what begins outside of any context is left out for that session, from its start on if so said before.
@@ -337,6 +368,7 @@ void the_source_may_run_operators() {
 }  // namespace
 
 int main() {
+  RUN_CLEAN(what_is_muted_is_told);
   RUN_CLEAN(events_have_the_context_of_their_begin);
   RUN_CLEAN(labels_let_the_context_change);
   RUN_CLEAN(not_all_that_torch_tells_of_keeps_a_context);

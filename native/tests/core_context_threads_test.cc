@@ -39,6 +39,26 @@ void nothing_is_asked_where_nothing_was_carried() {
   CHECK_EQ(context_of(batch, "asked"), 0u);
 }
 
+// A thread can keep what it records from all who follow contexts, and no context of it is asked for; others get it.
+void a_thread_can_be_muted() {
+  Contexts contexts(&kFakeCarrier);
+  Session follower(following()), other;
+  std::thread([] {
+    otp_mute_thread();
+    for (uint32_t context : {0u, 7u}) {
+      enter(context);
+      leaf("muted");
+    }
+    Session later(following());
+    leaf("muted");
+    CHECK_EQ(Batch(later.drain())->rows, 0u);
+    CHECK_EQ(t_here.resolved, 0);
+  }).join();
+  leaf("here");
+  CHECK_EQ(Batch(follower.drain())->rows, 1u);
+  CHECK_EQ(Batch(other.drain())->rows, 4u);
+}
+
 // A thread that the source cannot tell of has what was carried to it, asked for every time; nothing carried is none.
 void contexts_are_carried() {
   Contexts contexts(&kFakeCarrier);
@@ -255,6 +275,7 @@ void a_fork_inside_the_source() {
 
 int main() {
   RUN_CLEAN(nothing_is_asked_where_nothing_was_carried);
+  RUN_CLEAN(a_thread_can_be_muted);
   RUN_CLEAN(contexts_are_carried);
   RUN_CLEAN(a_carried_context_fills_in_for_none);
   RUN_CLEAN(what_a_thread_carries_for_others_is_not_its_own);

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from opentelemetry import context
 
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS
 from otel_torchprof._process import process_changes, threads
@@ -426,8 +425,7 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
 
     def record() -> None:
         _thread.probes = True
-        # Not for others who record: in this thread's context, which ends with it.
-        context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
+        lib.otp_mute_thread()  # not for others who record
         try:
             found.append(_recorded_negation(torch, library))
         except BaseException as error:  # noqa: BLE001 - a finalizer's SystemExit too: raised by the caller's thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 
+import preloaded
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -160,3 +161,94 @@ def test_a_forked_child_foresees_nothing():
             job.optimizer.zero_grad()
             os._exit(python_sources.foreseen(1) is not None)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+LEFT_OUT = """
+import os, sys, threading
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+import otel_torchprof as otp
+from otel_torchprof._native import python_sources
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+exporter = InMemorySpanExporter()
+processor = otp.TorchSpanProcessor(exporter)
+provider = TracerProvider(shutdown_on_exit=False)
+provider.add_span_processor(processor)
+otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="ops", policy=otp.SpanPolicy(every=1_000_000))
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+
+for _ in range(30):
+    step()
+    assert processor.force_flush(20_000)
+    step()
+assert python_sources.foreseen(1)
+assert processor.force_flush(20_000)
+exporter.clear()
+optimizer.zero_grad()  # in the middle of a step that is left out
+torch.ones(3).cumsum(0)
+
+def names():
+    assert processor.force_flush(20_000)
+    return [span.name for span in exporter.get_finished_spans()]
+"""
+
+
+def _says(program):
+    """What a program in a process of its own says, in which there was never a span of an application."""
+    done = preloaded.run(LEFT_OUT + program, environment=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_span_that_begins_in_a_step_that_is_left_out_has_its_operators():
+    """Torch is not asked for operators there, until a span of the application begins: its own are recorded, on any thread."""
+    assert _says("""
+def serve():
+    with provider.get_tracer("app").start_as_current_span("request"):
+        torch.ones(3).cumprod(0)
+
+assert "aten::cumsum" not in names()
+thread = threading.Thread(target=serve)
+thread.start()
+thread.join()
+for _ in range(4):
+    step()
+print(names().count("aten::cumprod"))
+""") == ["1"]
+
+
+def test_a_profile_in_a_step_that_is_left_out_has_its_operators():
+    """What one recording leaves out another one has: of the same thread, and of all threads."""
+    assert _says("""
+with otp.profile() as prof:
+    torch.ones(3).cumprod(0)
+with torch.profiler.profile() as kineto:
+    torch.ones(3).cumprod(0)
+for events in (prof.key_averages(), kineto.key_averages()):
+    print(sum(event.count for event in events if event.key == "aten::cumprod"))
+assert "aten::cumsum" not in names()
+""") == ["1", "1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_that_is_forked_in_a_step_that_is_left_out_records():
+    """The child's first operators are there, and its parent's next steps are as they were."""
+    assert _says("""
+child = os.fork()
+torch.ones(3).cumprod(0)
+if child == 0:
+    assert processor.force_flush(20_000)
+    print("child", processor.health.recorded > 1, flush=True)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+for _ in range(4):
+    step()
+print("parent", names().count("aten::cumprod"), names().count("torch.step"))
+""") == ["child", "True", "parent", "0", "4"]

@@ -109,6 +109,13 @@ int otp_session_stop(otp_session* session);
  * sampled). What is open continues to its end. From any thread. */
 int otp_session_mute_roots(otp_session* session, int muted);
 
+/* Threads of this process may be in contexts from now on, though none was resolved yet: a span of the service has
+ * begun. Until then sources need not look for what is muted. From any thread; 20 ns where it was called before. */
+void otp_expect_contexts(void);
+
+/* From now on no session that follows contexts gets anything of the calling thread, whatever context it is in. */
+void otp_mute_thread(void);
+
 /* While `reserved`, its bit is given to no other session, though it has stopped and was drained: for sources that know
  * it by that bit, until they have stopped too. From any thread, in any state; freeing ends it. */
 int otp_session_reserve(otp_session* session, int reserved);
@@ -432,6 +439,11 @@ typedef struct {
   /* As otp_session_mute_roots, of the running session with that bit; nothing where none has it. Takes the registry's
    * lock for a fraction of a microsecond. */
   void (*mute_roots)(uint32_t bit, int muted);
+
+  /* Called when it may have changed whether a running session, by its bit in record masks, leaves out what begins
+   * outside of any context: a source that has nothing else for it can then stop to look (see otp::hot::Shared). On the
+   * thread that changed it, without a lock of the recorder's. */
+  void (*set_mute_hook)(void (*hook)(uint32_t consumer));
 
   /* Whether a black box is open: 0 or not. Read relaxed. */
   const volatile uint32_t* box_is_open;

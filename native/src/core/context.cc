@@ -33,7 +33,7 @@ uint32_t carried_context(const ThreadBuffer& thread) {
 void carry(const ThreadBuffer& thread, uint32_t context) {
   const otp_context_carrier* carrier = g_context_carrier.load(std::memory_order_acquire);
   if (carrier == nullptr) return;
-  g_shared.is_carrying.store(1, std::memory_order_relaxed);
+  g_shared.has_contexts.store(1, std::memory_order_relaxed);
   carrier->carry(context, thread.id);
 }
 
@@ -83,3 +83,8 @@ void note_followers_slowpath(ThreadBuffer& thread) {
 }
 
 }  // namespace otp
+
+extern "C" void otp_mute_thread(void) {
+  otp::ThreadBuffer* thread = otp::this_thread();
+  if (thread != nullptr) thread->context_unknown = otp::ThreadBuffer::kResolving;
+}

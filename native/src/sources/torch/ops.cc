@@ -46,6 +46,7 @@ struct Observer {
   uint32_t consumer;
   bool all_threads;
   uint32_t requests;
+  bool is_off;  // torch does not call it
 };
 // By handle, with g_control. Never destroyed: Python may remove an observer when the process ends.
 std::unordered_map<uint64_t, Observer>& g_observers = *new std::unordered_map<uint64_t, Observer>;
@@ -98,12 +99,36 @@ bool carried_here(uint64_t handle) {
 // Around changes of the observers: see before_fork().
 std::mutex g_control;
 
+// In steps that a session leaves out torch does not even call its observer: half of what it costs to record an operator
+// is torch's own. Only where no thread can be in a context, in which operators are recorded in every step.
+bool is_needed(const Observer& observer) {
+  bool is_muted = (g_hot.shared().muted_roots.load(std::memory_order_relaxed) & observer.consumer) != 0;
+  return !observer.all_threads || !is_muted || g_hot.shared().has_contexts.load(std::memory_order_relaxed) != 0;
+}
+
+// With g_control. A microsecond, and another with each thread's next operator.
+void switch_observer(uint64_t handle, Observer* observer, bool on) {
+  if (on != observer->is_off) return;
+  on ? at::reenableCallback(handle) : at::disableCallback(handle);
+  observer->is_off = !on;
+}
+
+// What the recorder says now is what holds: of two that change it on two threads, the last one here sees what both did.
+void follow_mute(uint32_t consumer) try {
+  if (is_forked()) return;
+  std::lock_guard<std::mutex> lock(g_control);
+  for (auto& [handle, observer] : g_observers)
+    if (observer.consumer == consumer) switch_observer(handle, &observer, is_needed(observer));
+} catch (...) {  // no memory: it is called as before
+}
+
 // Each thread keeps a copy of those observers. One whose copy is old makes a new one with its next operator, under a
 // lock of torch's. Of a child, which has only the thread that forked, that lock may be held for ever by a thread that
-// is not there: so its copy is made new here, and stays so until the child is there.
+// is not there: so its copy is made new here, with all of them on, and stays so until the child is there.
 void before_fork() {
   g_control.lock();
   try {
+    for (auto& [handle, observer] : g_observers) switch_observer(handle, &observer, true);
     at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   } catch (...) {  // no memory: then it is as it was
   }
@@ -357,6 +382,7 @@ __attribute__((visibility("default"))) int otp_torch_attach(const otp_api* api) 
   pthread_atfork(otp::before_fork, otp::after_fork_in_parent, otp::after_fork_in_child);
   api->set_scope_hook(otp::carried_sessions);
   api->set_context_carrier(&otp::kContextCarrier);
+  api->set_mute_hook(otp::follow_mute);
   return OTP_OK;
 }
 
@@ -370,7 +396,8 @@ __attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer,
   *handle = 0;
   try {
     std::lock_guard<std::mutex> lock(otp::g_control);
-    otp::g_observers.insert_or_assign(0, otp::Observer{consumer, all_threads != 0, requests});  // needs memory: first
+    otp::g_observers.insert_or_assign(
+        0, otp::Observer{consumer, all_threads != 0, requests, false});  // needs memory: first
     *handle = all_threads != 0 ? at::addGlobalCallback(callback) : at::addThreadLocalCallback(callback);
     auto observer = otp::g_observers.extract(0);
     observer.key() = *handle;
@@ -380,6 +407,7 @@ __attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer,
     otp::count_requests(requests, -1);
     *handle = 0;  // of which otp_torch_unobserve knows that nothing is to be done
   }
+  otp::follow_mute(consumer);
 }
 
 __attribute__((visibility("default"))) void otp_torch_unobserve(uint64_t handle) {
