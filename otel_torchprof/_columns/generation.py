@@ -22,7 +22,6 @@ STREAM = "gen_ai.request.stream"
 FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - of tokens of texts
 
 TEXT_COMPLETION = "text_completion"
 """The value of :data:`OPERATION`."""

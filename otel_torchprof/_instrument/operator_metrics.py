@@ -11,7 +11,7 @@ from opentelemetry.metrics import Observation
 
 from otel_torchprof import config
 from otel_torchprof._columns import generation
-from otel_torchprof._columns.generation import INPUT_TOKENS, MODEL, OPERATION, OUTPUT_TOKENS, PROVIDER, TOKEN_TYPE
+from otel_torchprof._columns.generation import INPUT_TOKENS, MODEL, OPERATION, OUTPUT_TOKENS, PROVIDER
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._model.averages import OperatorSums
@@ -22,7 +22,7 @@ from .recorder_metrics import RecorderMetrics
 from .sampler import Allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter, MeterProvider
@@ -43,6 +43,24 @@ FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.
 PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 TOKEN_BUCKETS = tuple(4**power for power in range(14))
 """Upper bounds, as the conventions have them: seconds, and numbers of tokens."""
+
+
+class _TokenUsage:
+    """The metric and the attribute that an open change of the conventions for generative AI takes out: all that there is of them."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._histogram = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Number of prompt tokens and of generated tokens.",
+            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
+        )
+
+    def record(self, known: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+        """Those tokens of a call that are known; the attributes are those of its other metrics."""
+        for token_type, key in (("input", INPUT_TOKENS), ("output", OUTPUT_TOKENS)):
+            if (tokens := known[key]) is not None:
+                self._histogram.record(tokens, {**attributes, "gen_ai.token.type": token_type})
 
 
 class GenerationMetrics:
@@ -77,12 +95,7 @@ class GenerationMetrics:
             "Time per further token of a sequence after the first, for calls of generate that returned.",
             explicit_bucket_boundaries_advisory=PER_TOKEN_BUCKETS,
         )
-        self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage",
-            "{token}",
-            "Number of prompt tokens and of generated tokens.",
-            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
-        )
+        self._token_usage = _TokenUsage(meter)
 
     def record(self, generation: Generation) -> None:
         """One call; of one that failed its duration only."""
@@ -98,10 +111,8 @@ class GenerationMetrics:
             self._first_token.record(seconds, attributes)
         if (seconds := generation.time_per_output_token) is not None:
             self._per_token.record(seconds, attributes)
-        for token_type, key in (("input", INPUT_TOKENS), ("output", OUTPUT_TOKENS)):
-            tokens: Any = known[key]
-            if tokens is not None and not generation.has_own_span:
-                self._tokens.record(tokens, {**attributes, TOKEN_TYPE: token_type})
+        if not generation.has_own_span:
+            self._token_usage.record(known, attributes)
 
 
 """Operators that have series of their own."""
