@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import forked_programs
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -93,7 +94,7 @@ def names(path) -> list[str]:
 def ran(folder, program: str, *words: str) -> tuple[list[str], int, str]:
     """What a program with a box in a folder says, its exit status, and its errors."""
     command = [sys.executable, "-c", PREAMBLE + program, str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    done = forked_programs.run(command, timeout=LONG)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout.splitlines(), done.returncode, done.stderr
 
@@ -223,7 +224,7 @@ def test_it_stays_where_an_exception_ends_the_program(tmp_path):
 def test_errors_that_do_not_end_the_program_leave_nothing(tmp_path, program):
     """A program that continues after an error, or that its user has interrupted, removes its box at the end."""
     command = [sys.executable, "-c", PREAMBLE + program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    done = forked_programs.run(command, timeout=LONG)
     assert "Error" in done.stderr or "KeyboardInterrupt" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -241,7 +242,7 @@ box_file.shutil.copyfileobj = no_memory
 raise ValueError("of the program")
 """
     command = [sys.executable, "-c", PREAMBLE + program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    done = forked_programs.run(command, timeout=LONG)
     assert "the black box of a program that failed is not kept: none" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

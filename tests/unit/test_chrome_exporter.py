@@ -6,12 +6,12 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import forked_programs
 import numpy as np
 import pytest
 from chrome_files import RESOURCE, events_in, names_by_track, slices, span
@@ -286,7 +286,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_forked_child_writes_a_file_of_its_own(tmp_path):
     """The parent's file, whole though it is killed, is untouched by the child, which shares its own among its exporters and waits for no lost lock."""
     command = [sys.executable, "-c", FORK, str(tmp_path), *NAMES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = forked_programs.run(command, cwd=ROOT)
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
     for name, (path, child) in zip(NAMES, map(str.split, done.stdout.splitlines()), strict=True):
         stem, _, suffix = name.partition(".")

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import forked_programs
 import pytest
 
 from otel_torchprof._cli import main as cli
@@ -60,12 +61,13 @@ KILL = DEATHS["SIGKILL"][0]
 
 
 def started(folder: Path, statement: str, *words: str, **settings) -> subprocess.Popen[str]:
-    """The command in a folder, whose ``train.py`` executes the statement inside of two labels."""
+    """The command in a folder, whose ``train.py`` executes the statement inside of two labels; forked, or of a new interpreter."""
     script = settings.pop("script", folder / "train.py")
     script.write_text(SCRIPT.format(statement=statement or "pass"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.pop("environment", {})}
     start = settings.pop("start", ("-m", "otel_torchprof"))
-    return subprocess.Popen(
+    popen = subprocess.Popen if settings.pop("is_new", False) else forked_programs.Popen
+    return popen(
         [sys.executable, *start, "run", *words, str(settings.pop("path", "train.py"))],
         cwd=settings.pop("cwd", folder),
         env=environment,
@@ -103,7 +105,7 @@ def said_to_be_in(name: str) -> str:
 def test_a_death_leaves_the_box(tmp_path, capsys, how):
     """However a script dies, its box is saved, for the user alone, and ``recover`` names the label that was open on its thread."""
     statement, status = DEATHS[how]
-    found = run(tmp_path, statement, "-q", "--blackbox", "-o", "none")
+    found = run(tmp_path, statement, "-q", "--blackbox", "-o", "none", is_new=how == "SIGKILL")
     assert found == (status, "", said_to_be_in("train.otpbox"))
     path = tmp_path / "train.otpbox"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -290,7 +292,7 @@ def _small_files() -> None:
 
 def test_a_box_that_cannot_be_had(tmp_path):
     """Where there is no memory for a box it is said once, with the way out, and the script runs."""
-    found = run(tmp_path, "print('runs')", "-q", "-o", "none", "--blackbox", preexec_fn=_small_files)
+    found = run(tmp_path, "print('runs')", "-q", "-o", "none", "--blackbox", preexec_fn=_small_files, is_new=True)
     assert found[:2] == (0, "runs\n")
     assert re.fullmatch(
         r"otel-torchprof: no black box is kept: memory .*; name a folder for it: OTEL_TORCHPROF_BLACKBOX=ops,/a/folder\n",
@@ -344,7 +346,7 @@ def test_the_first_process_of_a_container(tmp_path):
 def test_unusual_interpreters(tmp_path, before):
     """The box is saved likewise where the interpreter lacks system calls, is frozen or ignores children, or streams are closed."""
     code = f"import os, signal, sys; {before}; from otel_torchprof._cli.main import main; sys.exit(main())"
-    status, _, said = run(tmp_path, KILL, "-q", "--blackbox", "-o", "none", start=("-c", code))
+    status, _, said = run(tmp_path, KILL, "-q", "--blackbox", "-o", "none", start=("-c", code), is_new=True)
     assert (status, said) == (-signal.SIGKILL, said_to_be_in("train.otpbox"))
     assert labels(read(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
 

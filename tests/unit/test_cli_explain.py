@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import forked_programs
 import numpy as np
 import pytest
 from explained_files import STEP_MS, Trace, kineto, piece
@@ -101,9 +102,7 @@ def test_run_and_explain(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("p.py").write_text("import otel_torchprof as otp\nfor _ in range(9):\n  with otp.record_function('a'): pass\n")
     words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.json", "p.py"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = forked_programs.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (0, "")
     assert "events and no step: steps are known of loops with a backward pass" in done.stderr
     assert cli.main(["run", "--explain", "-o", "none", "p.py"]) == 1

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import forked_programs
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -97,7 +98,7 @@ def spans_in(path) -> dict[str, dict[str, object]]:
 def test_the_box_of_a_process_that_lives(tmp_path, capsys):
     """It says what each thread is in, since when, and what ended last, and writes it beside the box, which stays the process's."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with forked_programs.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             path = process.stdout.readline().strip()
             assert recovered(path) == 0

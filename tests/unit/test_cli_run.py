@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import forked_programs
 import pytest
 from chrome_files import events_in, slices
 
@@ -42,10 +43,11 @@ if __name__ == "__main__":
 '''
 
 
-def child(*command: str | Path, cwd: Path) -> tuple[int, str, str]:
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT, timeout=60)
-    return done.returncode, done.stdout, done.stderr
+def child(*command: str, cwd: Path, start: type[subprocess.Popen[str]] = subprocess.Popen) -> tuple[int, str, str]:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start([sys.executable, *command], text=True, cwd=cwd, env=ENVIRONMENT, **pipes) as process:
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
 
 
 def label_names(path: Path) -> list[str]:
@@ -57,7 +59,8 @@ def test_as_python_would(tmp_path, how):
     """What the script sees of itself, prints, leaves as a traceback and ends with is the same; what it did is recorded."""
     (tmp_path / "script.py").write_text(SCRIPT)
     expected = child("./script.py", how, cwd=tmp_path)
-    found = child("-m", "otel_torchprof", "run", "-q", "-o", "t.json", "./script.py", how, cwd=tmp_path)
+    command = ("-m", "otel_torchprof", "run", "-q", "-o", "t.json", "./script.py", how)
+    found = child(*command, cwd=tmp_path, start=subprocess.Popen if how == "exit" else forked_programs.Popen)
     assert found == expected
     assert label_names(tmp_path / "t.json") == ["work"]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_programs
 import grpc
 import pytest
 from fault_server import Abort, GrpcReceiver, free_port
@@ -186,7 +187,7 @@ os.kill(os.getpid(), 9)
 
 def test_a_child_that_native_code_forked_does_not_keep_its_parent_alive(tmp_path, capsys):
     """It has the lock of the box: while the parent lives, the box is not sent and that is said; once it has died, it is sent."""
-    process = subprocess.Popen(
+    process = forked_programs.Popen(
         [sys.executable, "-c", FORKS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_programs
 import pytest
 from forked import LONG
 
@@ -62,7 +62,7 @@ def run(folder, exporter: str, between: str = "") -> tuple[list[str], str]:
     program = PROGRAM.format(exporter=EXPORTERS[exporter], between=between)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(arguments, env=environ, cwd=folder, capture_output=True, text=True, check=True, timeout=LONG)
+    done = forked_programs.run(arguments, env=environ, cwd=folder, check=True, timeout=LONG)
     assert (folder / "victim").read_bytes() == b"precious" * 10_000
     return done.stdout.splitlines(), done.stderr
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 
+import forked_programs
 import nvml_stand_in
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -134,7 +134,7 @@ def test_before_torch_is_imported():
         "otp.TorchInstrumentor().instrument(meter_provider=MeterProvider(), detail='metrics', use_device='cuda', skip_dep_check=True)\n"
         "print(otp.TorchInstrumentor().health)"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    said = forked_programs.run([sys.executable, "-c", script], check=True).stdout
     assert "devices off: torch is not imported" in said
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import weakref
 
+import forked_programs
 import pytest
 from opentelemetry import context
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -458,7 +458,7 @@ assert queue.exporter.batches == [["busy"], ["waits"]]
 """
     arguments = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(arguments, env=environ, capture_output=True, text=True, check=False, timeout=LONG)
+    done = forked_programs.run(arguments, env=environ, timeout=LONG)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -472,7 +472,5 @@ busy(queue)
 {last_words}
 """
     environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False, timeout=LONG
-    )
+    done = forked_programs.run([sys.executable, "-c", program], env=environ, timeout=LONG)
     assert done.returncode == 0

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import forked_programs
 import pytest
 
 from otel_torchprof._export.file import write
@@ -126,7 +127,7 @@ def test_what_must_not_be_written_is_not(tmp_path):
     (tmp_path / "read-only.json").chmod(0o444)
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", UNPRIVILEGED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root)})
+    done = forked_programs.run(command, check=True, env={**os.environ, "PYTHONPATH": str(root)})
     *wrote, opening = done.stdout.splitlines()
     reason = "Permission denied; choose a path that this user may write to"
     assert wrote == [f"cannot write {path!r}: {reason}" for path in ("locked/t.json", "read-only.json")]
@@ -156,7 +157,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
     )
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", code, str(tmp_path / "t.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(root)})
+    done = forked_programs.run(command, env={**os.environ, "PYTHONPATH": str(root)})
     assert "ExportError: cannot write" in done.stderr
     assert "File too large" in done.stderr
     assert names_in(tmp_path) == []

@@ -10,10 +10,10 @@ import itertools
 import json
 import logging
 import pickle
-import subprocess
 import sys
 import threading
 
+import forked_programs
 import pytest
 from label_trees import tree
 from opentelemetry.sdk.trace import TracerProvider
@@ -374,7 +374,7 @@ def outcome(folder, monkeypatch, lines):
     (folder / "program.py").write_text(PROGRAM)
     (folder / "labelled_later.py").write_text("def called(): pass\n")
     monkeypatch.setenv("OTEL_TORCHPROF_LABELS", str(folder / "labels.txt"))
-    done = subprocess.run([sys.executable, str(folder / "program.py")], capture_output=True, text=True, check=False)
+    done = forked_programs.run([sys.executable, str(folder / "program.py")])
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 

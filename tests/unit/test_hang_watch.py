@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 
+import forked_programs
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -40,7 +41,7 @@ def hanging(tmp_path, block, **environment):
     """What the box of a program has once somebody has written the stacks of its threads."""
     program = tmp_path / "loop.py"
     program.write_text(textwrap.dedent(HANG).replace("BLOCK", block))
-    process = subprocess.Popen(
+    process = forked_programs.Popen(
         [sys.executable, str(program), str(tmp_path)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import forked_programs
 import pytest
 from fault_server import HttpReceiver, free_port, status
 from hypothesis import given
@@ -179,7 +180,7 @@ def test_a_pipe(tmp_path, capsys):
 
 def test_a_file_that_cannot_be_read(tmp_path):
     """The system's refusal, at the begin or in the middle, is an error with the path."""
-    found = subprocess.run((*CLI, "show", "/proc/self/mem"), capture_output=True, text=True, cwd=ROOT, check=False)
+    found = forked_programs.run((*CLI, "show", "/proc/self/mem"), cwd=ROOT)
     assert found.returncode == 1
     assert (
         found.stderr
@@ -241,10 +242,7 @@ def test_names_in_the_table_of_a_run(tmp_path):
         "with otp.profile() as prof:\n    with otp.record_function('\\x1b[2Jb'): pass\n"
         "assert '\\x1b[2Jb' in prof.key_averages().table()\n"
     )
-    done = subprocess.run(
-        (*CLI, "run", "--table", "-o", str(tmp_path / "\x1bt.json"), str(script)),
-        capture_output=True, text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
+    done = forked_programs.run((*CLI, "run", "--table", "-o", str(tmp_path / "\x1bt.json"), str(script)), cwd=ROOT)
     assert done.returncode == 0
     assert "\\x1b[2Jb" in done.stderr
     assert "\\x1bt.json" in done.stderr

@@ -6,10 +6,10 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_programs
 import pytest
 from chrome_files import events_in, slices
 from google.protobuf import json_format
@@ -136,7 +136,7 @@ def child(program, *arguments):
     """What a program of these tests says, and its exit status."""
     environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     words = [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
-    done = subprocess.run(words, env=environ, check=False, timeout=LONG, capture_output=True, text=True)
+    done = forked_programs.run(words, env=environ, timeout=LONG)
     return done.stderr, done.returncode
 
 

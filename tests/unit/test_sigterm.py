@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import forked_programs
 import pytest
 
 import otel_torchprof as otp
@@ -76,7 +77,8 @@ def wait_for_ever():
 def started(program: str, timeout: float, *before: str) -> subprocess.Popen[str]:
     """A process that runs it, with so many seconds for a flush."""
     command = [*before, sys.executable, "-c", f"{PREAMBLE}\nTIMEOUT = {timeout}\n{program}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    start = subprocess.Popen if before else forked_programs.Popen
+    return start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[list[str], int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 import threading
 import tracemalloc
 from pathlib import Path
 
+import forked_programs
 import pytest
 from chrome_files import events_in, slices
 from opentelemetry.sdk.trace import TracerProvider
@@ -263,7 +263,7 @@ with otp.stream(otp.ChromeTraceExporter(sys.argv[1]), detail="modules") as strea
 def test_a_forked_child_is_not_recorded(tmp_path):
     """A child that leaves the block too, and ends as programs end, writes nothing and does no harm to the parent's file."""
     path = tmp_path / "t.json"
-    done = subprocess.run([sys.executable, "-c", FORKS, path], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = forked_programs.run([sys.executable, "-c", FORKS, path], cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert [event["name"] for event in slices(events_in(path))] == ["parent"]
     assert list(tmp_path.iterdir()) == [path]
