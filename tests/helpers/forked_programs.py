@@ -154,14 +154,14 @@ def _next_program(connection: socket.socket) -> dict[str, Any]:
         pid = os.fork()
         if pid == 0:
             connection.close()
-            _take(ends, request["descriptors"])
+            take(ends, request["descriptors"])
             return dict(request)
         for end in ends:
             os.close(end)
         connection.send(str(pid).encode())
 
 
-def _take(ends: list[int], numbers: list[int]) -> None:
+def take(ends: list[int], numbers: list[int]) -> None:
     """Moves descriptors to where the program is to have them, and closes all others."""
     moved = [fcntl.fcntl(end, fcntl.F_DUPFD, _FIRST_FREE) for end in ends]
     os.closerange(0, _FIRST_FREE)
@@ -170,7 +170,7 @@ def _take(ends: list[int], numbers: list[int]) -> None:
     os.closerange(_FIRST_FREE, moved[-1] + 1)
 
 
-def _become(request: dict[str, Any]) -> tuple[str, str]:
+def become(request: dict[str, Any]) -> tuple[str, str]:
     """Makes of this process what it would be, had it been started for the program, without a ``__main__``: its kind and text or name."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["own_session"]:
@@ -192,7 +192,7 @@ def _become(request: dict[str, Any]) -> tuple[str, str]:
     return kind, program
 
 
-def _execute(kind: str, program: str) -> None:
+def execute(kind: str, program: str) -> None:
     """Runs the program; what it raises propagates from here to the interpreter's end."""
     if kind == "-m":
         runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -221,7 +221,7 @@ def _serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who interrupts the tests ends this process, too, by ending them
     gc.collect()
     gc.freeze()  # a collection in a child, and that at its end, is of what the child makes
-    _execute(*_become(_next_program(connection)))
+    execute(*become(_next_program(connection)))
 
 
 if __name__ == "__main__":
