@@ -91,9 +91,10 @@ def attributes_of(table: SpanTable, row: int) -> dict[str, Any]:
     """What the span says, texts as texts."""
     found = {}
     for column in table.attributes:
-        values, present = column.spread(len(table))
-        if present[row]:
-            found[column.key] = table.names[values[row]] if column.type == AttributeType.NAME else values[row].item()
+        at = row if column.rows is None else int(np.searchsorted(column.rows, row))
+        if column.rows is None or column.rows[at : at + 1].tolist() == [row]:
+            value = column.values[at]
+            found[column.key] = table.names[value] if column.type == AttributeType.NAME else value.item()
     return found
 
 
@@ -162,11 +163,15 @@ def _with_attributes(rows: list[tuple[str, int, int, int]], chance: random.Rando
 
 def per_name(table: SpanTable) -> tuple[Counter[str], Counter[str]]:
     """Of each name how many spans there are and how many ns they took, aggregate spans as what they stand for."""
+    spread = {column.key: column.spread(len(table)) for column in table.attributes}
+    none = np.zeros(len(table)), np.zeros(len(table), np.bool_)
+    standing_for, is_counted = spread.get("torch.aggregated.count", none)
+    seconds, is_timed = spread.get("torch.aggregated.duration", none)
     counts: Counter[str] = Counter()
     times: Counter[str] = Counter()
-    for row in range(len(table)):
-        said, name = attributes_of(table, row), table.names[table.name[row]]
-        counts[name] += said.get("torch.aggregated.count", 1)
-        own = int(table.end[row] - table.start[row])
-        times[name] += round(said["torch.aggregated.duration"] * 1e9) if "torch.aggregated.duration" in said else own
+    rows = (table.name, np.where(is_counted, standing_for, 1), table.end - table.start, seconds, is_timed)
+    for number, count, own, duration, has_duration in zip(*(column.tolist() for column in rows), strict=True):
+        name = table.names[number]
+        counts[name] += int(count)
+        times[name] += round(duration * 1e9) if has_duration else own
     return counts, times
