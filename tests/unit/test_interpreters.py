@@ -118,7 +118,8 @@ def test_a_free_threaded_build_is_refused():
         "import sys; sys.abiflags += 't'\n"
         "try: import otel_torchprof\n"
         "except ImportError as error: print(error)\n"
-        "print([name for name in sys.modules if '._core' in name or '._python' in name])"
+        "print([name for name in sys.modules if '._core' in name or '._python' in name])",
+        is_new=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "free-threaded build" in done.stdout

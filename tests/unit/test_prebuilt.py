@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import preloaded
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -107,12 +106,8 @@ def test_a_torch_without_headers_or_distributed(folder, tmp_path):
 
 def profiled(folder, tmp_path, **environment):
     nowhere = {"PATH": str(tmp_path), "CXX": "", "OTEL_TORCHPROF_BUILD_DIR": str(tmp_path / "none")}
-    return subprocess.run(
-        [sys.executable, "-c", PROFILE, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **nowhere, **environment},
+    return preloaded.run(
+        PROFILE, str(folder), environment={**os.environ, "PYTHONPATH": str(ROOT), **nowhere, **environment}
     )
 
 
@@ -149,12 +144,8 @@ torch_library._probe = wrong_first
 
 def test_one_that_records_nonsense_is_not_used(folder):
     """A library of the wheel that loads and then reads torch's objects wrongly is said to, and one is built instead."""
-    done = subprocess.run(
-        [sys.executable, "-c", WRONG_FIRST + PROFILE, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = WRONG_FIRST + PROFILE
+    done = preloaded.run(program, str(folder), environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["[memory]", torch_build.library_name(torch)]
     assert done.stderr.count("read nonsense; it came with the package, so one is built here instead") == 1

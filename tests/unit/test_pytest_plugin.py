@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from explained_files import Trace
 
@@ -32,12 +33,17 @@ def project(tmp_path):
     (tmp_path / "test_it.py").write_text(TEST)
     (tmp_path / ".torch_baselines").mkdir()
 
-    def run(*arguments):
-        words = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    def run(*arguments, start=preloaded.run):
+        words = ("-q", "-rA", "-p", "no:cacheprovider", *arguments)
+        return start(("-m", "pytest"), *words, environment={**os.environ, "PYTHONPATH": str(ROOT)}, folder=tmp_path)
 
     return tmp_path / ".torch_baselines", run
+
+
+def started(program, *words, environment, folder):
+    """As ``preloaded.run``, by a new interpreter."""
+    command = [sys.executable, *program, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
 
 
 def write(path, step_ms):
@@ -49,7 +55,7 @@ def write(path, step_ms):
 def test_the_first_run_records(project):
     """Then, and when it is asked for, the trace is recorded, and nothing is compared."""
     folder, run = project
-    done = run()
+    done = run(start=started)
     assert done.returncode == 0, done.stdout
     assert f"recorded {folder / BASELINE}" in done.stdout
     write(folder / BASELINE, 1e-3)

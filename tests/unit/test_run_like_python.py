@@ -10,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import forked_programs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,9 +122,11 @@ SCRIPTS = {
 }
 
 
-def started(*words: str, folder: Path) -> subprocess.Popen[bytes]:
+def started(
+    *words: str, folder: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *words], cwd=folder, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
+    return popen([sys.executable, *words], cwd=folder, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 SOME = (
@@ -148,6 +151,18 @@ SOME = (
     *("no descriptors", "no threads", "warnings as errors", "stdin", "a finalizer at the end"),
 )
 """At least one of each kind."""
+FORKED = {
+    *("exit 3", "SIGTERM handled", "SIGINT", "an exception", "a syntax error", "an own excepthook", "exit handlers"),
+    *(
+        "1 closed, exit 3",
+        "no stderr",
+        "another working folder",
+        "its own file afterwards",
+        "warnings as errors",
+        "stdin",
+    ),
+}
+"""What ends by what the command does: it is forked. Of the others the end is the interpreter's, and what it has imported matters."""
 
 
 @pytest.mark.parametrize(
@@ -158,10 +173,11 @@ def test_alike(tmp_path, name):
     source = SCRIPTS[name]
     folders = tmp_path / "alone" / "same", tmp_path / "recorded" / "same"
     processes = []
-    for folder, words in zip(folders, ((), COMMAND), strict=True):
+    recorded = forked_programs.Popen if name in FORKED else subprocess.Popen
+    for folder, words, popen in zip(folders, ((), COMMAND), (subprocess.Popen, recorded), strict=True):
         folder.mkdir(parents=True)
         (folder / "script.py").write_bytes(source if isinstance(source, bytes) else source.encode())
-        processes.append(started(*words, "script.py", "--option", folder=folder))
+        processes.append(started(*words, "script.py", "--option", folder=folder, popen=popen))
     found = []
     for folder, process in zip(folders, processes, strict=True):
         texts = (text.replace(bytes(folder), b"FOLDER") for text in process.communicate(b"line\n", 60))

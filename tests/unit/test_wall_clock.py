@@ -76,5 +76,5 @@ def settable(tmp_path):
 
 def test_a_wall_clock_that_is_set(settable):
     """No span is out of order or lasts less than nothing, none is lost, and no flush or request ends early or hangs."""
-    done = run(PROGRAM, LD_PRELOAD=settable)
+    done = run(PROGRAM, is_new=True, LD_PRELOAD=settable)
     assert (done.returncode, done.stdout, done.stderr) == (0, "24 0 1\n", "")
