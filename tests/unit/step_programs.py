@@ -101,17 +101,21 @@ def in_pieces(seed):
 
 def fed(cycle, tokens, times):
     """What a cycle gives for tokens that come at these times, as a recorder gives them."""
-    found, before, opens = [], -1, set()
+    order = sorted(range(len(tokens)), key=lambda at: tokens[at].start)
+    found, begun, opens = [], 0, set()
     for time in times:
+        while begun < len(order) and tokens[order[begun]].start <= time:
+            opens.add(order[begun])
+            begun += 1
         piece = []
-        for token in tokens:
-            if before < token.start <= time or (token.id in opens and token.end <= time):
-                piece.append(token if token.end <= time else replace(token, end=NEVER, holds_backward=False))
-                (opens.discard if token.end <= time else opens.add)(token.id)
-            elif token.id in opens:
+        for at in sorted(opens):
+            token = tokens[at]
+            if token.end <= time:
+                opens.discard(at)
+                piece.append(token)
+            else:
                 piece.append(replace(token, end=NEVER, holds_backward=False))
         found += cycle.feed(piece, time)
-        before = time
     return found
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from chrome_inputs import as_json, words
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_validator import parse, validate
 
+from examples import random_examples
 from otel_torchprof import ModuleInfo
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo
@@ -148,7 +149,7 @@ def test_steps_have_a_track_of_their_own():
     st.lists(st.integers(0, 8), min_size=2, max_size=4, unique=True).map(sorted),
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.sampled_from((0, 0, Flag.ASYNC))), max_size=3),
 )
-@settings(max_examples=200)
+@random_examples(200)
 def test_steps_stay_apart_just_where_an_event_crosses_one(edges, events):
     """Steps are slices of the loop's own track, as in a stream's file, unless a slice there begins in one and ends after it, or the other way."""
     steps = [RecordedStep(number, *pair, thread=2) for number, pair in enumerate(itertools.pairwise(edges))]

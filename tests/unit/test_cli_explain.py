@@ -253,7 +253,7 @@ BOMBS = {
         *(_slice(f"aten::{n % 9000}", n // 100 * 10 + n % 100 / 12, 0.05) for n in range(150_000)),
     ],
     "steps": lambda: _steps(120_000),
-    "processes": lambda: [_slice("ProfilerStep#1", number, pid=number) for number in range(60_000)],
+    "processes": lambda: [_slice("ProfilerStep#1", number, pid=number) for number in range(40_000)],
     "names": lambda: [
         *_steps(100),
         *(_slice(f"aten::{n}" + "\\ud83d\\ude00" * 900, n % 1000, 1) for n in range(12_000)),

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recorded_tables import recorded_table
 
+from examples import random_examples
 from otel_torchprof._columns.batch import Batch, OpenEvents
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._encode.attributes import add_attributes
@@ -60,7 +61,7 @@ def walked(rows, regions):
     return counts, found
 
 
-@settings(max_examples=400, deadline=None)
+@random_examples(400)
 @given(trees(), st.booleans())
 def test_against_a_walk(rows, graph_labels_only):
     """Whatever is inside what, the operators that count and those that were captured are those that a walk finds."""

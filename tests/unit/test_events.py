@@ -8,10 +8,11 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_forests import Event, as_batch, as_torch, forests
 
+from examples import random_examples
 from otel_torchprof import EventList, FunctionEvent
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind
@@ -97,7 +98,7 @@ def _values(thing, names):
     return {name: getattr(thing, name) for name in names}
 
 
-@settings(max_examples=400, deadline=None)
+@random_examples(400)
 @given(forests(threads=3), st.booleans())
 def test_events_have_torchs_attributes(events, with_shapes):
     """Whatever is nested, misnested, hidden, merged or asynchronous, events have torch's attributes, parents and children."""
@@ -115,7 +116,7 @@ def test_events_have_torchs_attributes(events, with_shapes):
 
 
 @pytest.mark.parametrize("touched", [False, True])
-@settings(max_examples=150, deadline=None)
+@random_examples(150)
 @given(events=forests(threads=3), by_shapes=st.booleans())
 def test_averages_and_totals_as_torch(touched, events, by_shapes):
     """Averages and totals are torch's, whether they come from the columns or from the events of a changed list."""
@@ -161,7 +162,7 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@random_examples(400)
 @given(forests(), ARGUMENTS, st.booleans(), st.sampled_from(("events", "averages", "averages by shape")))
 def test_tables_as_torch(events, arguments, with_shapes, of_what):
     """The text of a table out of columns is torch's for the same events, whatever the arguments."""

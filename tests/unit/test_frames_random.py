@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 from call_programs import PROGRAMS
 from frame_trees import recorded, recording
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from model_of_calls import Call, Model, undisturbed
 from other_tracers import tree_by_setprofile, without_address
 from random_calls import CAUGHT_AFTER_CLOSE, RESUMES_ITSELF, Program, drawn_programs
 
+from examples import random_examples
 from otel_torchprof import FrameFilter
 from otel_torchprof._columns.schema import Flag
 
@@ -112,7 +113,7 @@ def _numbered(calls):
 _ALL = {"included": set(), "excluded": set(), "max_depth": None, "c_functions": True, "modules_only": False}
 
 
-@settings(max_examples=250)
+@random_examples(250)
 @given(drawn_programs, _recordings)
 @example(CAUGHT_AFTER_CLOSE, [None])
 @example(CAUGHT_AFTER_CLOSE, [{**_ALL, "excluded": {"two"}}])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import random_examples
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._model.modules import module_hierarchy
@@ -67,7 +68,7 @@ def walked(rows):
     return [place[2] if place else "" for place in places]
 
 
-@settings(max_examples=300, deadline=None)
+@random_examples(300)
 @given(trees())
 def test_against_a_walk(rows):
     """Whatever is inside what, every event has the name that a walk up its parents gives."""
@@ -77,7 +78,7 @@ def test_against_a_walk(rows):
     assert found.texts[0] == ""
 
 
-@settings(max_examples=200, deadline=None)
+@random_examples(200)
 @given(trees())
 def test_lists_have_no_modules(rows):
     """A view without modules has all other events, each under the nearest one that is none."""

@@ -6,10 +6,11 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch_forests import as_batch, as_torch, forests
 
+from examples import random_examples
 from otel_torchprof import EventList
 from otel_torchprof import profiler_util as ours
 from otel_torchprof._encode.table import SORT_KEYS, format_share, format_time
@@ -144,7 +145,7 @@ TABLES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@random_examples(300)
 @given(arguments(), TABLES, st.booleans(), st.booleans(), st.booleans())
 def test_tables_are_torchs(made, options, averaged, profile_memory, with_flops):
     """Any arguments give the same text to the character, of events and of averages, also of torch's own."""

@@ -3,9 +3,10 @@
 import copy
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import random_examples
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._model.frames import python_ids, stack_codes, without_frames
@@ -51,7 +52,7 @@ def _replayed(batch):
 _MOVES = st.lists(st.tuples(st.sampled_from([0, 0, 1, 2, 3, 4, _OPERATOR]), st.integers(0, 1)), max_size=40)
 
 
-@settings(max_examples=300, deadline=None)
+@random_examples(300)
 @given(_MOVES)
 def test_stacks_are_those_of_a_replay(moves):
     """However calls and operators are nested and misnested, the stacks are those of playing them through; equal ones are one."""
@@ -64,7 +65,7 @@ def test_stacks_are_those_of_a_replay(moves):
     assert len(set(codes.tolist())) == len({tuple(stack) for stack in found})
 
 
-@settings(max_examples=50, deadline=None)
+@random_examples(50)
 @given(_MOVES, st.integers(1, 3))
 def test_innermost_entries_group_as_the_lists_do(moves, entries):
     """Numbers by the innermost entries are equal where the beginnings of the lists are."""
@@ -126,7 +127,7 @@ def test_numbers_of_calls_and_modules():
     assert ids.module.tolist() == [-1, 4, -1, -1, -1]
 
 
-@settings(max_examples=100, deadline=None)
+@random_examples(100)
 @given(_MOVES)
 def test_batch_without_calls(moves):
     """What remains are the other rows as they are, each under the nearest of them that was around it."""
@@ -141,7 +142,7 @@ def test_batch_without_calls(moves):
         assert (kept[parent] if parent >= 0 else -1) == above
 
 
-@settings(max_examples=50, deadline=None)
+@random_examples(50)
 @given(_MOVES)
 def test_entries_are_those_of_the_stacks(moves):
     """The different entries of some stacks are found without making these; what is only called elsewhere is not among them."""

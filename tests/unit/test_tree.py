@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_forests import Event, as_batch, forests
 
+from examples import random_examples
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._model.averages import Averages
@@ -23,7 +24,7 @@ def _described(view: TreeView):
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@random_examples(100)
 @given(forests())
 def test_children_are_those_that_name_the_parent(events):
     """The count and the list of children agree with the parent column."""
