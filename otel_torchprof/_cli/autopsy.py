@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_torchprof._native.blackbox import Collective
 
 _MOST_LINES = 16
-"""Of one kind."""
+"""The most lines printed of one kind."""
 
 
 def add_parser(commands: Any) -> None:
@@ -46,10 +46,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints it; returns 1 where a box could not be read.
+    """Prints which ranks hang and where; returns 1 if a box could not be read, else 0.
 
     Raises:
-        TorchProfError: there is none that can be read.
+        TorchProfError: no box or dump could be read.
     """
     from otel_torchprof._answers.autopsy import autopsy
     from otel_torchprof._files.flight_recorder import with_dumps
@@ -62,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
         )
     chosen, others = of_one_run(states)
     ranks, left_out = with_dumps(chosen, dumps)
-    found = autopsy(ranks)
-    show(json.dumps(as_json(found), indent=1) + "\n" if options.json else as_text(found))
+    answer = autopsy(ranks)
+    show(json.dumps(as_json(answer), indent=1) + "\n" if options.json else as_text(answer))
     if others:
-        say(f"boxes of other runs, or of no rank, were left out: {_named([paths[id(each)] for each in others])}")
+        say(f"boxes of other runs, or of no rank, were left out: {_named([paths[id(state)] for state in others])}")
     if left_out:
         say(
             f"dumps of {ranks_text(left_out)} were left out: they are of an earlier run, or the rank has enqueued more since"
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_all(files: Sequence[Path]) -> tuple[list[RankState], list[Dump], list[str], dict[int, Path]]:
-    """States of the boxes, dumps of flight recorders, what could not be read, and the path of each state by its id."""
+    """Reads all files: states of the boxes, dumps of flight recorders, errors, and the path of each state by its ``id()``."""
     from otel_torchprof._files.flight_recorder import rank_of_file, read_dump
     from otel_torchprof._files.rank_state import state_of
 
@@ -98,23 +98,24 @@ def _read_all(files: Sequence[Path]) -> tuple[list[RankState], list[Dump], list[
     return states, dumps, problems, paths
 
 
-def as_text(found: Autopsy) -> str:
-    """What happened first, then where each rank is."""
-    return "\n".join(map(printable, (*_headlines(found), "", *_roll_call(found), "")))
+def as_text(answer: Autopsy) -> str:
+    """The text that is printed: the headlines, then a line per group of ranks in the same place."""
+    return "\n".join(map(printable, (*_headlines(answer), "", *_roll_call(answer), "")))
 
 
-def as_json(found: Autopsy) -> dict[str, Any]:
-    """All that is known, with ranks as numbers and times as Unix ns."""
+def as_json(answer: Autopsy) -> dict[str, Any]:
+    """The complete result as JSON values; times in Unix ns."""
     return {
-        "waits": [_plain(wait) for wait in found.waits],
+        "waits": [_plain(wait) for wait in answer.waits],
         "transfers": [
-            {"rank": each.rank, "peer": each.peer, "more": each.more, **each.call._asdict()} for each in found.transfers
+            {"rank": transfer.rank, "peer": transfer.peer, "more": transfer.more, **transfer.call._asdict()}
+            for transfer in answer.transfers
         ],
-        "mismatches": [_plain(each) for each in found.mismatches],
-        "cycle": list(found.cycle),
-        "culprits": list(found.culprits),
-        "missing": list(found.missing),
-        "ambiguous": list(found.ambiguous),
+        "mismatches": [_plain(mismatch) for mismatch in answer.mismatches],
+        "cycle": list(answer.cycle),
+        "culprits": list(answer.culprits),
+        "missing": list(answer.missing),
+        "ambiguous": list(answer.ambiguous),
         "ranks": [
             {
                 "rank": state.rank if state.rank >= 0 else None,
@@ -129,20 +130,20 @@ def as_json(found: Autopsy) -> dict[str, Any]:
                 "since": state.since_ns,
                 "groups": [group._asdict() for group in state.groups.values()],
             }
-            for state in found.ranks
+            for state in answer.ranks
         ],
     }
 
 
-def _plain(each: Wait | Mismatch) -> dict[str, Any]:
-    return {**each._asdict(), "group": each.group.name}
+def _plain(result: Wait | Mismatch) -> dict[str, Any]:
+    return {**result._asdict(), "group": result.group.name}
 
 
 def _files(paths: Sequence[str]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
-        found += sorted(filter(_is_of_a_rank, path.glob("**/*"))) if path.is_dir() else [path]
-    return list({path.resolve(): path for path in found}.values())
+        files += sorted(filter(_is_of_a_rank, path.glob("**/*"))) if path.is_dir() else [path]
+    return list({path.resolve(): path for path in files}.values())
 
 
 def _is_of_a_rank(path: Path) -> bool:
@@ -157,23 +158,23 @@ def _named(paths: Sequence[Path]) -> str:
     return ", ".join([*map(str, paths[:_MOST_LINES]), *(["..."] if len(paths) > _MOST_LINES else [])])
 
 
-def _headlines(found: Autopsy) -> Iterator[str]:
-    if found.ambiguous:
-        yield f"several living processes say that they are {ranks_text(found.ambiguous)}: name the boxes of one run"
-    yield from map(_of_mismatch, found.mismatches)
-    if found.cycle:
-        yield _of_cycle(found.cycle)
-    yield from _few(_of_wait(wait) for wait in found.waits)
-    yield from _few(map(_of_transfer, found.transfers))
-    yield from _places_of(found)
-    if found.missing:
-        yield f"there is no box of {ranks_text(found.missing)}"
-    if not (found.waits or found.transfers or found.mismatches):
+def _headlines(answer: Autopsy) -> Iterator[str]:
+    if answer.ambiguous:
+        yield f"several living processes say that they are {ranks_text(answer.ambiguous)}: name the boxes of one run"
+    yield from map(_of_mismatch, answer.mismatches)
+    if answer.cycle:
+        yield _of_cycle(answer.cycle)
+    yield from _few(_of_wait(wait) for wait in answer.waits)
+    yield from _few(map(_of_transfer, answer.transfers))
+    yield from _places_of(answer)
+    if answer.missing:
+        yield f"there is no box of {ranks_text(answer.missing)}"
+    if not (answer.waits or answer.transfers or answer.mismatches):
         yield "no rank is known to wait for another"
 
 
 def _few(lines: Iterable[str]) -> Iterator[str]:
-    """The first of many lines, and how many others there are."""
+    """The first :data:`_MOST_LINES` lines, and a line with the number of the rest."""
     every = list(lines)
     yield from every[:_MOST_LINES]
     if len(every) > _MOST_LINES:
@@ -207,7 +208,7 @@ def _of_wait(wait: Wait) -> str:
 
 
 def _started_text(wait: Wait) -> str:
-    """Which ranks are behind on their devices, where a flight recorder says it."""
+    """Names the ranks whose devices have not started the collective; empty without a flight recorder that says so."""
     behind = [rank for rank in wait.waiting if rank not in wait.started]
     if not wait.started or not behind:
         return ""
@@ -221,21 +222,24 @@ def _of_transfer(transfer: Transfer) -> str:
     return f"rank {transfer.rank} waits in {transfer_text(transfer)}{more} since {_clock(transfer.call.enqueued_ns)}"
 
 
-def _places_of(found: Autopsy) -> Iterator[str]:
-    """Where the ranks are that others wait for, and those that died; where all have died, these only if nobody is known to wait."""
-    shown = {rank for rank in found.culprits if rank >= 0}
-    is_post_mortem = not any(state.is_alive and not state.is_closed for state in found.ranks)
-    if not is_post_mortem or not (found.waits or found.transfers or found.mismatches):
-        shown |= {state.rank for state in found.dead}
+def _places_of(answer: Autopsy) -> Iterator[str]:
+    """Lines on where ranks are: those that others wait for, and dead ones.
+
+    If no process is alive, dead ranks are listed only where no wait is known: they would be all ranks.
+    """
+    shown = {rank for rank in answer.culprits if rank >= 0}
+    is_post_mortem = not any(state.is_alive and not state.is_closed for state in answer.ranks)
+    if not is_post_mortem or not (answer.waits or answer.transfers or answer.mismatches):
+        shown |= {state.rank for state in answer.dead}
     together: dict[tuple[object, ...], list[RankState]] = {}
-    for state in found.ranks:
+    for state in answer.ranks:
         if state.rank in shown:
             together.setdefault((state.has_box, state.is_alive, state.is_closed, place_text(state)), []).append(state)
     yield from _few(_is_where(states) for states in together.values())
 
 
 def _is_where(states: Sequence[RankState]) -> str:
-    """Of ranks in the same place."""
+    """A line on ranks in the same place."""
     first = states[0]
     is_one = len(states) == 1
     if not first.has_box:
@@ -252,11 +256,11 @@ def _is_where(states: Sequence[RankState]) -> str:
     return f"{_who(states)} {ended}; last seen at {when} {place_text(first)}"
 
 
-def _roll_call(found: Autopsy) -> Iterator[str]:
-    """What every rank does, those in the same place together, most first."""
-    transfers = {transfer.rank: transfer for transfer in found.transfers}
+def _roll_call(answer: Autopsy) -> Iterator[str]:
+    """A line per group of ranks in the same place, the largest group first."""
+    transfers = {transfer.rank: transfer for transfer in answer.transfers}
     together: dict[str, list[RankState]] = {}
-    for state in found.ranks:
+    for state in answer.ranks:
         text = _doing(state, transfers.get(state.rank))
         ended = "box ended" if state.is_closed else "not running any more"
         together.setdefault(f"{ended}, last {text}" if state.is_closed or state.is_dead else text, []).append(state)
@@ -318,7 +322,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _who(states: Sequence[RankState]) -> str:
-    """Ranks, and processes of which the rank is not known."""
+    """Names the ranks, and by their pids the processes of unknown rank."""
     ranks = [state.rank for state in states if state.rank >= 0]
     processes = [f"process {state.pid}" for state in states if state.rank < 0]
     return ", ".join(

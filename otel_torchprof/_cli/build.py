@@ -32,10 +32,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Builds it.
+    """Builds, loads and names the library.
 
     Raises:
-        TorchProfError: there is no torch, or the library cannot be had.
+        TorchProfError: torch is not installed, or the library cannot be built or loaded.
     """
     if options.dir is not None:
         os.environ[config.BUILD_DIR.variable] = options.dir

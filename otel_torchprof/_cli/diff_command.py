@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints it; returns 1 where steps became too slow, or a part of a file could not be read.
+    """Prints the differences; returns 1 if steps became too slow or a part of a file could not be read, else 0.
 
     Raises:
         TorchProfError: a file cannot be read, or has too few steps.
@@ -46,29 +46,29 @@ def run(options: argparse.Namespace) -> int:
     from otel_torchprof._answers.diff import diff
 
     with reading([options.before, options.after], quiet=options.quiet) as watch:
-        found = diff(options.before, options.after, watch)
-    show(_text_of(found, options))
-    for problem in found.problems:
+        difference = diff(options.before, options.after, watch)
+    show(_text_of(difference, options))
+    for problem in difference.problems:
         say(problem)
-    if options.fail_over is not None and found.is_slower_by(options.fail_over):
-        say(f"what is listed adds {found.slowdown:.1%} to a step, and --fail-over allows {options.fail_over:.1%}")
+    if options.fail_over is not None and difference.is_slower_by(options.fail_over):
+        say(f"what is listed adds {difference.slowdown:.1%} to a step, and --fail-over allows {options.fail_over:.1%}")
         return _FAILED
-    return _FAILED if found.problems or (found.doubts and options.fail_over is not None) else 0
+    return _FAILED if difference.problems or (difference.doubts and options.fail_over is not None) else 0
 
 
-def _text_of(found: Difference, options: argparse.Namespace) -> str:
+def _text_of(difference: Difference, options: argparse.Namespace) -> str:
     from otel_torchprof._answers.diff import as_markdown, as_text
 
     if options.json:
-        return json.dumps(found.as_json(), indent=1) + "\n"
-    return as_markdown(found) if options.markdown else as_text(found)
+        return json.dumps(difference.as_json(), indent=1) + "\n"
+    return as_markdown(difference) if options.markdown else as_text(difference)
 
 
 def _fraction(text: str) -> float:
     try:
-        found = float(text.removesuffix("%")) / 100
+        fraction = float(text.removesuffix("%")) / 100
     except ValueError:
-        found = math.nan
-    if not text.endswith("%") or not 0 <= found < math.inf:
+        fraction = math.nan
+    if not text.endswith("%") or not 0 <= fraction < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no percentage, such as 5%")
-    return found
+    return fraction

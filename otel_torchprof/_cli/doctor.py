@@ -61,12 +61,12 @@ _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 _ABOUT_THE_RECEIVER = tuple(
     name for option in VARIABLES.values() for name in option.variables if name.startswith("OTEL_EXPORTER_OTLP")
 )
-"""Who sets one of these expects a receiver."""
+"""A program that sets one of these expects a receiver."""
 _START_ONE = (
     "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT; OTEL_TRACES_EXPORTER=chrome writes a file instead"
 )
 _NOT_SENT = "correct the OTEL_EXPORTER_OTLP_ variable that this is about"
-_OF_AN_ANSWER = {
+_FIX_BY_OUTCOME = {
     Outcome.RETRY: "the receiver answers, and is busy or has no pipeline that works: look at its log",
     Outcome.TOO_LARGE: "the receiver answers, and does not accept messages of this size: look at its limit",
     Outcome.REFUSED: "the receiver answers, and does not accept an empty request: look at its log, and at what it accepts",
@@ -75,23 +75,22 @@ _OF_AN_ANSWER = {
 
 @dataclass(frozen=True)
 class Check:
-    """What was found out about one thing."""
+    """The result of one check."""
 
     name: str
     state: str
-    """:data:`ON`, :data:`OFF`: it is, and nobody asked for it; :data:`NOTE`; :data:`PROBLEM`: something that was asked for is off, or
-    wrong."""
+    """:data:`ON`; :data:`OFF`: not available, and not requested; :data:`NOTE`; :data:`PROBLEM`: requested and off, or wrong."""
     text: str
     fix: str = ""
 
 
 def checks() -> Iterator[Check]:
-    """All there is to say, as it is found out. May import torch, sends an empty request, and waits two seconds at most for its answer."""
+    """Yields the result of each check. May import torch; sends an empty request and waits at most two seconds for the response."""
     yield Check(
         "python", NOTE, f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
     )
     yield Check("package", ON, f"otel-torchprof {__version__} with its native core, in {Path(__file__).parent.parent}")
-    warnings = _warnings()  # first: what looks further does not warn of it again, in the midst of all this
+    warnings = _warnings()  # first: a warning is logged once, and later checks read the same variables
     yield from _switches()
     yield from _torch()
     yield _calls()
@@ -142,7 +141,7 @@ def _library(torch: Any) -> Check:
         compiler = torch_build.compiler()
     except TorchLibraryError as error:
         return Check(name, PROBLEM, str(error), "see above, then: otel-torchprof build")
-    place = next((each for each in (path.parent, *path.parent.parents) if each.exists()), path.parent)
+    place = next((folder for folder in (path.parent, *path.parent.parents) if folder.exists()), path.parent)
     if not os.access(place, os.W_OK | os.X_OK):
         way_out = f"set {config.BUILD_DIR} to a folder that can be written"
         return Check(name, PROBLEM, f"the library is not built, and {path.parent} cannot be written", way_out)
@@ -162,7 +161,7 @@ def _device(torch: Any, requested: str) -> Check:
 
 
 def _calls() -> Check:
-    """Whether Python's calls can be recorded, and who else listens to them."""
+    """Whether Python's calls can be recorded, and which other tools record them."""
     others = ""
     if sys.version_info >= (3, 12):
         monitoring: Any = sys.monitoring
@@ -197,11 +196,11 @@ def _gpus() -> Check:
 
 
 def _variables(warnings: list[str]) -> Iterator[Check]:
-    unknown = {each.name: each for each in unknown_variables()}
+    unknown = {variable.name: variable for variable in unknown_variables()}
     environ = {**os.environ, **UNSET}
     for name, value in sorted(environ.items()):
         if name in unknown:
-            # Without its value: it may be that of headers, by a name that does not say so.
+            # Without its value: a misspelt variable may contain headers, and its name does not show that.
             yield Check(
                 "variable", PROBLEM, f"{unknown[name].fault}, and nobody reads it", unknown[name].hint or "unset it"
             )
@@ -212,7 +211,7 @@ def _variables(warnings: list[str]) -> Iterator[Check]:
 
 
 def displayed(name: str, value: str) -> str:
-    """A variable's value as far as it can be no secret."""
+    """A variable's value without what may be a secret."""
     if name == "OTEL_RESOURCE_ATTRIBUTES":
         return ",".join(f"{item.partition('=')[0].strip()}=***" for item in value.split(",") if "=" in item)
     if _HIDDEN.search(name) or not _SHOWN.fullmatch(name):
@@ -221,8 +220,8 @@ def displayed(name: str, value: str) -> str:
 
 
 def _warnings() -> list[str]:
-    """What the package warns of when it reads the variables."""
-    handler = _Kept()
+    """The warnings that the package logs when it reads its variables, each once."""
+    handler = _Messages()
     logger = logging.getLogger("otel_torchprof")
     propagates, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
@@ -239,12 +238,12 @@ def _warnings() -> list[str]:
 def _failure(read: Callable[[], object]) -> list[str]:
     try:
         read()
-    except Exception as error:  # noqa: BLE001 - one that cannot be read is what is looked for
+    except Exception as error:  # noqa: BLE001 - any error is a result of the check
         return [f"{type(error).__name__}: {error}"]
     return []
 
 
-class _Kept(logging.Handler):
+class _Messages(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
@@ -267,7 +266,7 @@ _READERS: tuple[Callable[[], object], ...] = (
 
 def _exporters() -> Iterator[Check]:
     names = [name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(",")]
-    known = {each.name for each in entry_points(group="opentelemetry_traces_exporter")}
+    known = {entry.name for entry in entry_points(group="opentelemetry_traces_exporter")}
     for name in names:
         if name in FILE_EXPORTERS:
             if (path := FILE_EXPORTERS[name].path) is not None:
@@ -282,7 +281,7 @@ def _exporters() -> Iterator[Check]:
 
 
 def _receiver(*, asked: bool) -> Check:
-    """Whether the receiver takes an empty request, as one of OTLP does: a connection alone says nothing."""
+    """Whether the receiver accepts an empty request: a connection alone does not show that it speaks OTLP."""
     settings = Settings.from_environment()
     asked = asked or any(os.environ.get(name, "").strip() for name in _ABOUT_THE_RECEIVER)
     where = f"{settings.displayed_endpoint} ({settings.protocol}, {'no TLS' if settings.insecure else 'TLS'})"
@@ -295,15 +294,15 @@ def _receiver(*, asked: bool) -> Check:
     if response.outcome is Outcome.ACCEPTED and not response.advice:
         return Check("receiver", ON, f"{where}: it took an empty request")
     reason, fix = settings.redacted(response.reason), settings.redacted(response.advice)
-    # One that answers, and refuses, would refuse the spans as well: it is wrong whether anybody asked for it or not.
+    # A receiver that refuses an empty request refuses spans too: a problem even if no receiver was requested.
     state = OFF if response.outcome is Outcome.RETRY and not asked else PROBLEM
     return Check("receiver", state, f"{where}: {reason}", fix or _what_to_do(response))
 
 
 def _what_to_do(response: Response) -> str:
-    """Where the response has no advice of its own."""
+    """The fix for a response without advice of its own."""
     if response.answered:
-        return _OF_AN_ANSWER[response.outcome]
+        return _FIX_BY_OUTCOME[response.outcome]
     return _START_ONE if response.outcome is Outcome.RETRY else _NOT_SENT
 
 
@@ -316,17 +315,17 @@ def _file(name: str, path: str, variable: config.Option) -> Check:
 
 
 def _instrumentation() -> Iterator[Check]:
-    """What ``opentelemetry-instrument`` would make of it."""
+    """Whether ``opentelemetry-instrument`` would instrument torch, and with which distribution."""
     if disabled := left_out_by():
         text = f"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS={disabled}: opentelemetry-instrument leaves torch out"
         yield Check("opentelemetry-instrument", PROBLEM, text, "take torch out of it")
         return
-    found = [each for each in entry_points(group="opentelemetry_instrumentor") if each.name == "torch"]
-    others = [each.value for each in found if not each.value.startswith("otel_torchprof")]
+    entries = [entry for entry in entry_points(group="opentelemetry_instrumentor") if entry.name == "torch"]
+    others = [entry.value for entry in entries if not entry.value.startswith("otel_torchprof")]
     if others:
         text = f"another package instruments torch too: {', '.join(others)}"
         yield Check("opentelemetry-instrument", NOTE, text, "uninstall one of the two")
-    distros = {each.name: each.value for each in entry_points(group="opentelemetry_distro")}
+    distros = {entry.name: entry.value for entry in entry_points(group="opentelemetry_distro")}
     named = os.environ.get("OTEL_PYTHON_DISTRO", "")
     if named and named not in distros:
         text = f"OTEL_PYTHON_DISTRO names {named!r}, and there is no distribution of that name"
@@ -358,19 +357,19 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints it; 0 where all that was asked for is on, else 1."""
+    """Prints the checks; returns 1 if there is a problem, else 0."""
     from .doctor import NOTE, PROBLEM, checks
 
-    found = []
+    results = []
     for check in checks():
-        found.append(check)
+        results.append(check)
         if not options.json:
             show(f"{'' if check.state == NOTE else check.state:<8} {check.name}: {check.text}\n")
             if check.fix:
                 show(f"{'':<8}   fix: {check.fix}\n")
     if options.json:
-        show(json.dumps([asdict(check) for check in found], indent=1) + "\n")
-    problems = sum(check.state == PROBLEM for check in found)
+        show(json.dumps([asdict(check) for check in results], indent=1) + "\n")
+    problems = sum(check.state == PROBLEM for check in results)
     if not options.json:
         show(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}\n")
     return 1 if problems else 0

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """In which form the answer is printed, and whether progress is shown."""
+    """Adds the options for the form of the answer and for progress."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the complete result and the rules as JSON")
     form.add_argument("--markdown", action="store_true", help="print Markdown, for example for a pull request")
@@ -40,7 +40,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints it; returns 1 where a part of a file could not be read.
+    """Prints the explanation; returns 1 if a part of a file could not be read, else 0.
 
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
@@ -49,23 +49,23 @@ def run(options: argparse.Namespace) -> int:
 
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         try:
-            found = explain(*traces.paths, watch=watch)
+            explanation = explain(*traces.paths, watch=watch)
         except TorchProfError as error:
             raise TorchProfError(traces.named(str(error))) from error
-    show(traces.named(text_of(found, options)))
-    problems = [*traces.problems, *map(traces.named, found.problems)]
+    show(traces.named(text_of(explanation, options)))
+    problems = [*traces.problems, *map(traces.named, explanation.problems)]
     for problem in problems:
         say(problem)
     return 1 if problems else 0
 
 
-def text_of(found: Explanation, options: argparse.Namespace) -> str:
-    """In the form that is asked for."""
+def text_of(explanation: Explanation, options: argparse.Namespace) -> str:
+    """The explanation as JSON, Markdown or text, as the options say."""
     from otel_torchprof._answers.explanation import as_markdown, as_text
 
     if options.json:
-        return json.dumps(found.as_json(), indent=1) + "\n"
+        return json.dumps(explanation.as_json(), indent=1) + "\n"
     if options.markdown:
-        return as_markdown(found)
+        return as_markdown(explanation)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
-    return as_text(found, is_plain=not encoding.startswith("utf"))
+    return as_text(explanation, is_plain=not encoding.startswith("utf"))

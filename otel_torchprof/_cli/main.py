@@ -37,7 +37,7 @@ _LONGEST_USAGE_ERROR = 1000
 
 
 class _Parser(argparse.ArgumentParser):
-    """Arguments that are wrong are quoted in its errors; those of subcommands are of this class too."""
+    """Quotes unprintable characters of arguments in its errors. Subparsers are of this class too."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable_lines(message)[:_LONGEST_USAGE_ERROR])
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 def _documentation() -> Path:
     """The home page of the documentation: inside the package, or beside it in a clone."""
     package = Path(__file__).resolve().parent.parent
-    found = package / "docs" / "index.md"
-    return found if found.exists() else package.parent / "docs" / "index.md"
+    page = package / "docs" / "index.md"
+    return page if page.exists() else package.parent / "docs" / "index.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,20 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = _COMMANDS[options.command].run(options)
     except (TorchProfError, OSError, KeyboardInterrupt) as error:
-        if getattr(options, "script_runs", False):  # it is the script's, and goes where Python shows it
+        if getattr(options, "script_runs", False):  # an error of the script: Python prints it
             raise
         if isinstance(error, KeyboardInterrupt):
             return _INTERRUPTED
         if isinstance(error, OSError):
             _abandon_stdout()
-        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+        if not isinstance(error, BrokenPipeError):  # a reader such as head has closed the pipe
             say(f"cannot write the result: {error.strerror}" if isinstance(error, OSError) else str(error))
         return 1
     return status
 
 
 def _abandon_stdout() -> None:
-    """What is left in it does not raise again when Python ends."""
+    """Sends stdout to the null device, so that flushing it at exit does not raise again."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

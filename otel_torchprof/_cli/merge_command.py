@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Merges; returns 1 where a part of a file could not be read.
+    """Merges the files; returns 1 if a part of a file could not be read, else 0.
 
     Raises:
         TorchProfError: a file cannot be read or written, or ranks cannot be aligned.

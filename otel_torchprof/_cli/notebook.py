@@ -86,7 +86,7 @@ def _parsed(parser: argparse.ArgumentParser, words: str) -> argparse.Namespace:
 
 
 def _profile_cell(shell: Any, options: argparse.Namespace, cell: str) -> None:
-    """Runs the cell, whose errors the shell displays, and then displays the recording."""
+    """Runs the cell and displays its averages; the shell displays errors of the cell."""
     prof = _checked(
         lambda: profile(
             record_shapes=options.shapes,
@@ -115,7 +115,7 @@ def _learning(prof: profile) -> stream:
     """A stream that finds the steps of a training loop, for the profile's ``explain()``."""
     folder = tempfile.TemporaryDirectory(prefix="otel_torchprof-")
     weakref.finalize(prof, folder.cleanup)
-    prof._learned_steps = str(Path(folder.name) / "steps.otlp")  # noqa: SLF001 - nobody else has two recordings of one cell
+    prof._learned_steps = str(Path(folder.name) / "steps.otlp")  # noqa: SLF001 - only here has a profile a second recording
     return stream(OTLPFileExporter(prof._learned_steps), detail="steps")  # noqa: SLF001
 
 

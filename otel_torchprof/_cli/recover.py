@@ -56,10 +56,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes it; returns 1 where a part of the box could not be read.
+    """Writes the trace and prints what each thread did last; returns 1 if a part of the box could not be read, else 0.
 
     Raises:
-        TorchProfError: it is no black box, or the output has a name that says nothing.
+        TorchProfError: the file is no black box, or the suffix of the output names no format.
     """
     output = options.output or f"{options.file.removesuffix(SUFFIX)}.otlp"
     if output != "none":
@@ -79,10 +79,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(path: str) -> Contents:
-    """The contents of a file.
+    """Reads a black box.
 
     Raises:
-        TorchProfError: it cannot be read, or is no black box.
+        TorchProfError: the file cannot be read, or is no black box.
     """
     from otel_torchprof._native.blackbox import read_file
 
@@ -96,7 +96,7 @@ def read(path: str) -> Contents:
 
 
 def is_box(path: str) -> bool:
-    """Whether it is a file that says that it is a black box."""
+    """Whether a file begins as a black box does."""
     from otel_torchprof._native.blackbox import MAGIC
 
     with contextlib.suppress(OSError, ValueError), opened(Path(path)) as file:
@@ -105,16 +105,16 @@ def is_box(path: str) -> bool:
 
 
 class Traces:
-    """Files to be read, with a trace in the place of each black box, as long as the context.
+    """Trace files to read. Inside the context, a temporary trace replaces each black box in :attr:`paths`.
 
     Args:
-        paths: of the files.
+        paths: trace files and black boxes.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = list(paths)
         self.problems: list[str] = []
-        """What is missing of the boxes, a sentence each."""
+        """What could not be read of the boxes, a sentence each."""
         self._boxes: dict[str, str] = {}
         self._exits = contextlib.ExitStack()
 
@@ -143,17 +143,17 @@ class Traces:
         return trace
 
     def named(self, text: str) -> str:
-        """A text about the traces, with the names of the boxes: the traces are deleted when the command ends."""
+        """A text in which boxes have their own names, not those of their temporary traces."""
         for trace, path in self._boxes.items():
             text = text.replace(trace, path)
         return text
 
 
 def write(contents: Contents, output: str) -> bool:
-    """Writes the spans; False: there are none, and no file.
+    """Writes the spans of a box; returns False, and writes no file, if there are none.
 
     Raises:
-        TorchProfError: the name says nothing, or the file cannot be written.
+        TorchProfError: the suffix of the output names no format, or the file cannot be written.
     """
     from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -179,7 +179,7 @@ def _checked_format(output: str) -> str:
 
 
 def redacted(contents: Contents) -> Contents:
-    """Without labels and stacks, and without what the process and its threads are called and where it ran."""
+    """The contents without labels, stacks, host, and names of the process and its threads."""
     info = {key: value for key, value in contents.info.items() if key not in {"host", "program", "run_id", "role"}}
     events = contents.events
     return contents._replace(events=lambda size: map(_redacted, events(size)), info=info, stacks="")
@@ -198,21 +198,21 @@ def _redacted(batch: Batch) -> Batch:
 
 
 def problems_of(contents: Contents) -> list[str]:
-    """What is missing, a sentence each."""
-    found = []
+    """What could not be read of a box, a sentence each."""
+    problems = []
     if contents.chunks_damaged:
-        found.append(
+        problems.append(
             f"{contents.chunks_damaged} of {contents.chunks} chunks are damaged; what is whole in them was read"
         )
     if contents.dropped:
-        found.append(f"{contents.dropped:,} events found no room while all chunks were being written to")
+        problems.append(f"{contents.dropped:,} events found no room while all chunks were being written to")
     if contents.names_left_out:
-        found.append(f"{contents.names_left_out:,} names did not fit and are not known")
-    return found
+        problems.append(f"{contents.names_left_out:,} names did not fit and are not known")
+    return problems
 
 
 def text_of(contents: Contents, *, is_alive: bool = False) -> str:
-    """What the process was, what each thread was doing at the end, and Python's stacks if a thread was seen to hang."""
+    """The text that is printed: the process, the last moments of each thread, and Python's stacks if a thread hung."""
     from otel_torchprof._files.rank_state import last_moments
 
     info = contents.info

@@ -1,4 +1,4 @@
-"""``otel-torchprof run``: a script profiled without touching it."""
+"""``otel-torchprof run``: profiles a script without changes to it."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from otel_torchprof._files.box import BlackBox
 
 
-# ---- What a script may take away from the interpreter, put back while our code runs at the end ----
+# ---- State of the interpreter that a script may change, restored while our code runs at the end ----
 
 _MISSING: Any = object()
 _STANDARD = 2
-"""The last of the descriptors of stdin, stdout and stderr."""
+"""The highest descriptor of stdin, stdout and stderr."""
 
 
 class InterpreterState:
@@ -60,71 +60,73 @@ class InterpreterState:
 
     def __init__(self) -> None:
         self._sys = vars(sys)
-        self._kept = [(kept, dict(kept)) for kept in (sys.modules, vars(builtins), self._sys, vars(os))]
+        self._saved = [(namespace, dict(namespace)) for namespace in (sys.modules, vars(builtins), self._sys, vars(os))]
 
     @contextlib.contextmanager
     def restored(self, **attributes: Any) -> Iterator[None]:
-        """As they were, and attributes of ``sys`` as given; afterwards what was changed is as the script left it.
+        """Restores the state, with the given attributes of ``sys``; at the end of the context, what the script left returns.
 
-        What is opened meanwhile gets no descriptor of a standard stream that the script closed: text that waits in the
-        stream's buffer would go there when Python ends.
+        Descriptors of standard streams that the script closed are occupied meanwhile: a file opened on one would get the text
+        that is still in the stream's buffer when Python ends.
         """
-        changes = [(kept, {**saved, **(attributes if kept is self._sys else {})}) for kept, saved in self._kept]
+        changes = [
+            (namespace, {**saved, **(attributes if namespace is self._sys else {})}) for namespace, saved in self._saved
+        ]
         undo: list[tuple[dict[str, Any], str, Any]] = []
-        taken: list[int] = []
+        descriptors: list[int] = []
         try:
-            for kept, requested in changes:
+            for namespace, requested in changes:
                 for name, value in requested.items():
-                    if (found := kept.get(name, _MISSING)) is not value:
-                        kept[name] = value
-                        undo.append((kept, name, found))
-            taken = _take_standard_descriptors()
+                    if (current := namespace.get(name, _MISSING)) is not value:
+                        namespace[name] = value
+                        undo.append((namespace, name, current))
+            descriptors = _take_standard_descriptors()
             yield
         finally:
-            for fd in taken:
+            for fd in descriptors:
                 os.close(fd)
-            for kept, name, found in reversed(undo):
-                if found is _MISSING:
-                    kept.pop(name, None)
+            for namespace, name, left in reversed(undo):
+                if left is _MISSING:
+                    namespace.pop(name, None)
                 else:
-                    kept[name] = found
+                    namespace[name] = left
 
 
 def _take_standard_descriptors() -> list[int]:
-    """Opens those that are closed."""
-    taken: list[int] = []
+    """Opens the null device on each standard descriptor that is closed; returns these."""
+    descriptors: list[int] = []
     with contextlib.suppress(OSError):  # no more descriptors: then none will be opened either
         while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _STANDARD:
-            taken.append(fd)
+            descriptors.append(fd)
         os.close(fd)
-    return taken
+    return descriptors
 
 
-# ---- Ranks of ``otel-torchprof run``: launchers start them as processes, and each is to be recorded ----
+# ---- Ranks of ``otel-torchprof run``: a launcher starts them as processes, each of which is recorded ----
 
 TORCHRUN = "torch.distributed.run"
 _ACCELERATE = "accelerate.commands.launch"
 _PARSERS = {TORCHRUN: "get_args_parser", _ACCELERATE: "launch_command_parser"}
-"""Launchers by the names of their modules, and what makes the parser of their options."""
+"""Modules of launchers, and the function of each that makes the parser of its options."""
 _COMMANDS = {("torchrun",): TORCHRUN, ("accelerate", "launch"): _ACCELERATE}
-"""The same by the commands as which they are installed."""
-_OF_LAUNCHED = frozenset(("command", "explain", "kind", "nproc", "program"))
-"""What the ranks are not given."""
+"""Their commands."""
+_NOT_FOR_RANKS = frozenset(("command", "explain", "kind", "nproc", "program"))
+"""Options of this command that ranks are not given."""
 _NOT_RECORDED = {"no_python": "--no-python", "run_path": "--run-path"}
-"""Options of launchers with which ranks are started in a way that this command cannot stand in."""
+"""Options of launchers whose ranks cannot be recorded."""
 
 
 class Launched:
-    """A launcher, which starts the ranks each under this command with the same options. Itself it is not recorded.
+    """A launcher that starts each rank under this command with the same options. The launcher itself is not recorded.
 
     Args:
-        name: of the launcher's module.
-        words: what it was given.
-        options: of this command.
+        name: module of the launcher.
+        words: its arguments.
+        options: options of this command.
 
     Raises:
-        TorchProfError, ValueError: the ranks cannot be started, or could not write what they are to.
-        SystemExit: the launcher's own answer to a wrong option, or to ``--help``.
+        TorchProfError, ValueError: the ranks cannot be started, or could not write their outputs.
+        SystemExit: the launcher prints an error of its options, or ``--help``.
     """
 
     def __init__(self, name: str, words: Sequence[str], options: argparse.Namespace) -> None:
@@ -144,24 +146,24 @@ class Launched:
             *program,
         ]
         self._names = file_names(options, stem)
-        self._found_before: Mapping[str, int] = {}
+        self._earlier_files: Mapping[str, int] = {}
         self._stderr = OwnStderr()
 
     def begin(self) -> None:
-        """Before the launcher runs."""
+        """Notes which files exist before the launcher runs."""
         if self._options.explain:
-            self._found_before = _changes(self._names[0])
+            self._earlier_files = _changes(self._names[0])
 
     def end(self) -> None:
-        """After it: explains what the ranks have written."""
+        """Explains the files that the ranks have written."""
         if self._options.explain:
-            found = _changes(self._names[0])
-            new = [path for path in found if found[path] != self._found_before.get(path)]
+            files = _changes(self._names[0])
+            new = [path for path in files if files[path] != self._earlier_files.get(path)]
             self._stderr.write(printable_lines(explanation(of_last_attempt(new), self._options)))
 
 
 def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | None:
-    """The launcher that the command line names, by its module or command or with ``--nproc``; None where there is none.
+    """The launcher that the command line names by its module, its command or ``--nproc``; None without one.
 
     Raises:
         TorchProfError, ValueError, SystemExit: as :class:`Launched`.
@@ -180,19 +182,19 @@ def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | No
 
 
 def _launcher_in(options: argparse.Namespace, words: Sequence[str]) -> tuple[str, int]:
-    """The launcher's module, and how many of the words name it; empty where there is none."""
+    """The launcher's module, and how many of the words name it; empty and 0 without a launcher."""
     if options.kind == "code":
         return "", 0
     if options.kind == "module":
         return (words[0], 1) if words[0] in _PARSERS else ("", 0)
     named = (Path(words[0]).name, *words[1:])  # by its path too
-    found = (item for item in _COMMANDS.items() if named[: len(item[0])] == item[0])
-    command, name = next(found, ((), ""))
+    matches = (item for item in _COMMANDS.items() if named[: len(item[0])] == item[0])
+    command, name = next(matches, ((), ""))
     return name, len(command)
 
 
 def explanation(files: Sequence[str], options: argparse.Namespace) -> str:
-    """What ``--explain`` says of files."""
+    """The text that ``--explain`` prints about the files."""
     from otel_torchprof._answers.verdicts import explain
 
     if not files:
@@ -211,47 +213,47 @@ def _split(name: str, words: Sequence[str]) -> tuple[list[str], bool, list[str]]
     except ImportError as error:
         raise TorchProfError(f"ranks cannot be started: {error}; install what has {name}") from error
     parser.prog = name
-    found = parser.parse_args(words)
-    at = len(words) - len(found.training_script_args) - 1
+    parsed = parser.parse_args(words)
+    at = len(words) - len(parsed.training_script_args) - 1
     if words[at] == "--":  # after the script, from where argparse removes it
         at -= 1
     for option, text in _NOT_RECORDED.items():
-        if getattr(found, option, False):
+        if getattr(parsed, option, False):
             raise TorchProfError(f"ranks that {name} starts with {text} cannot be recorded: leave it out")
-    if words[at] != found.training_script:
+    if words[at] != parsed.training_script:
         raise TorchProfError(f"cannot tell which of {shlex.join(words)!r} is the script: put -- before it")
     before = list(words[:at])
     if before[-1:] == ["--"]:
         before.pop()
-    return before, bool(found.module), list(words[at:])
+    return before, bool(parsed.module), list(words[at:])
 
 
 def _words_of(options: argparse.Namespace) -> list[str]:
     """The options of this command as words, for the ranks."""
-    found: list[str] = []
+    words: list[str] = []
     for name, value in vars(options).items():
-        if name in _OF_LAUNCHED or value is None or value is False:
+        if name in _NOT_FOR_RANKS or value is None or value is False:
             continue
         option = f"--{name.replace('_', '-')}"
         values: list[Any] = value if isinstance(value, list) else [value]
-        found += [option] if value is True else [f"{option}={each}" for each in values]
-    return found
+        words += [option] if value is True else [f"{option}={item}" for item in values]
+    return words
 
 
 def _changes(name: str) -> dict[str, int]:
-    """The files of all ranks that are there, with when each was changed."""
+    """The existing files of all ranks, and the time of each one's last change, in ns."""
     paths = sorted(glob.glob(pattern_of_ranks(name)))  # noqa: PTH207 - names as they were typed
     return {path: Path(path).stat().st_mtime_ns for path in paths}
 
 
 # ---- The black box of ``otel-torchprof run`` ----
-# In memory that a watcher has open too, or in the folder that the environment names.
+# It is in memory that a watcher has open too, or in the folder that the environment names.
 
 _ABOVE_STANDARD = 3
 
 
 class _WatchedMemory(BoxFile):
-    """Memory that the watcher has open. Here its descriptor closes once it is mapped: later the number may be the script's."""
+    """Memory that the watcher has open. :class:`RunBox` closes its descriptor once it is mapped, since a script may reuse the number."""
 
     __slots__ = ()
 
@@ -260,9 +262,9 @@ class _WatchedMemory(BoxFile):
 
 
 class RunBox:
-    """The box of a script, if one is requested. What goes wrong with it is said once, and the script runs without.
+    """The black box of a script, if one is requested. If it cannot be made, one message says so and the script runs without it.
 
-    Construct it before most of the package is imported, and before there are threads: the watcher is forked here.
+    Construct it before most of the package is imported and before there are threads: the constructor forks the watcher.
     """
 
     def __init__(self, options: argparse.Namespace, program: Program) -> None:
@@ -279,7 +281,7 @@ class RunBox:
             way_out = f"name a folder for it: {config.BLACK_BOX.variable}={requested.detail},/a/folder"
             say(f"no black box is kept: {reason}; {way_out}")
             return
-        from otel_torchprof._files.box import BlackBox  # imports more than the watcher should have to copy
+        from otel_torchprof._files.box import BlackBox  # after the fork, so that the watcher has less memory
 
         name = "-c" if program.kind == "code" else Path(program.name).name  # sys.argv is not yet the script's
         identity = {**identity_in(os.environ), "program": name}
@@ -294,43 +296,43 @@ class RunBox:
             self._memory = None
 
     def stop(self) -> None:
-        """Ends the box; the watcher ends with the process then, and saves nothing. Again without effect."""
+        """Closes the box, so that the watcher saves nothing. May be called repeatedly."""
         if self._box is not None:
             self._box.stop()
 
 
 def options_of(options: argparse.Namespace) -> BlackBoxOptions | None:
-    """What the box records and where it lies, by ``--blackbox`` and by the environment; None where neither requests one."""
-    found: BlackBoxOptions | None = config.BLACK_BOX.read()
-    if not config.ENABLED.read() or not (options.blackbox or found):
+    """Options of the box, from ``--blackbox`` and the environment; None if neither requests one."""
+    configured: BlackBoxOptions | None = config.BLACK_BOX.read()
+    if not config.ENABLED.read() or not (options.blackbox or configured):
         return None
     if not options.blackbox:
-        return found
+        return configured
     records_operators = options.stacks or options.detail in {None, "ops", "frames"}
     requested = BlackBoxOptions("ops" if records_operators else "steps")
-    return requested if found is None else found._replace(detail=requested.detail)
+    return requested if configured is None else configured._replace(detail=requested.detail)
 
 
 def box_name(options: argparse.Namespace, stem: str) -> str:
-    """Where the box of a script that dies is saved: beside the first file that is written, else in the working directory."""
+    """Where the box of a script that dies is saved: in the folder of the first output file, else in the working directory."""
     names = file_names(options, stem)
     folder = Path(own_path(names[0])).parent if names else Path()
     return str(folder / name_of_rank(f"{stem}{SUFFIX}", os.environ))
 
 
 def _watched_memory(size: int | None, path: str) -> BoxFile:
-    made = memory_file(size)
-    # The process may have been started without standard streams, whose numbers it would get.
-    descriptor = fcntl.fcntl(made.descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD)
-    made.close()
+    memory = memory_file(size)
+    # If the process was started without standard streams, the memory would have the descriptor of one.
+    descriptor = fcntl.fcntl(memory.descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD)
+    memory.close()
     start_watcher(descriptor, path)
-    return _WatchedMemory(descriptor, made.size, None)
+    return _WatchedMemory(descriptor, memory.size, None)
 
 
 _DETAILS = [detail for detail in config.DETAILS if detail not in {"off", "metrics"}]
-"""Those that make spans."""
+"""The levels of detail with spans."""
 _LAST_SECONDS = 60.0
-"""What sending and writing the rest may take at the end."""
+"""Time limit for sending and writing the rest at the end."""
 _INTERRUPTED = 130
 _STOPPED = "off: stopped"
 _display = sys.__excepthook__
@@ -410,7 +412,7 @@ def _add_program(add: Callable[..., object]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the script; returns 0, and raises what it raises, its SystemExit among that.
+    """Runs the script; returns 0, and raises what the script raises, including SystemExit.
 
     Raises:
         TorchProfError: the recording cannot begin.
@@ -450,16 +452,16 @@ def _process_count(text: str) -> str:
 
 
 class _Recorded:
-    """A script, and the recording around it.
+    """A script and its recording.
 
-    Of several ranks rank 0 is the one that shows progress, a table and where it wrote; the others say only what is wrong.
+    Of several ranks, rank 0 prints progress, the table and the names of its files; the others print problems only.
     """
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
         self.options = options
         self.program, self.arguments = Program(words[0], options.kind or "script"), words[1:]
-        self._box = RunBox(options, self.program)  # forks: before what follows is imported
-        from otel_torchprof._instrument.streaming import stream  # most of the package, which no other command needs
+        self._box = RunBox(options, self.program)  # forks: before the import below
+        from otel_torchprof._instrument.streaming import stream  # most of the package; no other command needs it
 
         self._pid = os.getpid()
         self._place = place_among_ranks(os.environ)
@@ -478,7 +480,7 @@ class _Recorded:
         self._is_writing = False
 
     def begin(self) -> None:
-        """From now on."""
+        """Starts the recording."""
         self._begin = time.monotonic()
         self._box.start()
         self._stream.start()
@@ -487,14 +489,15 @@ class _Recorded:
             self._progress.start()
 
     def end(self) -> None:
-        """Ends it now; where threads of the script continue, which Python waits for, after them.
+        """Ends the recording now or, if non-daemon threads of the script still run, after them.
 
-        Whatever that comes upon, the script's exit status stays, but where the user interrupts it.
+        Errors here do not change the script's exit status; an interrupt by the user does.
         """
         try:
             with self._state.restored():
                 is_child = os.getpid() != self._pid
-                waits = any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
+                main = threading.main_thread()
+                waits = any(not thread.daemon and thread is not main for thread in threading.enumerate())
                 if waits and not is_child:
                     process_changes.before_exit(self._end)
         except Exception as error:  # noqa: BLE001 - the script may have changed anything that it needs
@@ -519,11 +522,11 @@ class _Recorded:
             self._say(f"otel-torchprof: the recording was not ended as it should: {type(error).__name__}: {error}\n")
 
     def _stop(self) -> bool:
-        """Whether all was sent and written before the user had enough of waiting."""
+        """Stops the recording and prints the results; returns False if the user interrupted it before all was written."""
         self._is_writing = is_whole = True
         try:
             self._stream.stop(_LAST_SECONDS)
-        except KeyboardInterrupt:  # whoever does not want to wait for a receiver that is down
+        except KeyboardInterrupt:  # the user does not wait for a receiver that is down
             is_whole = False
         finally:
             self._progress.stop()
@@ -551,7 +554,8 @@ class _Recorded:
 
     def _explanation(self) -> str:
         text = explanation(
-            next(files for each in self._exporters if (files := getattr(each, "files", None)) is not None), self.options
+            next(files for exporter in self._exporters if (files := getattr(exporter, "files", None)) is not None),
+            self.options,
         )
         if self._place is None:
             return text
@@ -565,7 +569,7 @@ class _Recorded:
         return f"otel-torchprof: {what}: {self._figures()}"
 
     def _losses(self) -> tuple[int, list[str]]:
-        """Events that were dropped, and the spans that were not delivered, by place."""
+        """The number of dropped events, and a text per output about spans that were not delivered."""
         health = self._stream.health
         unsent = [
             f"{lost:,} spans not delivered to {_place(exporter)}"
@@ -613,7 +617,7 @@ class _Recorded:
         return [*lines, *self._why_nothing(), *health.notes]
 
     def _problems(self) -> list[str]:
-        """What a rank says that is not the first: what is off is off on all of them, as a rule, and the first says it."""
+        """The lines that a rank other than 0 prints. What is off is usually off on all ranks, and rank 0 prints it."""
         return [*([self._figures()] if any(self._losses()) else []), *self._why_nothing()]
 
     def _why_nothing(self) -> list[str]:
@@ -622,12 +626,12 @@ class _Recorded:
 
 
 def _place(exporter: Any) -> str:
-    """Where it sends or writes to, for a message."""
+    """The endpoint or file of an exporter, for a message."""
     return getattr(exporter, "displayed_endpoint", "") or next(iter(getattr(exporter, "files", ())), "a file")
 
 
 def _show_without_us(error: BaseException, own: types.TracebackType | None) -> None:
-    """Has Python show the error as if the script had been started by Python; it continues through the command, for its exit status."""
+    """Has Python print the error of a script without the frames of this package; the error itself still propagates."""
     hook = getattr(sys, "excepthook", _display)
     prefix = "" if hasattr(sys, "excepthook") else "sys.excepthook is missing\n"
 

@@ -1,4 +1,4 @@
-"""Where ``otel-torchprof run`` writes and sends to: by the names that were given, and by rank where there are several."""
+"""The outputs of ``otel-torchprof run``: files, with the rank in their names if there are several ranks, and the receiver."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _RECEIVER = "otlp"
 
 
 def place_among_ranks(environ: Mapping[str, str]) -> Place | None:
-    """Which rank this process is, as its launcher says; None where it is the only one."""
+    """The rank of this process, as its launcher says; None if it is the only one."""
     place = place_in(environ)
     return None if place is None or place.world_size == 1 else place
 
 
 def name_of_rank(name: str, environ: Mapping[str, str]) -> str:
-    """The name of a file for this process alone: ``train.trace.json.gz`` becomes ``train.rank3.trace.json.gz``.
+    """The file name of this rank: ``train.trace.json.gz`` becomes ``train.rank3.trace.json.gz``.
 
-    After the rank stand torchrun's role, unless it is torchrun's default, and how often the ranks were begun anew, unless they were
-    not: ``train.rank3.actor.restart1.trace.json.gz``. The same name where there is one process, or where it has ``{rank}``.
+    torchrun's role, if it is not the default, and the number of restarts, if any, follow the rank:
+    ``train.rank3.actor.restart1.trace.json.gz``. A name with ``{rank}``, and that of an only process, stays as it is.
     """
     place = place_among_ranks(environ)
     if place is None or RANK in name:
@@ -57,7 +57,7 @@ def name_of_rank(name: str, environ: Mapping[str, str]) -> str:
 
 
 def pattern_of_ranks(name: str) -> str:
-    """A pattern for :mod:`glob` that finds the files of all ranks of a name, also where each has written several."""
+    """A :mod:`glob` pattern of the files that all ranks write for a name, including series of files."""
     stem, suffix = _split(name)
     if RANK not in name:
         return f"{glob.escape(stem.removesuffix(_TRACE))}.rank*{suffix}"
@@ -65,21 +65,21 @@ def pattern_of_ranks(name: str) -> str:
 
 
 def of_last_attempt(paths: Sequence[str]) -> list[str]:
-    """Those of the files of ranks that were written after the last restart."""
-    attempts = [int(found.group(1)) if (found := re.search(rf"\.{_RESTART}(\d+)\.", path)) else 0 for path in paths]
+    """The paths of files that were written after the last restart."""
+    attempts = [int(match.group(1)) if (match := re.search(rf"\.{_RESTART}(\d+)\.", path)) else 0 for path in paths]
     return [path for path, attempt in zip(paths, attempts, strict=True) if attempt == max(attempts)]
 
 
 def file_names(options: argparse.Namespace, stem: str) -> list[str]:
-    """The names of the files that are to be written, as they were given or are by default."""
+    """The names of the files to write, as given or by default; without the rank."""
     return [name for name in _requested(options, stem) if format_of(name)]
 
 
 def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
-    """What takes the spans: the receiver, and the files, each once. The receiver is ``--endpoint``, or the environment's.
+    """The exporters: one for the receiver (``--endpoint``, else the environment's), and one per file.
 
     Raises:
-        TorchProfError, ValueError: one cannot be written, or has a name that says nothing; there is no file to explain.
+        TorchProfError, ValueError: a file cannot be written, a suffix names no format, or there is no file to explain.
     """
     if options.explain and not file_names(options, stem):
         raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
@@ -90,10 +90,10 @@ def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
 
 
 def policy_of(options: argparse.Namespace, exporters: list[SpanExporter]) -> SpanPolicy:
-    """Which steps are traced in full.
+    """The policy that selects the steps that are traced in full.
 
     Raises:
-        ValueError: an option is bad, or of no use.
+        ValueError: an option is invalid, or has no effect.
     """
     from otel_torchprof._export.otlp import OTLPExporter
 
@@ -103,7 +103,7 @@ def policy_of(options: argparse.Namespace, exporters: list[SpanExporter]) -> Spa
     sends = any(isinstance(exporter, OTLPExporter) for exporter in exporters)
     policy = policy_without_code() if sends and not given else replace(SpanPolicy.from_environment(), **given)
     if options.keep and policy.keep != "all" and all(map(takes_whole_traces, exporters)):
-        names = ", ".join(each.path for each in exporters if isinstance(each, FileSpanExporter))
+        names = ", ".join(exporter.path for exporter in exporters if isinstance(exporter, FileSpanExporter))
         raise ValueError(
             f"keep is {options.keep!r}, and nothing heeds it: {names} gets every step; add -o FILE.otlp or --endpoint URL"
         )
@@ -111,7 +111,7 @@ def policy_of(options: argparse.Namespace, exporters: list[SpanExporter]) -> Spa
 
 
 def check_outputs(options: argparse.Namespace, stem: str) -> None:
-    """Finds out once, before there are ranks, what each of them would.
+    """Raises errors in the options once, before ranks are started and each of them raises them.
 
     Raises:
         TorchProfError, ValueError: as :func:`exporters_of` and :func:`policy_of`.
@@ -125,8 +125,8 @@ def check_outputs(options: argparse.Namespace, stem: str) -> None:
 
 
 def _requested(options: argparse.Namespace, stem: str) -> list[str]:
-    found: list[str] = options.output or ([] if options.endpoint else [f"{stem}{_TRACE}.json.gz"])
-    return found
+    names: list[str] = options.output or ([] if options.endpoint else [f"{stem}{_TRACE}.json.gz"])
+    return names
 
 
 def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
@@ -142,6 +142,6 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The name of a file without its suffix, and that."""
-    suffix = max((each for each in (*ENDINGS, SUFFIX) if name.endswith(each)), key=len)
+    """The name of a file without its suffix, and the suffix."""
+    suffix = max((ending for ending in (*ENDINGS, SUFFIX) if name.endswith(ending)), key=len)
     return name.removesuffix(suffix), suffix

@@ -28,16 +28,16 @@ _MAIN, _MAIN_OF_CHILDREN = "__main__", "__mp_main__"
 _OWN, _SITE = "otel_torchprof", "site"
 _OWN_MODULE = re.compile(rf"(-\w*?)m{_OWN}(\.{_MAIN})?")
 _STDIN, _COMMAND = "<stdin>", "<string>"
-"""What Python calls the files of these."""
+"""Python's file names for code from stdin and from ``-c``."""
 _BYTECODE_HEADER = 16
 _CANNOT_OPEN = 2
-"""Exit status of Python's own."""
+"""Exit status of Python if it cannot open the script."""
 
 Kind = Literal["script", "module", "code"]
 
 
 class NoProgramError(TorchProfError):
-    """There is nothing to run; the text is what Python itself says of it, and so is the exit status."""
+    """There is no program to run. The text and the exit status are Python's own."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -46,14 +46,14 @@ class NoProgramError(TorchProfError):
 
 @dataclass(eq=False)
 class Program:
-    """What ``python PATH``, ``python -m NAME`` or ``python -c CODE`` would run; the path is ``-`` for standard input."""
+    """The program that ``python PATH``, ``python -m NAME`` or ``python -c CODE`` would run; the path ``-`` is standard input."""
 
     name: str
     kind: Kind = "script"
 
     @property
     def stem(self) -> str:
-        """What to name files after."""
+        """The beginning of the names of output files."""
         if self.kind == "module":
             return self.name
         if self.kind == "code":
@@ -62,11 +62,11 @@ class Program:
         return base.partition(".")[0].strip("-") or "program"
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Runs it to the end of its main module, which stays ``__main__``; with its own ``sys.argv`` and ``sys.path[0]``.
+        """Runs the main module to its end, with its own ``sys.argv`` and ``sys.path[0]``; it stays ``__main__`` afterwards.
 
         Raises:
-            NoProgramError: there is none.
-            BaseException: whatever the program raises; :meth:`trimmed` has its traceback.
+            NoProgramError: there is no such program.
+            BaseException: raised by the program; :meth:`trimmed` cuts its traceback.
         """
         option = {"module": "-m", "code": "-c", "script": None}[self.kind]
         words = [self.name, *arguments]
@@ -74,9 +74,9 @@ class Program:
         sys.argv[:] = [option or self.name, *arguments]
         main = types.ModuleType(_MAIN)
         main.__dict__.update(__builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
-        if sys.version_info < (3, 14):  # since then they are made where somebody asks for them
+        if sys.version_info < (3, 14):  # from 3.14 on, they are made on access
             main.__dict__.update(__annotations__={})
-        # What runs now continues: the module that was __main__ must not be torn down.
+        # Code of the former __main__ is still running: a reference keeps the module from being torn down.
         self._replaced = sys.modules.get(_MAIN)
         sys.modules[_MAIN] = main
         if _MAIN_OF_CHILDREN in sys.modules:  # multiprocessing has been imported, with the module that was __main__
@@ -120,9 +120,9 @@ def _run_script(name: str, variables: dict[str, Any]) -> None:
             )
             raise NoProgramError(text, _CANNOT_OPEN) from None
     variables.update(__file__=path, __cached__=None, __loader__=loader)
-    exec(code, variables)  # noqa: S102 - that is what it is for
-    for each in ("__file__", "__cached__"):  # as Python does before exit handlers run
-        variables.pop(each, None)
+    exec(code, variables)  # noqa: S102 - runs the user's script
+    for name_of_file in ("__file__", "__cached__"):  # as Python does before exit handlers run
+        variables.pop(name_of_file, None)
 
 
 def _run_module(name: str, *, takes_argv: bool) -> None:
@@ -153,15 +153,15 @@ def _replace_command(words: list[str]) -> None:
     if not count or sys.orig_argv[-count:] != sys.argv[1:]:  # the command was called by other code
         return
     *before, last = sys.orig_argv[:-count]
-    if before and (found := _OWN_MODULE.fullmatch(before[-1] + last) or _OWN_MODULE.fullmatch(last)):
+    if before and (match := _OWN_MODULE.fullmatch(before[-1] + last) or _OWN_MODULE.fullmatch(last)):
         if not _OWN_MODULE.fullmatch(last):
             before.pop()
-        before += [found[1]] if found[1] != "-" else []  # -I of -Im
+        before += [match[1]] if match[1] != "-" else []  # -I of -Im
     sys.orig_argv[:] = [*before, *words]
 
 
 def _read(path: str) -> tuple[types.CodeType, Any]:
-    """The code of a file of source or bytecode, and its loader."""
+    """The code of a source or bytecode file, and its loader."""
     with io.open_code(path) as file:
         content = file.read()
     magic = importlib.util.MAGIC_NUMBER
@@ -175,29 +175,29 @@ def _read(path: str) -> tuple[types.CodeType, Any]:
 
 def _compiled(source: bytes, path: str) -> types.CodeType:
     _check_encoding(source, path)
-    found: types.CodeType = compile(source, path, "exec", dont_inherit=True)
-    return found
+    code: types.CodeType = compile(source, path, "exec", dont_inherit=True)
+    return code
 
 
 def _check_encoding(source: bytes, path: str) -> None:
-    """Raises SyntaxError for what Python refuses in a file, and ``compile`` takes."""
-    with contextlib.suppress(SyntaxError):  # of an encoding that there is not, compile says more
+    """Raises SyntaxError for bytes that Python refuses in a file although ``compile`` accepts them."""
+    with contextlib.suppress(SyntaxError):  # for an unknown encoding, compile has the better message
         if not tokenize.detect_encoding(io.BytesIO(source).readline)[0].startswith("utf-8"):
             return
     try:
         source.decode()
     except UnicodeDecodeError as error:
         line, byte = source.count(b"\n", 0, error.start) + 1, f"\\x{source[error.start]:02x}"
-        said = (
+        message = (
             f"Non-UTF-8 code starting with '{byte}' in file {path} on line {line}, but no encoding declared; "
             "see https://peps.python.org/pep-0263/ for details"
         )
         if sys.version_info < (3, 14):
-            raise SyntaxError(said) from None
+            raise SyntaxError(message) from None
         before = source[source.rfind(b"\n", 0, error.start) + 1 : error.start]
         text = (before + source[error.start :].splitlines()[0]).decode(errors="replace")
         place = len(before.decode()) + 1
-        raise SyntaxError(said, (path, line, place, text, line, place)) from None
+        raise SyntaxError(message, (path, line, place, text, line, place)) from None
 
 
 def _folder_of(path: str) -> str:
@@ -208,7 +208,12 @@ def _folder_of(path: str) -> str:
 
 
 def _put_first(folder: str, *, also_safe: bool = False) -> None:
-    """In place of the folder of this command, which Python put there; where it was told not to (``-P``, ``-I``), nothing is."""
+    """Replaces the folder of this command in ``sys.path[0]``. With ``-P`` or ``-I`` Python put none there, and none is added.
+
+    Args:
+        folder: the new first entry.
+        also_safe: with ``-P`` or ``-I``, insert it nevertheless, as Python does for a folder or an archive.
+    """
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = folder
     elif also_safe:
@@ -219,20 +224,21 @@ def _put_first(folder: str, *, also_safe: bool = False) -> None:
 
 
 def _make_room(folder: str) -> None:
-    """Forgets modules that were imported for this package, where the program's folder has its own of the name."""
+    """Removes from ``sys.modules`` modules imported for this package whose names the program's folder has too."""
     names = list(sys.modules)
     if _SITE not in names:
         return
-    # A module stands where its import ended: what the interpreter itself has imported ends with this.
+    # In the order of imports; site is the last module that the interpreter itself imports.
     at = names.index(_SITE) + 1
-    for name in {each.partition(".")[0] for each in names[at:]} - {*names[:at], *sys.builtin_module_names, _OWN}:
+    for name in {module.partition(".")[0] for module in names[at:]} - {*names[:at], *sys.builtin_module_names, _OWN}:
         own = importlib.machinery.PathFinder.find_spec(name, [folder or os.getcwd()])  # noqa: PTH109
         if own is None or own.loader is None or importlib.machinery.FrozenImporter.find_spec(name) is not None:
             continue
         known = getattr(sys.modules.get(name), "__spec__", None)
         if known is None or os.path.realpath(known.origin or "") == os.path.realpath(own.origin or ""):
             continue
-        # Functions that are running may still import from what is within the other one; a package has its own of these.
-        within = [each for each in names if own.submodule_search_locations is not None and each.startswith(f"{name}.")]
-        for each in (name, *within):
-            sys.modules.pop(each, None)
+        # Submodules go only if the program's own is a package: running functions may still import from the others.
+        is_package = own.submodule_search_locations is not None
+        submodules = [module for module in names if is_package and module.startswith(f"{name}.")]
+        for module in (name, *submodules):
+            sys.modules.pop(module, None)

@@ -80,7 +80,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Sends; returns the exit status."""
+    """Sends the files or boxes; returns the exit status."""
     try:
         settings = Settings.from_environment(
             endpoint=options.endpoint,
@@ -98,8 +98,8 @@ def run(options: argparse.Namespace) -> int:
         if options.recovered:
             status = _send_recovered(delivery, options.files)
         else:
-            status = delivery.deliver_all(options.files, options.offset, _again)
-    delivery.say_what_became_of_it()
+            status = delivery.deliver_all(options.files, options.offset, _continue_text)
+    delivery.finish()
     return status
 
 
@@ -113,7 +113,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _send_recovered(delivery: _Delivery, paths: Sequence[str]) -> int:
-    """Sends each box whose process has died. One of which something was not delivered is sent again by the next call."""
+    """Sends the box of each dead process. A box that was not delivered in full is sent again by the next call."""
     status = 0
     for path in map(Path, paths or [str(default_folder())]):
         if not path.exists():  # no process has had a box yet
@@ -124,7 +124,7 @@ def _send_recovered(delivery: _Delivery, paths: Sequence[str]) -> int:
 
 
 def _send_from(delivery: _Delivery, path: Path) -> int:
-    """The boxes of a folder, or one."""
+    """Sends all boxes of a folder, or one box; returns the exit status."""
     is_one = path.is_file()
     folder = path.parent if is_one else path
     status = 0
@@ -147,13 +147,13 @@ def _send_box(delivery: _Delivery, path: Path) -> int:
         if is_of_the_living(path):
             say(f"{str(path)!r} is not sent: its process still runs")
             return 0
-        if not os.access(path.parent, os.W_OK):  # it would be sent again and again
+        if not os.access(path.parent, os.W_OK):  # it could not be renamed, and would be sent by every call
             say(f"{str(path)!r} is not sent, since its folder cannot be written to: its name says whether it was")
             return 1
         return _send_dead(delivery, path)
     except OSError as error:  # removed meanwhile, or another user's
         say(f"{str(path)!r} was left out: {error.strerror}")
-    except TorchProfError as error:  # it is no box, or one of another version
+    except TorchProfError as error:  # no box, or of another version
         say(str(error))
     return 1
 
@@ -164,16 +164,16 @@ def _send_dead(delivery: _Delivery, path: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as folder:
         trace = f"{folder}/{path.name}.otlp"
         if write(contents, trace):
-            status = delivery.deliver_all([trace], 0, _all_again)
+            status = delivery.deliver_all([trace], 0, _resend_text)
     for problem in problems:
         say(f"{str(path)!r}: {problem}")
-    if delivery.can_continue:  # what was refused will be refused again
+    if delivery.can_continue:  # also with refused spans: they would be refused again
         mark_sent(path)
     return status or int(bool(problems))
 
 
 class _Delivery:
-    """Files on their way."""
+    """Sends files one after the other and counts their spans."""
 
     def __init__(self, settings: Settings) -> None:
         self._sender = Sender(settings, "otel-torchprof send")
@@ -185,8 +185,14 @@ class _Delivery:
         self.can_continue = True
         """False: the receiver cannot be reached, or the user has interrupted."""
 
-    def deliver_all(self, files: list[str], offset: int, again: Callable[[int, list[str]], str]) -> int:
-        """The exit status. A file that cannot be read does not stop those after it; a receiver that cannot be reached does."""
+    def deliver_all(self, files: list[str], offset: int, early_end_text: Callable[[int, list[str]], str]) -> int:
+        """Sends files; returns the exit status. An unreadable file is skipped; an unreachable receiver ends the delivery.
+
+        Args:
+            files: paths of OTLP files.
+            offset: byte offset in the first file.
+            early_end_text: gives the message for an early end, from the offset of the first request that was not sent and the files left.
+        """
         fine, read, lost = True, ReadingProgress(files, 1), self._lost_spans
         for number, path in enumerate(files):
             at = offset if number == 0 else 0
@@ -194,7 +200,7 @@ class _Delivery:
                 for request in requests_of(pieces(path, at, partial(read.watch, path)), self._max_bytes):
                     at = request.offset
                     if not self._deliver(request):
-                        say(again(at, files[number:]))
+                        say(early_end_text(at, files[number:]))
                         self.can_continue = False
                         return 1
                     at = request.end
@@ -205,7 +211,7 @@ class _Delivery:
                 fine = False
             except KeyboardInterrupt:
                 self._show_no_more()
-                say(again(at, files[number:]))
+                say(early_end_text(at, files[number:]))
                 self.can_continue = False
                 return _INTERRUPTED
             finally:
@@ -217,7 +223,7 @@ class _Delivery:
         return self._sender.stats.failed_spans + self._sender.stats.rejected_spans
 
     def _deliver(self, request: FileRequest) -> bool:
-        """Whether it makes sense to continue: also where the receiver refused this one."""
+        """Sends a request; returns False if the receiver cannot be reached. A refused request is counted."""
         response = self._limit.send(request.body, request.spans)
         if response.outcome is Outcome.TOO_LARGE and request.spans > 1:
             parts = list(split(request, len(request.body) // 2))
@@ -230,8 +236,8 @@ class _Delivery:
         self._sender.count(response, request.spans)
         return True
 
-    def say_what_became_of_it(self) -> None:
-        """One line with exact counts; closes the connections."""
+    def finish(self) -> None:
+        """Prints one line with exact counts and closes the connections."""
         stats = self._sender.stats
         self._sender.close()
         say(
@@ -251,18 +257,18 @@ class _Delivery:
             sys.stderr.write("\r\x1b[K")
 
 
-def _all_again(_offset: int, _files: list[str]) -> str:
+def _resend_text(_offset: int, _files: list[str]) -> str:
     return "not all was sent; the same command sends this box again, as a whole"
 
 
-def _again(offset: int, files: list[str]) -> str:
+def _continue_text(offset: int, files: list[str]) -> str:
     end_of_options = "-- " if any(path.startswith("-") for path in files) else ""
     command = f"otel-torchprof send --from {offset} {end_of_options}{' '.join(map(_quoted, files))}"
     return f"not all was sent; continue with: {command}"
 
 
 def _quoted(path: str) -> str:
-    """A word for a shell; one that a terminal cannot show as bash's escapes."""
+    """A path as a word for a shell; unprintable characters as bash's escapes."""
     if path.isprintable():
         return shlex.quote(path)
     plain = set(range(0x20, 0x7F)) - set(b"'\\")

@@ -1,4 +1,4 @@
-"""``otel-torchprof show``: what is in a trace file, as a table."""
+"""``otel-torchprof show``: the averages or the steps of a trace file, as a table."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from otel_torchprof._files.self_times import Numbers, Row
 
 
-# ---- What a trace file adds up to: averages by name, and its steps ----
-# From columns, so that an event costs some bytes.
+# ---- Sums over a trace file: averages by name, and its steps ----
+# Events are in columns, so that one costs only some bytes.
 
 COLLAPSED = "(collapsed into others)"
-"""The entry of what was too short for a span of its own, and is counted on another."""
+"""The entry of spans that were collapsed into their parents."""
 
-WANTED = frozenset(
+USED_ATTRIBUTES = frozenset(
     (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, STEP, UNFINISHED, *PHASE_OF)
 )
-"""The attributes that are looked at."""
+"""The attributes that the sums use."""
 MOST_NAMES = MAX_NAMES
-"""Different names; the rest share one entry. Their first 500 characters are compared and kept."""
+"""The most entries; further names share one. Names are cut after :data:`_LONGEST_NAME` characters."""
 _LONGEST_NAME = 500
 _MOST_TRACKS = 10_000
-"""Later ones have no parents."""
+"""Events of further tracks have no parents."""
 _MOST_TRACES = 50_000
-"""Whose spans are counted one by one."""
+"""The most traces whose spans are counted."""
 _MOST_STEPS = 50_000
 _MOST_DIGITS = 18
 
@@ -73,19 +73,19 @@ class DisplayedStep:
     start: int
     duration: int
     trace: Hashable
-    """What its events have in common; None where nothing tells which they are."""
+    """The id of its trace; None in a file without trace ids."""
     is_unfinished: bool = False
     """It had not ended when the recording did."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """What it spent in each phase, in seconds, in the order in which phases are listed; empty where the file does not tell."""
+    """Seconds in each phase, in the order of :data:`PHASES`; empty in a file without phases."""
     process: Hashable = None
-    """That it is of, as the file tells processes apart."""
+    """The key of its process in the file."""
 
 
 def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) -> tuple[TraceSums, list[str]]:
-    """What a file adds up to, and what is to be said of it: nothing where all was read, and all is exact.
+    """The sums over a file, and its problems: none if all was read and all sums are exact.
 
-    ``watch`` gets the file, to see how far it has been read.
+    ``watch`` gets the open file, to display how much has been read.
 
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
@@ -97,9 +97,9 @@ def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) 
 
 
 class TraceSums:
-    """Takes the events of a file one by one; memory does not grow with the file. For one thread."""
+    """Adds up the events of a file one by one; memory does not grow with the file. For one thread."""
 
-    wanted = WANTED
+    wanted = USED_ATTRIBUTES
 
     def __init__(self) -> None:
         self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)
@@ -111,33 +111,34 @@ class TraceSums:
         self._ranks: dict[Hashable, int] = {}
         self._added = self._of_devices = 0
         self.left_out = ""
-        """What the file has besides, in words."""
+        """Kinds of events that are not in the averages, with their counts, in words."""
         self.steps: list[DisplayedStep] = []
-        """Unsorted, the first of them."""
+        """The first steps of the file, unsorted."""
         self.steps_left_out = 0
-        """Those after them."""
+        """Number of steps after these."""
 
     def __len__(self) -> int:
         return self._added + self._of_devices
 
     def note_left_out(self, reading: Reading) -> None:
-        """The file has been read: what the averages do not have of it."""
+        """Notes which events of the file the averages do not include; call it once the file has been read."""
         counts = reading.left_out + Counter({SliceKind.DEVICE.value: self._of_devices})
-        found = [f"{what} ({count:,})" for what, count in counts.most_common() if count]
-        self.left_out = ", ".join(found)
+        self.left_out = ", ".join(f"{kind} ({count:,})" for kind, count in counts.most_common() if count)
 
     @property
     def limits(self) -> list[str]:
-        """Which limits the file exceeded, in words."""
-        found = [f"not in the averages: {self.left_out}"] if self.left_out else []
+        """The limits that the file exceeded, in words."""
+        limits = [f"not in the averages: {self.left_out}"] if self.left_out else []
         self._rows.settle()
         if self._rows.is_incomplete:
-            found.append(f"self times do not see children that are more than {self_times.MOST_ROWS // 2:,} events away")
+            limits.append(
+                f"self times do not see children that are more than {self_times.MOST_ROWS // 2:,} events away"
+            )
         if OTHER_NAMES in self._sums:
-            found.append(f"there are more than {MOST_NAMES:,} names; later ones are added up as {OTHER_NAMES!r}")
+            limits.append(f"there are more than {MOST_NAMES:,} names; later ones are added up as {OTHER_NAMES!r}")
         if self.steps_left_out:
-            found.append(f"{self.steps_left_out:,} steps after the first {_MOST_STEPS:,} are not listed")
-        return found
+            limits.append(f"{self.steps_left_out:,} steps after the first {_MOST_STEPS:,} are not listed")
+        return limits
 
     def add_span(
         self,
@@ -149,10 +150,15 @@ class TraceSums:
         *,
         process: Hashable = None,
     ) -> None:
-        """A span: times in ns, its id, that of its parent (0: none), its trace; those of its attributes that are :data:`WANTED`.
+        """Adds a span. The averages leave out the job span, unfinished steps and shared operator roots, as those of a profile do.
 
-        The span of the job, that of a step which did not end, and roots that operators share are in no average, as in those of the
-        recording itself.
+        Args:
+            name: its name.
+            start: ns.
+            duration: ns.
+            ids: its id, that of its parent (0: none), and its trace.
+            attributes: the :data:`USED_ATTRIBUTES` that it has.
+            process: the key of its process.
         """
         span_id, parent_id, trace = ids
         if trace in self._spans or len(self._spans) < _MOST_TRACES:
@@ -181,7 +187,7 @@ class TraceSums:
         track: tuple[Any, Any],
         on_device: bool = False,
     ) -> None:
-        """An event whose parent is the one around it on its track; times in ns. Those of devices are counted only."""
+        """Adds an event whose parent is the event that encloses it on its track; times in ns. Device events are only counted."""
         if on_device:
             self._of_devices += 1
             return
@@ -194,32 +200,34 @@ class TraceSums:
         self._append(name, 1, (start, duration, duration, number, 0, 0))
 
     def add_step(self, name: str, start: int, duration: int, process: Hashable = None) -> None:
-        """A step of a profile, for the list of steps only."""
+        """Adds a step of a profile to the list of steps only; times in ns."""
         number = name.removeprefix(STEP_PREFIX)
         if number.isdecimal() and len(number) <= _MOST_DIGITS:
             self._list(DisplayedStep(int(number), start, duration, None, process=process))
 
     def name_rank(self, process: Hashable, rank: int) -> None:
-        """The rank of a process; averages are of the whole file."""
+        """Sets the rank of a process, for the list of steps; averages are over the whole file."""
         if len(self._ranks) < _MOST_TRACKS:
             self._ranks[process] = rank
 
     def ranks_of(self, steps: Sequence[DisplayedStep]) -> list[int | None]:
-        """The rank that each step is of, in a file of several; None else, and where it is not known."""
+        """The rank of each step; None if it is not known, or if the file has only one rank."""
         ranks = self._ranks if len(set(self._ranks.values())) > 1 else {}
         return [ranks.get(step.process) for step in steps]
 
     def spans_of(self, step: DisplayedStep) -> int | None:
-        """How many spans its trace has; None where that is not known."""
+        """The number of spans of a step's trace; None if not known."""
         return None if step.trace is None else self._spans.get(step.trace)
 
     def averages(self) -> list[Average]:
-        """Sums by name, as the names first came. Of an aggregate span, the spans that it stands for."""
+        """Averages by name, in the order in which the names first came. An aggregate span counts as the spans that it replaces."""
         self._rows.settle()
-        found = [Average(name, False, *sums) for name, sums in self._sums]
+        averages = [Average(name, False, *sums) for name, sums in self._sums]
         if self._collapsed_count:
-            found.append(Average(COLLAPSED, False, self._collapsed_count, self._collapsed_time, self._collapsed_time))
-        return found
+            averages.append(
+                Average(COLLAPSED, False, self._collapsed_count, self._collapsed_time, self._collapsed_time)
+            )
+        return averages
 
     def _list(self, step: DisplayedStep) -> None:
         if len(self.steps) < _MOST_STEPS:
@@ -234,19 +242,19 @@ class TraceSums:
             self._phases.add(key)
         self._rows.append(key, row)
 
-    def _add_self_times(self, keys: Numbers, _starts: Numbers, own: Numbers) -> None:
-        for index, time in zip(keys.tolist(), own.tolist(), strict=True):
+    def _add_self_times(self, keys: Numbers, _starts: Numbers, self_times_of_rows: Numbers) -> None:
+        for index, time in zip(keys.tolist(), self_times_of_rows.tolist(), strict=True):
             self._sums.sums[index][2] += time
 
     def _keys_displayed(self, keys: Numbers, parents: Numbers) -> Numbers:
-        """The self time of a phase that is left out is that of what it is directly in."""
+        """For each event, the name that its self time counts for: its own, or that of the parent for a repeated phase."""
         is_left_out = np.zeros(len(keys), dtype=np.bool_)
         is_left_out[repeated_phases(keys, parents, self._are_phases(keys))] = True
-        found: Numbers = np.where(is_left_out, keys[lifted(parents, is_left_out)], keys)
-        return found
+        displayed: Numbers = np.where(is_left_out, keys[lifted(parents, is_left_out)], keys)
+        return displayed
 
     def _leave_out_phases(self, keys: Numbers, parents: Numbers, durations: Numbers, rows: Numbers) -> None:
-        """A phase in one of its name is a part of that: a trainer's around torch's own."""
+        """Subtracts phases that are inside one of the same name, such as torch's own inside a trainer's."""
         for at in repeated_phases(keys, parents, self._are_phases(keys), rows).tolist():
             sums = self._sums.sums[int(keys[at])]
             sums[0] -= 1
@@ -284,10 +292,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints it; returns 1 where a part of the file could not be read.
+    """Prints the table; returns 1 if a part of the file could not be read, else 0.
 
     Raises:
-        TorchProfError: nothing of it can be read, or it has no steps.
+        TorchProfError: nothing of the file can be read, or ``--steps`` is given and it has no steps.
     """
     with Traces([options.file]) as traces, reading(traces.paths, quiet=options.quiet, times=1) as watch:
         sums, problems = read(traces.paths[0], partial(watch, traces.paths[0]))
@@ -339,5 +347,5 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
 
 
 def _width(phase: str) -> int:
-    """Of its column."""
+    """The width of a phase's column."""
     return max(len(phase), 9)

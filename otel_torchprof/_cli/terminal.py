@@ -1,4 +1,4 @@
-"""What commands write: results, messages, and how far a recording, a reading or a writing has come."""
+"""Output of commands: results, messages and progress."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _EVERY_SECOND = 1.0
 _FIRST, _LONGEST = 10.0, 600.0
-"""Seconds between plain lines: twice as many each time."""
+"""Seconds between plain lines: the pause doubles from the first to the longest."""
 _BAR = 20
 _LINE = "\r\x1b[2K{}\r"
-"""Written over at every turn. The cursor goes back, so that what the program writes stands at the beginning of a line."""
+"""Overwrites the line, and returns the cursor, so that the program's own output begins at the beginning of a line."""
 
 
 class Progress:
-    """Tells how a recording goes: on a terminal in one line that changes every second, elsewhere in a line now and then.
+    """Displays progress: on a terminal one line that changes every second, elsewhere new lines at growing intervals.
 
     Args:
-        describe: what to say now.
-        stream: where; by default stderr.
-        clock: seconds.
+        describe: returns the text to display now.
+        stream: where to write it; by default stderr.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Progress:
         self._thread = threads.Thread(target=self._run, name="otel-torchprof-progress", daemon=True)
 
     def start(self) -> None:
-        """Begins. Shows nothing where Python is ending: it starts no threads then."""
+        """Starts the display; without effect while Python is ending, when no thread can be started."""
         with contextlib.suppress(RuntimeError):
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends, and leaves a clean line, if there was one of it."""
+        """Ends the display and erases its line."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -65,7 +65,7 @@ class Progress:
             self._write(_LINE.format(""))
 
     def report_if_due(self) -> float:
-        """Says what there is to say, if it is time; returns the seconds until the next time."""
+        """Writes the text if it is due; returns the seconds until it is due again."""
         now = self._clock()
         if now >= self._due:
             text = self._describe()
@@ -84,13 +84,19 @@ class Progress:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # closed by the program, or by whoever read it
+        except (OSError, ValueError):  # closed by the program or by the reader
             self._over.set()
 
 
 @contextlib.contextmanager
 def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Callable[[str, ByteStream], None]]:
-    """Shows how far files have been read, each so many times: gives what is to be called when one is opened."""
+    """Displays how much of the files has been read; yields the function to call with each file that is opened.
+
+    Args:
+        paths: the files.
+        quiet: display nothing.
+        times: how often each file is read.
+    """
     read = ReadingProgress(paths, times)
     with shown(read.line, quiet=quiet):
         yield read.watch
@@ -98,7 +104,7 @@ def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Ca
 
 @contextlib.contextmanager
 def shown(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
-    """Tells how it goes, until the block ends."""
+    """Displays progress until the block ends."""
     progress = Progress(describe)
     if not quiet:
         progress.start()
@@ -109,7 +115,7 @@ def shown(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]
 
 
 class ReadingProgress:
-    """How far files have been read, each of them so many times."""
+    """How much of the files has been read, each of them ``times`` times."""
 
     def __init__(self, paths: Sequence[str], times: int) -> None:
         self._sizes = {path: _size_of(path) for path in paths}
@@ -120,12 +126,12 @@ class ReadingProgress:
         self._path = ""
 
     def watch(self, path: str, stream: ByteStream) -> None:
-        """A file is read from its begin."""
+        """Follows a file that was opened and is read from its beginning."""
         self._before += self._sizes.get(self._path, 0)
         self._path, self._stream = path, stream
 
     def line(self) -> str:
-        """For the progress."""
+        """The line to display."""
         read = self._before + (self._stream.read_bytes if self._stream else 0)
         if not self._whole:  # a pipe
             return f"otel-torchprof: reading: {size(read)}"
@@ -135,10 +141,10 @@ class ReadingProgress:
 
 
 def _size_of(path: str) -> int:
-    """Bytes of a file; 0 where that is not known."""
+    """Bytes of a file; 0 if not known."""
     try:
         return Path(path).stat().st_size
-    except (OSError, ValueError):  # whoever reads it says why it cannot be read
+    except (OSError, ValueError):  # opening it raises the error with its reason
         return 0
 
 
@@ -158,35 +164,36 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-# ---- what the commands write: nothing in it moves a cursor, and where it goes may be closed ----
+# ---- Results and messages: control characters are escaped, and the stream may be closed ----
 
 
 _OWN_DESCRIPTOR = 200
 
 
 def say(text: str) -> None:
-    """Writes a message of ours to stderr; without effect where that is closed."""
+    """Writes a message of this package to stderr; without effect if stderr is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         write(sys.stderr, f"otel-torchprof: {printable_lines(text)}\n")
 
 
 def show(text: str) -> None:
-    """Writes a result to stdout, if there is one. Raises OSError where that cannot be written."""
+    """Writes a result to stdout, if there is one. Raises OSError if that cannot be written."""
     if sys.stdout is not None:
         write(sys.stdout, printable_lines(text))
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes what the stream's encoding has, and escapes of the rest."""
+    """Writes a text, with escapes for characters that the stream's encoding does not have."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
 
 
 class OwnStderr:
-    """Stderr as it is now, whatever a script does to ``sys.stderr`` or to the descriptor; what cannot be written is lost.
+    """Stderr as it is at construction, whatever a script later does to ``sys.stderr`` or its descriptor.
 
-    Nothing is buffered: text of ours that waits in ``sys.stderr`` where its descriptor is closed would change the exit status.
+    Text that cannot be written is discarded. Nothing is buffered: text left in ``sys.stderr`` when its descriptor is closed
+    would change the exit status.
     """
 
     encoding = "utf-8"
@@ -210,7 +217,7 @@ class OwnStderr:
                     left = left[os.write(self._fd, left) :]
 
     def flush(self) -> None:
-        """Without effect: nothing waits."""
+        """Without effect: nothing is buffered."""
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
@@ -218,5 +225,5 @@ class OwnStderr:
 
 
 def _identity(fd: int) -> tuple[int, int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino, found.st_rdev
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino, info.st_rdev

@@ -1,8 +1,8 @@
 """The watcher: a small process that outlives a program and saves the black box of one that dies.
 
-It is forked from the program, is not its child, and then runs this file in a fresh interpreter without the package: so it holds 4 MB
-of its own instead of the 18 MB of pages that a fork keeps alive, and ``pkill -f train.py`` does not hit it. For that reason this
-module imports nothing of the package, and as little as it can of the library.
+It is forked from the program, is not its child, and then runs this file in a fresh interpreter without the package: so it needs 4 MB
+instead of the 18 MB of pages that a fork keeps alive, and ``pkill -f train.py`` does not hit it. Therefore this module imports
+nothing of the package, and as little as possible of the standard library.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ import select
 import sys
 from contextlib import suppress
 
-TYPE_CHECKING = False  # typing's would take 1 MB
+TYPE_CHECKING = False  # importing typing would take 1 MB
 if TYPE_CHECKING:
     from typing import NoReturn
 
 _STDERR = 2
 _IMAGE, _PROGRAM = 3, 4
-"""The descriptors that the watcher has beside the standard ones: the image of the box, and the process it waits for."""
+"""The watcher's descriptors beside the standard ones: the image of the box, and the pidfd of the program."""
 _FREE = 5
-"""From here on it has none."""
+"""The first descriptor that the watcher does not use."""
 _PIDFD_OPEN = 434
-"""The number of the system call, the same on every architecture that torch has."""
+"""The number of the system call, the same on every architecture that torch supports."""
 _MAGIC = b"OTPBOX\n\x1a"
 _PID_AT, _STATE_AT, _HEADER, _OPEN = 24, 28, 32, 1
-"""Of the header of an image (``blackbox_format.h``): two fields, the bytes up to their end, and the state of an open box."""
+"""Header of an image (``blackbox_format.h``): offsets of pid and state, bytes up to their end, and the state of an open box."""
 _INFO_AT, _INFO_BYTES = 4096, 8192
-"""Where it has what its process says of itself, as JSON."""
+"""Offset and size of the metadata of the process, as JSON."""
 _DIED = "died without ending its recording"
 _SIGTERM = 15
 _PIDFD_GET_INFO, _PIDFD_INFO, _INFO_EXIT, _EXIT_AT = 0xC040FF0B, 64, 1 << 3, 60
-"""``PIDFD_GET_INFO`` of ``linux/pidfd.h``: the request, the size of its ``struct pidfd_info``, the bit that asks for the status, and
-where that is. Since Linux 6.15; before, it is refused."""
+"""``PIDFD_GET_INFO`` of ``linux/pidfd.h``: the request, the size of its ``struct pidfd_info``, the bit that requests the exit status,
+and the offset of the status. Refused before Linux 6.15."""
 
 
 def start_watcher(image: int, path: str) -> None:
-    """Starts a watcher of this process. It saves the image when the process ends without having closed its box.
+    """Starts a watcher of this process, which saves the image if the process ends without closing its box.
 
     The process has no child afterwards. Call it before there are threads. Costs 10 ms.
 
     Args:
         image: descriptor of the box's memory.
-        path: where the image is saved, relative to the working directory of now.
+        path: where to save the image, relative to the current working directory.
 
     Raises:
-        OSError: no watcher can be had, or none would outlive the process.
+        OSError: the watcher cannot be started, or would not outlive the process.
     """
-    if os.getpid() == 1:  # orphans become its children, and the system kills all of them when it ends
+    if os.getpid() == 1:  # of a container: when it ends, the kernel kills every other process
         raise OSError(errno.ENOTSUP, "no process outlives the first one of a container")
     import signal
 
@@ -69,7 +69,7 @@ def start_watcher(image: int, path: str) -> None:
 
 
 def watch(path: str) -> None:
-    """Waits for the end of the program, saves the image where the box is still open, and says so on stderr."""
+    """Waits for the end of the program, and saves the image if the box is still open, with a message on stderr."""
     program = select.poll()
     program.register(_PROGRAM, select.POLLIN)
     program.poll()
@@ -79,28 +79,28 @@ def watch(path: str) -> None:
         is_terminated = ended_by_sigterm(pid, _PROGRAM)
         rank = _rank(os.pread(_IMAGE, _INFO_BYTES, _INFO_AT))
         how = "was ended by SIGTERM, as launchers do when another rank has failed" if rank and is_terminated else _DIED
-        said = _saved(path, pid, is_rank=bool(rank))
-        text = f"otel-torchprof: {rank or 'the program'} {how}; what it did last {said}\n"
+        result = _saved(path, pid, is_rank=bool(rank))
+        text = f"otel-torchprof: {rank or 'the program'} {how}; what it did last {result}\n"
         with suppress(OSError):
             os.write(_STDERR, os.fsencode(text))
 
 
 def _rank(info: bytes) -> str:
-    """``rank 3``, where the box is one of several ranks; else empty."""
-    found = {}
+    """``rank 3``, if the box is that of one of several ranks; else empty."""
+    fields = {}
     for field in info.partition(b"}")[0].split(b","):
         name, _, value = field.partition(b":")
-        found[name.strip(b' {"')] = value.strip()
-    is_one_of_many = found.get(b"world_size", b"").isdigit() and int(found[b"world_size"]) > 1
-    return f"rank {int(found[b'rank'])}" if is_one_of_many and found.get(b"rank", b"").isdigit() else ""
+        fields[name.strip(b' {"')] = value.strip()
+    is_one_of_many = fields.get(b"world_size", b"").isdigit() and int(fields[b"world_size"]) > 1
+    return f"rank {int(fields[b'rank'])}" if is_one_of_many and fields.get(b"rank", b"").isdigit() else ""
 
 
 def ended_by_sigterm(pid: int, pidfd: int) -> bool:
-    """Whether SIGTERM ended a process. A kernel before 6.15 forgets that once its parent, a launcher, has asked: False then."""
+    """Whether SIGTERM ended a process. False before Linux 6.15 if its parent, a launcher, has already read its status."""
     status = _status_of_reaped(pidfd)
     if status is None:
         status = _status_of_zombie(pid)
-        reaped = _status_of_reaped(pidfd)  # meanwhile, and its number may be another process's
+        reaped = _status_of_reaped(pidfd)  # if reaped meanwhile, another process may have its pid
         status = status if reaped is None else reaped
     return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGTERM
 
@@ -126,22 +126,22 @@ def _own_pidfd() -> int:
     import ctypes  # only for interpreters that were built for older systems, as uv's and conda's are
 
     libc = ctypes.CDLL(None, use_errno=True)
-    found = int(libc.syscall(_PIDFD_OPEN, os.getpid(), 0))
-    if found < 0:
+    descriptor = int(libc.syscall(_PIDFD_OPEN, os.getpid(), 0))
+    if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return found
+    return descriptor
 
 
 def _forked() -> int:
     import warnings
 
-    with warnings.catch_warnings():  # of threads, where an agent has started some before us: this child takes no locks
+    with warnings.catch_warnings():  # about a fork with threads, such as a debugger's: this child takes no locks
         warnings.simplefilter("ignore")
         return os.fork()
 
 
 def _become_watcher(image: int, program: int, path: str) -> NoReturn:
-    """Continues in a second fork, which belongs to nobody once this first one has ended."""
+    """Forks again and ends the first fork, so that the watcher is not a child of the program."""
     status = 1
     try:
         os.setsid()
@@ -155,18 +155,18 @@ def _become_watcher(image: int, program: int, path: str) -> NoReturn:
 
 
 def _take_descriptors(image: int, program: int) -> None:
-    """Leaves the watcher stderr and its own two: a reader of one of the program's pipes waits for all that have it open."""
+    """Closes all descriptors but stderr and the watcher's own: a pipe of the program ends only when nobody has it open."""
     has_stderr = _STDERR not in {image, program} and _is_open(_STDERR)
-    kept = [fcntl.fcntl(each, fcntl.F_DUPFD, _FREE) for each in (image, program)]
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE) for descriptor in (image, program)]
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(_STDERR if has_stderr else _STDERR + 1):
         os.dup2(null, number)
-    for number, each in zip((_IMAGE, _PROGRAM), kept, strict=True):
-        os.dup2(each, number)
-    for each in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - a fork imports nothing
-        if each >= _FREE:
+    for number, copy in zip((_IMAGE, _PROGRAM), copies, strict=True):
+        os.dup2(copy, number)
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - a fork imports nothing
+        if number >= _FREE:
             with suppress(OSError):  # the descriptor of the listing itself
-                os.close(each)
+                os.close(number)
 
 
 def _is_open(descriptor: int) -> bool:
@@ -177,7 +177,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _execute(path: str) -> None:
-    """Runs this file in a fresh interpreter; returns where there is none that is sure to find its library."""
+    """Runs this file in a fresh interpreter; returns if none can be relied on to find its standard library."""
     if sys.executable and not getattr(sys, "frozen", False) and "PYTHONHOME" not in os.environ:
         with suppress(OSError):
             os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, path])  # noqa: S606 - its own
@@ -188,7 +188,7 @@ def _number(header: bytes, at: int) -> int:
 
 
 def _saved(path: str, pid: int, *, is_rank: bool) -> str:
-    """Saves the image; what there is to say of it. Imports nothing: the shell has shown its prompt by now."""
+    """Saves the image; returns the end of the message. Imports nothing, to be fast: the shell's prompt is back already."""
     stem, suffix = os.path.splitext(path)  # noqa: PTH122
     target = f"{stem}.{pid}{suffix}" if _is_of_the_living(path) else path
     try:
@@ -197,14 +197,14 @@ def _saved(path: str, pid: int, *, is_rank: bool) -> str:
         with suppress(OSError):  # the working directory may be removed
             target = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
         return f"could not be saved as {_printable(target)}: {error.strerror}"
-    said = f"is in {_printable(target)}: otel-torchprof recover {_printable(_quoted(target))}"
+    text = f"is in {_printable(target)}: otel-torchprof recover {_printable(_quoted(target))}"
     folder = os.path.dirname(target) or "."  # noqa: PTH120
-    return f"{said}; to compare the ranks: otel-torchprof autopsy {_printable(_quoted(folder))}" if is_rank else said
+    return f"{text}; to compare the ranks: otel-torchprof autopsy {_printable(_quoted(folder))}" if is_rank else text
 
 
 def _quoted(text: str) -> str:
     """A word for a shell, as ``shlex.quote``."""
-    is_plain = bool(text) and all(each.isascii() and (each.isalnum() or each in "@%+=:,./-_") for each in text)
+    is_plain = bool(text) and all(char.isascii() and (char.isalnum() or char in "@%+=:,./-_") for char in text)
     return text if is_plain else "'" + text.replace("'", "'\"'\"'") + "'"
 
 
@@ -213,7 +213,7 @@ def _printable(text: str) -> str:
 
 
 def _is_of_the_living(path: str) -> bool:
-    """Whether the file is a box that its process still writes: it holds a lock then (``box_file.py``)."""
+    """Whether the process of a box still writes it: it holds a lock on the file (``box_file.py``)."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
