@@ -95,14 +95,14 @@ else:
         "profile": "_profile.profile",
         "stream": "_instrument.streaming",
     }
-    """Modules of names that are imported on first access: most of the package.  Names that read settings are not
-    among them: a program may drop its privileges, or change its root, before it creates an exporter."""
+    """Modules of the names that are imported on first access: most of the package. Modules that read settings are
+    imported at once: a program may drop its privileges, or change its root, before it creates an exporter."""
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             return _torch_names.__getattr__(name)
-        globals()[name] = found = getattr(_process_changes.imported(f"{__name__}.{_MODULES[name]}"), name)
-        return found
+        globals()[name] = value = getattr(_process_changes.imported(f"{__name__}.{_MODULES[name]}"), name)
+        return value
 
     def __dir__() -> list[str]:
         return [*{*globals(), *_MODULES}]

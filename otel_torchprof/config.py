@@ -488,14 +488,14 @@ NVTX_LIBRARY = Option(
 )
 
 OPTIONS: tuple[Option, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Option))
-"""All of them, in the order of the documentation."""
+"""All options, in the order of the documentation."""
 
 KEYS: Mapping[str, frozenset[str]] = {
     variable: keys
     for variable in dict.fromkeys(option.variable for option in OPTIONS)
     if (keys := frozenset(option.key for option in OPTIONS if option.variable == variable)) != {""}
 }
-"""Of the variables that have parts."""
+"""Keys of the variables that have parts."""
 
 
 class SourceOptions(TypedDict, total=False):
@@ -536,7 +536,7 @@ def takes_options(kind: type) -> Callable[[_T], _T]:
 
     def decorate(function: Any) -> Any:
         signature = inspect.signature(function)
-        others = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        others = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__)
             for name, annotation in kind.__annotations__.items()
@@ -568,7 +568,9 @@ def checked_arguments(
         check_names(
             name,
             given,
-            dict.fromkeys([*(each.name for each in others if each.kind is not each.VAR_POSITIONAL), *names]),
+            dict.fromkeys(
+                [*(parameter.name for parameter in others if parameter.kind is not parameter.VAR_POSITIONAL), *names]
+            ),
         )
     return {option.argument: option.given(given.get(option.argument)) for option in options}
 
@@ -579,10 +581,10 @@ def of_flags(parsed: Mapping[str, Any], options: Iterable[Option]) -> dict[str, 
     Raises:
         TypeError, ValueError: a value is not allowed; the message has its name, its value and the allowed values.
     """
-    found = {option: parsed.get(option.flag_name) for option in options if option.flag}
+    values = {option: parsed.get(option.flag_name) for option in options if option.flag}
     return {
         option.argument: value if value is True else checked(option.argument, value, option.of_text)
-        for option, value in found.items()
+        for option, value in values.items()
         if value is not None and value is not False
     }
 
@@ -609,12 +611,12 @@ def _parts(variable: str, text: str) -> Mapping[str, str]:
     ends = [*(match.start() for match in begins), len(text)]
     first = text[: ends[0]].strip()
     values = (text[match.end() : end].strip(", ") for match, end in zip(begins, ends[1:], strict=True))
-    found = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
-    for key in sorted(found.keys() - keys):
+    parts = dict(zip((match[1] for match in begins), values, strict=True)) | {"": first}
+    for key in sorted(parts.keys() - keys):
         if key or first:
-            allowed = f"allowed are {', '.join(f'{each}=' for each in sorted(keys) if each)}"
-            _ignored(variable, f"{key}={found[key]}" if key else first, parsers.suggestion(key, keys) or allowed)
-    return found
+            allowed = f"allowed are {', '.join(f'{name}=' for name in sorted(keys) if name)}"
+            _ignored(variable, f"{key}={parts[key]}" if key else first, parsers.suggestion(key, keys) or allowed)
+    return parts
 
 
 on_forget.append(_parts.cache_clear)

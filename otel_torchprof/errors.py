@@ -1,4 +1,4 @@
-"""The exceptions of this package, and what is said of bad values: raised, or warned of once at the line of the user, in text that is safe to print."""
+"""Exceptions of this package, warnings, and texts of messages that are safe to print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
     r"""The text with every character that is not printable as its Python escape: ``\x1b``, ``\u202e``, ``\udc80``.
 
     That covers C0 and C1 controls, DEL, bidirectional overrides, line separators, invisible characters and lone surrogates, so
-    that a name can neither move the cursor nor hide or reorder what stands beside it. Costs 50 ns where nothing is to be escaped.
+    that a name can neither move the cursor nor hide or reorder the text beside it. Costs 50 ns for a printable text.
     """
     if text.isprintable():
         return text
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Likewise of each line: line feeds stay."""
+    """As :func:`printable`, but line feeds stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -37,7 +37,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _URL = r"(?s)//|@|:\d+[/?]|\?.*="
-"""Matches parts of a URL that may carry credentials, which no glob and no list of names contains."""
+"""Matches a URL that may contain credentials, and no glob or list of names."""
 
 
 class TorchProfError(RuntimeError):
@@ -106,13 +106,13 @@ on_forget: list[Callable[[], None]] = []
 
 def once(function: Callable[_P, None]) -> Callable[_P, None]:
     """Decorates a function that warns: a call with the same arguments does nothing until :func:`forget_warnings`."""
-    said: dict[tuple[object, ...], object] = {}
-    on_forget.append(said.clear)
+    calls: dict[tuple[object, ...], object] = {}
+    on_forget.append(calls.clear)
 
     @functools.wraps(function)
     def unless_said(*arguments: _P.args, **named: _P.kwargs) -> None:
         own = object()
-        if said.setdefault((*arguments, *named.items()), own) is own:  # in one go: of two threads one warns
+        if calls.setdefault((*arguments, *named.items()), own) is own:  # atomic: only one of two threads warns
             function(*arguments, **named)
 
     return unless_said

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ON = "on"
 NO_DEVICE = "no device is used"
 """Reason why no device is timed when none was requested."""
-_NOT_ASKED = (f"off: {NO_DEVICE}", "off: not asked for")
+_NOT_REQUESTED = (f"off: {NO_DEVICE}", "off: not asked for")
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Health:
 
     def __str__(self) -> str:
         lost = ", ".join(f"{count} ({reason})" for reason, count in self.dropped.items()) or "none"
-        asked = "".join(
+        requested = "".join(
             f"; {name} {state}"
             for name, state in (("devices", self.devices), ("energy", self.energy))
-            if state not in _NOT_ASKED
+            if state not in _NOT_REQUESTED
         )
         line = (
-            f"operators {self.operators}; labels {self.labels}{asked}; {self.recorded} events recorded, dropped: {lost}; "
+            f"operators {self.operators}; labels {self.labels}{requested}; {self.recorded} events recorded, dropped: {lost}; "
             f"{self.memory_bytes / 2**20:.1f} MiB of {self.memory_limit / 2**20:.0f} MiB used"
         )
         return "\n".join((line, *self.notes))

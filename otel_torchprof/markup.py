@@ -23,8 +23,8 @@ _STYLE = (
     ".otel-torchprof summary{cursor:pointer}"
     "</style>"
 )
-# A handler in an attribute: scripts in an output are not run by every notebook, and know no element of their own in some. The
-# largest numbers come first, and texts in their order; another click reverses it.
+# A handler in an attribute, since not every notebook runs scripts of an output. Sorts numbers from the largest on and texts
+# alphabetically; a second click reverses the order.
 _SORT = (
     "var h=event.target.closest('th');if(h){var b=h.closest('table').tBodies[0],i=h.cellIndex,"
     "k=function(r){var c=r.cells[i];return 'v' in c.dataset?-c.dataset.v:c.textContent},"
@@ -39,9 +39,9 @@ class Cell(NamedTuple):
 
     text: str
     number: float | None = None
-    """What it is sorted by; None: the text."""
+    """Sort key; None: the text."""
     share: float | None = None
-    """Between 0 and 1: a bar of that length stands behind it."""
+    """Length of a bar behind the text, between 0 and 1."""
 
 
 class Heading(NamedTuple):
@@ -49,7 +49,7 @@ class Heading(NamedTuple):
 
     text: str
     is_text: bool = False
-    """Whether it stands on the left; numbers stand on the right."""
+    """Whether the column is aligned left; numbers are aligned right."""
     is_sorted: bool = False
     """Whether the rows are sorted by it, the largest first."""
 
@@ -69,7 +69,7 @@ def block(*parts: str) -> str:
 
 def escaped(text: object) -> str:
     """Escapes a text of any origin, shortens it if it is long, and replaces characters that are not printable."""
-    from html import escape  # brings the names of all characters, which no other use of the package needs
+    from html import escape  # imports a large table of character names, which only notebooks need
 
     shown = str(text)
     if not shown.isprintable():
@@ -89,7 +89,7 @@ def details(title: str, body: str, *, is_open: bool = False) -> str:
 
 def table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], *, hidden: int = 0) -> str:
     """Returns a table that sorts by a clicked heading; ``hidden`` is the number of further rows."""
-    head = "".join(_heading(each) for each in headings)
+    head = "".join(map(_heading, headings))
     body = "".join(f"<tr>{''.join(map(_cell, row, headings))}</tr>" for row in rows)
     more = line(f"and {hidden:,} more") if hidden > 0 else ""
     handler = _SORT.replace("&", "&amp;")  # it has no double quotes

@@ -29,14 +29,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """
     allowed = min(_MOST_MISTAKES, len(word) // 3)
     same_length = (other for other in words if abs(len(other) - len(word)) <= allowed)
-    mistakes, found = min(((_mistakes(word, other), other) for other in same_length), default=(allowed + 1, ""))
-    return found if mistakes <= allowed else ""
+    mistakes, candidate = min(((_mistakes(word, other), other) for other in same_length), default=(allowed + 1, ""))
+    return candidate if mistakes <= allowed else ""
 
 
 def suggestion(word: str, words: Iterable[str]) -> str:
     """Returns the question for a misspelt word, ``did you mean detail?``; empty if no word is near."""
-    found = nearest(word, words)
-    return f"did you mean {found}?" if found else ""
+    candidate = nearest(word, words)
+    return f"did you mean {candidate}?" if candidate else ""
 
 
 def _mistakes(word: str, other: str) -> int:
@@ -45,9 +45,9 @@ def _mistakes(word: str, other: str) -> int:
     last = list(range(len(other) + 1))
     for row, letter in enumerate(word, 1):
         current = [row]
-        for at, wanted in enumerate(other, 1):
-            least = min(last[at] + 1, current[-1] + 1, last[at - 1] + (letter != wanted))
-            if row > 1 and at > 1 and letter == other[at - 2] and word[row - 2] == wanted:
+        for at, target in enumerate(other, 1):
+            least = min(last[at] + 1, current[-1] + 1, last[at - 1] + (letter != target))
+            if row > 1 and at > 1 and letter == other[at - 2] and word[row - 2] == target:
                 least = min(least, before[at - 2] + 1)
             current.append(least)
         before, last = last, current
@@ -58,10 +58,10 @@ def one_of(*words: str) -> Callable[[object], Any]:
     """Returns a check that accepts one of the words, in any case, and raises ValueError for others."""
 
     def check(value: object) -> str:
-        found = value.strip().lower() if isinstance(value, str) else ""
-        if found not in words:
+        text = value.strip().lower() if isinstance(value, str) else ""
+        if text not in words:
             raise ValueError(f"it must be one of {', '.join(map(repr, words))}")
-        return found
+        return text
 
     return check
 
@@ -173,7 +173,7 @@ def share(value: object) -> float:
     Raises:
         ValueError: it is not a share.
     """
-    return _number(value, float, lambda found: 0 < found <= 1, "a number above 0, up to 1")
+    return _number(value, float, lambda fraction: 0 < fraction <= 1, "a number above 0, up to 1")
 
 
 def seconds(value: object) -> float:
@@ -182,7 +182,7 @@ def seconds(value: object) -> float:
     Raises:
         ValueError: it is not a time.
     """
-    return _number(value, float, lambda found: 0 <= found < math.inf, "a number of seconds, 0 or above")
+    return _number(value, float, lambda time: 0 <= time < math.inf, "a number of seconds, 0 or above")
 
 
 def type_of_device(value: object) -> str:
@@ -205,17 +205,17 @@ def whole_number(value: object) -> int:
         ValueError: it is not a count.
     """
     whole = None if isinstance(value, float) else value
-    return _number(whole, int, lambda found: found >= 1, "a whole number above 0")
+    return _number(whole, int, lambda count: count >= 1, "a whole number above 0")
 
 
 def _number(value: Any, kind: type[_Number], allows: Callable[[_Number], bool], allowed: str) -> _Number:
     try:
-        found = None if isinstance(value, bool) else kind(value)
+        converted = None if isinstance(value, bool) else kind(value)
     except (TypeError, ValueError):
-        found = None
-    if found is None or not allows(found):
+        converted = None
+    if converted is None or not allows(converted):
         raise ValueError(f"allowed is {allowed}")
-    return found
+    return converted
 
 
 def share_of_ranks(value: object) -> str | float:
@@ -227,10 +227,10 @@ def share_of_ranks(value: object) -> str | float:
     if isinstance(value, str) and value.strip().lower() in RANK_CHOICES:
         return value.strip().lower()
     try:
-        found = share(value)
+        fraction = share(value)
     except ValueError:
         raise ValueError(f"allowed are {', '.join(RANK_CHOICES)}, and a share above 0, up to 1") from None
-    return "all" if found == 1 else found
+    return "all" if fraction == 1 else fraction
 
 
 class BlackBoxOptions(NamedTuple):
@@ -256,16 +256,16 @@ def black_box(value: object) -> BlackBoxOptions:
     if isinstance(value, BlackBoxOptions):
         return value
     detail, *others = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
-    found = BlackBoxOptions("ops" if detail.lower() == "ops" else "steps")
+    options = BlackBoxOptions("ops" if detail.lower() == "ops" else "steps")
     allowed = "allowed is steps or ops, and after commas a folder with a slash in it, a size such as 32M, hang=60"
     if detail.lower() not in {"steps", "ops"}:
         raise ValueError(allowed)
     for part in others:
-        if "/" in part and not found.directory:
-            found = found._replace(directory=part)
+        if "/" in part and not options.directory:
+            options = options._replace(directory=part)
             continue
-        if part.lower().startswith("hang=") and found.hang is None:
-            found = found._replace(
+        if part.lower().startswith("hang=") and options.hang is None:
+            options = options._replace(
                 hang=_number(part[5:], float, lambda n: 0 < n < math.inf, "hang= with seconds above 0")
             )
             continue
@@ -273,12 +273,12 @@ def black_box(value: object) -> BlackBoxOptions:
             size = byte_size(part)
         except ValueError:
             raise ValueError(allowed) from None
-        if found.size is not None:
+        if options.size is not None:
             raise ValueError(allowed)
         if not _LEAST_BOX <= size <= _LARGEST_BOX:
             raise ValueError("allowed is a size from 1M to 1G")
-        found = found._replace(size=size)
-    return found
+        options = options._replace(size=size)
+    return options
 
 
 def names(text: str) -> frozenset[str]:

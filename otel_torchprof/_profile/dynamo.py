@@ -160,16 +160,16 @@ class Profiler:
             RuntimeError: the profile has not ended, or was not started.
         """
         batch = Batch(self.prof.columns, self.prof.names, self.prof.threads)
-        found = captured(batch, graph_labels_only=True)
+        selection = captured(batch, graph_labels_only=True)
         if should_print_missing():
-            missing = set(batch["id"][found.counts & ~found.captured].tolist())
+            missing = set(batch["id"][selection.counts & ~selection.captured].tolist())
             _print_all_missing(event for event in self.prof.events() if event.id in missing)
         duration = batch["end"] - batch["start"]
-        calls, inside, total = (int(mask.sum()) for mask in (found.region, found.captured, found.counts))
+        calls, inside, total = (int(mask.sum()) for mask in (selection.region, selection.captured, selection.counts))
         unique_graphs, Profiler.unique_graphs = Profiler.unique_graphs, 0
         return ProfileResult(
-            ProfileMetrics(int(duration[found.captured].sum()) / _NS_PER_US, inside, inside - calls, calls),
-            ProfileMetrics(int(duration[found.counts].sum()) / _NS_PER_US, total, total - 1),
+            ProfileMetrics(int(duration[selection.captured].sum()) / _NS_PER_US, inside, inside - calls, calls),
+            ProfileMetrics(int(duration[selection.counts].sum()) / _NS_PER_US, total, total - 1),
             unique_graphs,
         )
 

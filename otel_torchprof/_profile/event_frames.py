@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _NS_PER_US = 1000
 _IF_ANY = (*DEVICE_TIMES, *AMOUNTS, *PEAKS)
-"""Numbers that have a column only where one of them is not 0."""
+"""Numbers that have a column only if one of them is not 0."""
 _TEXTS_IF_ANY = ("input_shapes", "overload_name", "stack")
-"""Texts that have a column only where one of them is not empty."""
+"""Texts that have a column only if one of them is not empty."""
 
 
 def of_columns(source: EventSource) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def of_columns(source: EventSource) -> pd.DataFrame:
         "self_cpu_time_total": view.self_time / _NS_PER_US,
         "scope": batch["scope"][rows].astype(np.int64),
         "sequence_nr": sequence,
-        # Torch gives memory the thread that it was on.
+        # As in torch, a change of memory has its own thread here.
         "fwd_thread": np.where(is_memory, thread, forward),
         "is_async": (batch["flags"][rows] & Flag.ASYNC) != 0,
         "is_user_annotation": batch["scope"][rows] == Scope.USER_SCOPE,
@@ -120,12 +120,12 @@ def _texts(pandas: Any, source: EventSource) -> dict[str, Any]:
         coded["overload_name"] = overloads
     if stacks is not None:
         coded["stack"] = stacks
-    found = {}
+    columns = {}
     for name, (codes, values) in coded.items():
         texts = {code: _text(name, values[code]) for code in distinct_values(codes).tolist()}
         if any(texts.values()):
-            found[name] = _coded(pandas, codes, texts.__getitem__)
-    return found
+            columns[name] = _coded(pandas, codes, texts.__getitem__)
+    return columns
 
 
 def _text(name: str, value: Any) -> str:
@@ -136,7 +136,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _coded(pandas: Any, codes: Array, text_of: Any) -> Any:
-    """A categorical of texts that are known by number; several numbers may have one text."""
+    """A categorical column of texts, from their codes; several codes may have the same text."""
     used, places = np.unique(codes, return_inverse=True)
     numbers: dict[str, int] = {}
     merged = np.array([numbers.setdefault(text_of(index), len(numbers)) for index in used.tolist()], dtype=np.int64)

@@ -1,6 +1,6 @@
-"""What is known of events besides names, times and parents: stacks, overloads, memory and FLOPs, as columns.
+"""Further data of events as columns: stacks, overloads, memory, FLOPs and device times.
 
-Averages, totals, tables, sort keys and the events themselves read these facts from here and nowhere else.
+Averages, totals, tables, sort keys and the events themselves read these only from here.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ AMOUNTS = {
     "self_device_memory_usage": "self_device_memory",
     "flops": "flops",
 }
-"""What averages add up besides times: torch's name of the attribute, and the fact that it is."""
+"""Attributes that averages add up besides times: torch's name, and the column of :class:`EventInfo`."""
 
 DEVICE_TIMES = {"device_time_total": "total", "self_device_time_total": "own"}
-"""Times of devices: torch's name of the attribute, and the field of :class:`DisplayedTimes` that it is, there in ns."""
+"""Device times: torch's name of the attribute, and the field of :class:`DisplayedTimes`, in ns."""
 
 PEAKS = ("cpu_memory_peak", "device_memory_peak")
-"""What averages take the largest of: our own attributes, and the facts of the same names."""
+"""Attributes of which averages have the maximum, and columns of :class:`EventInfo` of the same names; not in torch."""
 
 
 class Values(Protocol):
-    """What codes stand for, made when it is asked for."""
+    """A sequence of values by code; a value may be created on access."""
 
     def __len__(self) -> int: ...
 
@@ -52,7 +52,7 @@ class Values(Protocol):
 
 
 class CodedValues(NamedTuple):
-    """Something that few events differ in: a small number per event, and what each number stands for."""
+    """A column with few distinct values: a code per event, and the value of each code."""
 
     codes: Array
     """Per event an index into ``values``."""
@@ -60,22 +60,21 @@ class CodedValues(NamedTuple):
     """Each value once, so that two events have the same code if and only if they have the same value."""
 
     def used(self) -> list[Any]:
-        """The values that some event has."""
+        """The values that occur."""
         return [self.values[code] for code in distinct_values(self.codes).tolist()]
 
 
 class CodedStacks(NamedTuple):
-    """As :class:`CodedValues`, of stacks, which are too many and too deep to make all of them."""
+    """As :class:`CodedValues`, for stacks; they are created on access, since all of them would need too much memory."""
 
     codes: Array
     values: Stacks
 
 
 class EventInfo:
-    """One entry per position of a view, worked out when it is first asked for; None for what was not recorded.
+    """Columns with one entry per position of a view, computed on first access; None for data that was not recorded.
 
-    Every fact is one method; what is added up is int64, or float64. Reading is thread-safe: two threads may work out the
-    same fact, with the same result.
+    Columns that averages add up are int64 or float64. Reading is thread-safe: two threads may compute the same column.
     """
 
     def __init__(self, view: TreeView, *, with_flops: bool = False, with_devices: bool = False) -> None:
@@ -107,17 +106,17 @@ class EventInfo:
 
     @cached_property
     def cpu_memory_peak(self) -> Array | None:
-        """Most bytes in use on the CPU, as torch reported them at the allocations in each event; 0 where there was none."""
+        """Most bytes in use on the CPU, as torch reported them at the allocations in each event; 0 without allocations."""
         return None if self._peaks is None else self._peaks.cpu
 
     @cached_property
     def device_memory_peak(self) -> Array | None:
-        """Likewise on a device, of several the one with the most."""
+        """Most bytes in use on a device, as :attr:`cpu_memory_peak`; of several devices, on the one with the most."""
         return None if self._peaks is None else self._peaks.device
 
     @cached_property
     def flops(self) -> Array | None:
-        """Floating point operations of each event, 0 where they are not known."""
+        """Floating point operations of each event; 0 if unknown."""
         return flops_of(self.view.batch)[self.view.rows].astype(np.int64) if self._with_flops else None
 
     @cached_property
@@ -132,26 +131,26 @@ class EventInfo:
 
     @cached_property
     def device_times(self) -> DisplayedTimes | None:
-        """How long devices worked for each event, ns."""
+        """Device times of each event, ns."""
         return displayed_times(self.view) if self._with_devices else None
 
     def device_time(self, name: str) -> Array | None:
-        """The column of a time of devices, by torch's name of the attribute, ns; None where it is 0 for every event."""
+        """The column of a device time, by torch's name of the attribute, ns; None if no device was timed."""
         times = self.device_times
         return None if times is None else getattr(times, DEVICE_TIMES[name])
 
     def amount(self, name: str) -> Array | None:
-        """The column of an attribute of :data:`AMOUNTS` or :data:`PEAKS`; None where it is 0 for every event."""
+        """The column of an attribute of :data:`AMOUNTS` or :data:`PEAKS`; None if it was not recorded."""
         column: Array | None = getattr(self, AMOUNTS.get(name, name))
         return column
 
     def amounts(self) -> dict[str, Array]:
         """Every recorded column that averages add up, by torch's name of the attribute."""
-        found = {name: self.amount(name) for name in AMOUNTS}
-        return {name: column for name, column in found.items() if column is not None}
+        columns = {name: self.amount(name) for name in AMOUNTS}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def peaks(self) -> dict[str, Array]:
-        """Every recorded column that averages take the largest of, by the name of the attribute."""
+        """Every recorded column of which averages have the maximum, by the name of the attribute."""
         return {name: column for name in PEAKS if (column := self.amount(name)) is not None}
 
     @cached_property

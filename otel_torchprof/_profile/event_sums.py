@@ -1,4 +1,4 @@
-"""What is asked of all recorded events at once, answered from columns: sums, tables, stacks."""
+"""Averages, totals, tables and stacks of all recorded events, computed from columns."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ _NS_PER_US = 1000
 def averages(
     source: EventSource, by_shapes: bool, stack_n: int = 0, by_overload: bool = False, with_calls: bool = True
 ) -> Iterator[FunctionEventAvg]:
-    """One average per name, and per what else is asked for; makes the first event of each.
+    """Yields one average per name and, on request, per shapes, stack and overload. Creates the first event of each.
 
-    ``with_calls``: of calls of Python functions too.
+    Args:
+        source: the events.
+        by_shapes: whether input shapes are part of the key.
+        stack_n: number of innermost stack frames in the key.
+        by_overload: whether the overload is part of the key.
+        with_calls: whether to include calls of Python functions.
     """
     splits: list[Array] = []
     if by_shapes:
@@ -48,14 +53,14 @@ def averages(
     amounts = {name: column.tolist() for name, column in (*sums.amounts.items(), *sums.peaks.items())}
     for group, times in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         first, count, total, own = times
-        if not with_calls and source.value("kind", first) == Kind.FRAME:  # and so all others of the group
+        if not with_calls and source.value("kind", first) == Kind.FRAME:  # all events of a group have one kind
             continue
         rest = {name: values[group] for name, values in amounts.items()}
         yield _average(source.event(first), count, total, own, rest)
 
 
 def total(source: EventSource) -> FunctionEventAvg:
-    """The sum of all events; like torch's it is described by the last one."""
+    """The sum of all events; as in torch, fields that are not sums are those of the last event."""
     if not len(source):
         return FunctionEventAvg()
     total, own = int(source.view.duration.sum()), int(source.view.self_time.sum())
@@ -65,33 +70,33 @@ def total(source: EventSource) -> FunctionEventAvg:
 
 
 def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[str]], str]) -> Iterator[tuple[str, int]]:
-    """The text of the stack, and whole microseconds, of every event that has both; ``attribute`` is a self time."""
+    """Yields stack text and whole microseconds of every event that has both; ``attribute`` is a self time."""
     stacks, times = source.info.stack_codes, _self_times(source, attribute)
     if stacks is None or times is None:
         return
     values = times // _NS_PER_US
-    chosen_ones = np.flatnonzero((values > 0) & (stacks.codes > 0))
-    # What runs one after another often has one stack; all texts at once would be larger than all events.
+    positions = np.flatnonzero((values > 0) & (stacks.codes > 0))
+    # Consecutive events often have the same stack; all texts at once would need more memory than all events.
     text = functools.lru_cache(maxsize=1024)(lambda code: text_of(stacks.values[code]))
-    for code, value in zip(stacks.codes[chosen_ones].tolist(), values[chosen_ones].tolist(), strict=True):
+    for code, value in zip(stacks.codes[positions].tolist(), values[positions].tolist(), strict=True):
         yield text(code), value
 
 
 def merged_values(
     source: EventSource, attribute: str, text_of: Callable[[list[str]], str]
 ) -> Iterator[tuple[str, int]]:
-    """The text of all frames, a call's own among them, and whole microseconds, once for all events that have the same."""
+    """Yields stack text, including the call's own frame, and whole microseconds; once per stack."""
     times = _self_times(source, attribute)
     if times is None:
         return
     batch, rows, stacks = source.batch, source.view.rows, source.info.stack_codes
     codes = np.zeros(len(rows), dtype=np.int64) if stacks is None else stacks.codes.astype(np.int64)
-    # The call's own name, 0 for what is no call.
+    # The call's own name plus 1; 0 for other events.
     own = np.where(batch["kind"][rows] == Kind.FRAME, batch["name"][rows].astype(np.int64) + 1, 0)
     pairs, first, place = np.unique(np.stack((codes, own)), axis=1, return_index=True, return_inverse=True)
     sums = np.zeros(len(first), dtype=np.int64)
     np.add.at(sums, place.reshape(-1), times)
-    merged: dict[str, int] = {}  # what a call has itself, and what an operator in it has, are under the same frames
+    merged: dict[str, int] = {}  # a call and an operator inside it have the same text
     for at in np.argsort(first).tolist():
         code, name = pairs[:, at].tolist()
         if code or name:
@@ -102,7 +107,7 @@ def merged_values(
 
 
 def table_info(source: EventSource) -> Info:
-    """What a table of these events has to know."""
+    """Summary of all events that a table needs."""
     names, view, info = source.batch.names, source.view, source.info
     used = distinct_values(source.batch["name"][view.rows]).tolist()
     keys, texts = shape_keys(source.batch)
@@ -126,7 +131,7 @@ def table_info(source: EventSource) -> Info:
 
 
 def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> Iterator[RecordedEvent]:
-    """The events in the order of a table, made when asked for; all at once only for a key that no column has."""
+    """Yields the events in the order of a table. Creates all events at once only if no column has the sort key."""
     order: Array = np.arange(len(source))
     if sort_by is not None:
         attribute = attribute_of(sort_by)
@@ -134,7 +139,7 @@ def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> It
             source.make(0, len(source))
             return chosen_objects(list.copy(source.slots), sort_by, top_level_only)
         column = _sorted_by(source, attribute)
-        # The other keys, such as the count, are the same for all recorded events and leave them as they stand.
+        # Other keys, such as the count, are equal for all events, and sorting by them changes nothing.
         if column is not None:
             order = np.argsort(-column, kind="stable")
     if top_level_only:
@@ -143,7 +148,7 @@ def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> It
 
 
 def _sorted_by(source: EventSource, attribute: str) -> Array | None:
-    """The column of a usual sort key; None where all events have the same value."""
+    """The column of a sort key; None if all events have the same value."""
     if attribute in {"cpu_time", "cpu_time_total"}:
         return source.view.duration
     if attribute == "self_cpu_time_total":
@@ -155,12 +160,12 @@ def _sorted_by(source: EventSource, attribute: str) -> Array | None:
 
 
 def _self_times(source: EventSource, attribute: str) -> Array | None:
-    """A self time of all events, ns; None where no device reported any."""
+    """The column of a self time, ns; None if no device was timed."""
     return source.view.self_time if attribute == "self_cpu_time_total" else source.info.device_time(attribute)
 
 
 def _added_up(source: EventSource) -> dict[str, Array]:
-    """Every column that averages add up besides the times of the CPU."""
+    """All recorded columns that averages add up besides CPU times."""
     info = source.info
     times = {name: info.device_time(name) for name in DEVICE_TIMES}
     return info.amounts() | {name: column for name, column in times.items() if column is not None}

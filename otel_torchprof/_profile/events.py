@@ -127,7 +127,7 @@ class EventList(list[_Event]):
         30 to 60 ns per event.
         """
         source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
-        # One slot per event keeps len() and C code that looks into the list honest: it finds None, never too few items.
+        # One slot per event, None until the event is created, so that len() and C code see the right length.
         events: EventList[Any] = cls(
             repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops
         )
@@ -206,8 +206,8 @@ class EventList(list[_Event]):
         total = f"Self CPU time total: {options.time(info.self_cpu_total)}"
         if info.has_device_time:
             total += f", on {info.use_device}: {options.time(info.self_device_total)}"
-        found = html_table(info, rows, options, total=len(self), row_limit=row_limit, sort_by=sort_by)
-        return markup.block(found, markup.line(total))
+        rows_html = html_table(info, rows, options, total=len(self), row_limit=row_limit, sort_by=sort_by)
+        return markup.block(rows_html, markup.line(total))
 
     def _repr_html_(self) -> str | None:
         """HTML for a notebook; None if that fails, so that the notebook displays the text."""
@@ -344,23 +344,23 @@ class EventList(list[_Event]):
         attribute = attribute_of(metric)
         source = self._columns()
         if merged:
-            found = (
+            lines = (
                 self._merged_values(attribute)
                 if source is None
                 else event_sums.merged_values(source, attribute, _folded)
             )
         else:
-            found = (
+            lines = (
                 self._stack_values(attribute) if source is None else event_sums.stack_values(source, attribute, _folded)
             )
         with Path(path).open("w", encoding="utf-8") as file:
-            file.writelines(f"{frames} {value}\n" for frames, value in found)
+            file.writelines(f"{frames} {value}\n" for frames, value in lines)
 
     def _stack_values(self, attribute: str) -> Iterator[tuple[str, int]]:
         """Yields stack text and whole microseconds of every event that has both."""
         for event in self:
             stack = event.stack or []
-            # The float that is left of 6 us without its children may be just under 6.
+            # Rounded first: 6 us as a difference of floats may be just below 6.
             value = int(round(getattr(event, attribute), 5)) if stack else 0
             if value > 0:
                 yield _folded(stack), value
@@ -497,21 +497,21 @@ for _name in _CHANGES.split():
     setattr(EventList, _name, _prepared(_name, EventList._settle))  # noqa: SLF001
 
 
-# ---- sums that were kept without any event, as the list that ``key_averages()`` gives ----
+# ---- sums without events, as the list that ``key_averages()`` returns ----
 
 _NS_PER_US = 1000
 
 
 def averages_list(sums: Iterable[Average], use_device: str | None = None) -> EventList[FunctionEventAvg]:
-    """One FunctionEventAvg per name, times in us. They know sums only: no shapes, stacks, parents or children.
+    """One FunctionEventAvg per name, times in us, with sums only: no shapes, stacks, parents or children.
 
-    ``use_device`` names the device whose times are among the sums; None where there are none.
+    ``use_device`` names the device whose times are among the sums; None if there are none.
     """
     return EventList([_average(entry, use_device) for entry in sums], use_device=use_device)
 
 
 def printable_table(averages: EventList, sort_by: str, row_limit: int) -> str:
-    """The table for a terminal: names are made printable, in the list too."""
+    """The table for a terminal. Makes the names printable, in the list too."""
     for average in averages:
         average.key = printable(average.key)
     return averages.table(sort_by=sort_by, row_limit=row_limit)
@@ -529,7 +529,7 @@ def _average(entry: Average, use_device: str | None) -> FunctionEventAvg:
     average.use_device = use_device
     average.is_legacy = (
         use_device is not None
-    )  # as of recorded events, whose times of devices then count in a table's sum
+    )  # as for recorded events: only then does a table's sum include device times
     average.scope = int(Scope.USER_SCOPE if entry.is_label else Scope.FUNCTION)
     average.is_user_annotation = entry.is_label
     average.input_shapes = ""
@@ -546,9 +546,9 @@ _NO_ARGUMENTS = '"args": {}}'
 
 
 def slices_of_columns(source: EventSource) -> Iterator[str]:
-    """The slices of recorded events, many at a time; makes none of the events. Memory is none of them."""
+    """Yields the slices of recorded events, a block at a time, without creating event objects. Omits memory events."""
     batch, times = source.batch, source.info.device_time("device_time_total")
-    chosen = np.flatnonzero(batch["kind"][source.view.rows] != MEMORY_KIND)  # which has no name in a trace, as in torch
+    chosen = np.flatnonzero(batch["kind"][source.view.rows] != MEMORY_KIND)  # as in torch, memory is not in this trace
     rows = source.view.rows[chosen]
     launches = np.zeros(len(rows), dtype=np.bool_) if times is None else times[chosen] != 0
     used = distinct_values(batch["name"][rows]).tolist()
@@ -572,7 +572,7 @@ def slices_of_columns(source: EventSource) -> Iterator[str]:
 
 
 def slices_of(events: Iterable[Any], use_device: str | None) -> Iterator[str]:
-    """The slices of events that are objects, each followed by the begins of the arrows to its kernels."""
+    """Yields the slices of event objects, each followed by the begins of the arrows to its kernels."""
     arrows = 0
     for event in events:
         if event.trace_name is None:
@@ -589,7 +589,7 @@ def slices_of(events: Iterable[Any], use_device: str | None) -> Iterator[str]:
 
 
 def _arrow(name: str, start: float, tid: int, number: int, use_device: str | None) -> str:
-    """The begin of an arrow to what a device did; ``name`` is JSON."""
+    """The begin of an arrow to work on a device; ``name`` is JSON."""
     return (
         f'{{"name": {name}, "ph": "s", "ts": {start}, "tid": {tid}, {_PROCESS}'
         f'"id": {number}, "cat": "cpu_to_{use_device or "cuda"}", {_NO_ARGUMENTS}'
@@ -597,7 +597,7 @@ def _arrow(name: str, start: float, tid: int, number: int, use_device: str | Non
 
 
 def joined(slices: Iterable[str]) -> Iterator[bytes]:
-    """The document, in pieces of about 1 MiB."""
+    """Yields the JSON document, in pieces of about 1 MiB."""
     piece, size, before = ["["], 1, ""
     for text in slices:
         piece += before, text

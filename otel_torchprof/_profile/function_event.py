@@ -432,11 +432,11 @@ def _require_cpu(event: FunctionEvent, what: str) -> None:
         raise ValueError(f"event {event.name!r} ran on {event.device_type}: only CPU events have {what}")
 
 
-def _renamed(event: object, old: str, new: str, answer: str = "") -> Any:
-    """Warns of a deprecated attribute and returns the value of the new one, or that of ``answer``."""
-    # Worded as torch's, so that filters of warnings that name it take ours too.
+def _renamed(event: object, old: str, new: str, attribute: str = "") -> Any:
+    """Warns of a deprecated attribute and returns the value of the new one, or that of ``attribute``."""
+    # The wording is torch's, so that filters for torch's warning match this one too.
     warnings.warn(f"`{old}` is deprecated. Use `{new}` instead.", FutureWarning, stacklevel=3)
-    return getattr(event, answer or new)
+    return getattr(event, attribute or new)
 
 
 def _metadata_json(event: FunctionEvent) -> Any:
@@ -444,7 +444,7 @@ def _metadata_json(event: FunctionEvent) -> Any:
     return _renamed(event, "metadata_json", "event_metadata", "_metadata_json")
 
 
-# The constructor has an argument of this name, whose default would take the place of a property in the class's body.
+# Set here, since in the class body a property of this name would be the default of the constructor's argument.
 FunctionEvent.metadata_json = property(_metadata_json)  # type: ignore[attr-defined]
 
 
@@ -458,8 +458,8 @@ class EventMetadata(NamedTuple):
     name.
 
     Examples:
-        >>> found = otp.EventMetadata.of({"stream": "7", "grid": "[8, 1, 1]"})
-        >>> found.stream, found.grid
+        >>> metadata = otp.EventMetadata.of({"stream": "7", "grid": "[8, 1, 1]"})
+        >>> metadata.stream, metadata.grid
         (7, [8, 1, 1])
     """
 
@@ -506,8 +506,8 @@ class EventMetadata(NamedTuple):
         Raises:
             ValueError: a text is not a value of its type.
         """
-        found = {_FIELDS[key]: text for key, text in texts.items() if key in _FIELDS and text is not None}
-        return cls(**{field: _READERS[field](text) for field, text in found.items()}) if found else None
+        known = {_FIELDS[key]: text for key, text in texts.items() if key in _FIELDS and text is not None}
+        return cls(**{field: _READERS[field](text) for field, text in known.items()}) if known else None
 
 
 def _unquoted(text: str) -> str:
@@ -562,7 +562,7 @@ _KEYS: tuple[tuple[Callable[[str], Any], dict[str, str]], ...] = (
     ),
     (_truth, {"Is asynchronized op": "is_async"}),
 )
-"""Parsers of texts, each with Kineto's keys for it and the fields of these."""
+"""Parsers of texts, each with the Kineto keys that it parses and their fields."""
 
 _FIELDS = {key: field for _, fields in _KEYS for key, field in fields.items()}
 _READERS = {field: read for read, fields in _KEYS for field in fields.values()}
@@ -640,7 +640,7 @@ def _demangled_by_the_system(name: str) -> str:
 @functools.cache
 def _cxx_functions() -> tuple[Any, Any] | None:
     """``__cxa_demangle`` of the system's C++ library, and the ``free`` for what it returns; None without one."""
-    # By its path on macOS, where a name alone is also looked for in the working directory.
+    # By its path on macOS, where a bare name is also searched for in the working directory.
     for file in ("/usr/lib/libc++abi.dylib",) if sys.platform == "darwin" else ("libstdc++.so.6", "libc++abi.so.1"):
         try:
             library = ctypes.CDLL(file)

@@ -82,7 +82,7 @@ def kineto_available() -> bool:
     return bool(torchs())
 
 
-# ---- what a Chrome trace shows where some types of activities only were asked for ----
+# ---- filters of activity types, applied to Chrome traces ----
 
 _GROUPS = {
     ProfilerActivity.CUDA: (DeviceType.CUDA, DeviceType.HIP),
@@ -92,11 +92,11 @@ _GROUPS = {
     ProfilerActivity.PrivateUse1: (DeviceType.PrivateUse1,),
 }
 _WORK = frozenset(("CONCURRENT_KERNEL", "HPU_OP", "MTIA_CCP_EVENTS"))
-"""What devices do for operators; here it is told by the span around all of it."""
+"""Activity types of work on devices; here the device time of an operator stands for all of them."""
 
 
 def displayed_events(batch: Batch, filters: Filters) -> Batch:
-    """Without what the filter of the CPU's group leaves out."""
+    """The batch without events that the filter of the CPU's group excludes."""
     types = filters.get(ProfilerActivity.CPU)
     if types is None:
         return batch
@@ -110,7 +110,7 @@ def displayed_events(batch: Batch, filters: Filters) -> Batch:
 
 
 def displayed_devices(batch: Batch, filters: Filters) -> Batch:
-    """With all events, but without the times of devices that the filters of the devices' groups leave out."""
+    """The batch with all events, without device times that the filters of the devices' groups exclude."""
     devices = batch.devices
     if devices is None or not any(group in filters for group in _GROUPS):
         return batch
@@ -125,7 +125,7 @@ def displayed_devices(batch: Batch, filters: Filters) -> Batch:
 
 
 def _of_annotations(batch: Batch, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which events, by id, are labels or modules."""
+    """For each event id, whether the event is a label or a module."""
     annotation = np.isin(batch["kind"], (Kind.LABEL, Kind.MODULE)) | (batch["scope"] == Scope.USER_SCOPE)
     rows = rows_of(batch, events)
     return np.where(rows >= 0, np.append(annotation, False)[rows], False)
@@ -135,7 +135,7 @@ def _of_annotations(batch: Batch, events: npt.NDArray[np.uint64]) -> npt.NDArray
 
 
 _CUDA_TYPES, _PRIVATE_USE = (1, 6), 20
-"""``c10::DeviceType`` whose times torch tells under one name."""
+"""Values of ``c10::DeviceType``: those that torch reports as CUDA, and that of private backends."""
 
 
 class KinetoEvent:
@@ -172,15 +172,15 @@ class KinetoEvent:
         return "user_annotation" if self.is_user_annotation() else "cpu_op"
 
     def start_ns(self) -> int:
-        """Unix time."""
+        """Returns the start, Unix ns."""
         return self._node.start
 
     def end_ns(self) -> int:
-        """Unix time."""
+        """Returns the end, Unix ns."""
         return self._node.end
 
     def duration_ns(self) -> int:
-        """Its end minus its start."""
+        """Returns end minus start."""
         return self._node.end - self._node.start
 
     def device_type(self) -> Any:
@@ -195,15 +195,15 @@ class KinetoEvent:
         return index
 
     def device_resource_id(self) -> int:
-        """The system's number of its thread."""
+        """Returns the system's id of its thread."""
         return self._node.thread("thread").os_tid
 
     def start_thread_id(self) -> int:
-        """Torch's number of the thread that it began on."""
+        """Returns torch's id of the thread on which it began."""
         return self._node.thread("thread").number
 
     def end_thread_id(self) -> int:
-        """Torch's number of the thread that it ended on."""
+        """Returns torch's id of the thread on which it ended."""
         return self._node.thread("thread" if self._node.is_memory else "end_thread").number
 
     def is_async(self) -> bool:
@@ -227,7 +227,7 @@ class KinetoEvent:
         return self._node.sequence_nr
 
     def fwd_thread_id(self) -> int:
-        """Torch's number of the thread of the forward operator; 0 for none."""
+        """Returns torch's id of the thread of the forward operator; 0 for none."""
         return self._node.forward_thread
 
     def scope(self) -> int:
@@ -240,7 +240,7 @@ class KinetoEvent:
         return self.scope() == Scope.USER_SCOPE
 
     def is_hidden_event(self) -> bool:
-        """False: there are none."""
+        """Returns False: no event is hidden."""
         return False
 
     def is_python_function(self) -> bool:
@@ -248,7 +248,7 @@ class KinetoEvent:
         return bool(self._column("kind", 0) == Kind.FRAME)
 
     def python_id(self) -> int:
-        """Torch's number of a call; -1 of what is none."""
+        """Returns torch's number of the call; -1 for other events."""
         return self._node.python_id("own")
 
     def python_parent_id(self) -> int:
@@ -256,42 +256,42 @@ class KinetoEvent:
         return self._node.python_id("caller")
 
     def python_module_id(self) -> int:
-        """Of a call of a module, which one of its class; -1 of what is none."""
+        """Returns torch's number of the called module among those of its class; -1 for other events."""
         return self._node.python_id("module")
 
     def overload_name(self) -> str:
-        """Of an operator, where overloads were recorded."""
+        """Returns the overload of an operator, if overloads were recorded; else empty."""
         return str(self._inputs(inputs.overload_name, ""))
 
     def shapes(self) -> list[list[int]]:
-        """Per input its dimensions."""
+        """Returns the dimensions of each input."""
         return self._inputs(inputs.input_shapes, [])  # type: ignore[no-any-return]  # what it reads
 
     def structured_input_shapes(self) -> list[Any]:
-        """The same with lists of tensors as lists."""
+        """Returns the dimensions of each input; a list of tensors has a list of them."""
         return self._inputs(inputs.structured_input_shapes, [])  # type: ignore[no-any-return]  # what it reads
 
     def structured_input_strides(self) -> list[Any]:
-        """Per input its strides."""
+        """Returns the strides of each input."""
         return self._inputs(inputs.structured_input_strides, [])  # type: ignore[no-any-return]  # what it reads
 
     def dtypes(self) -> list[str]:
-        """Per input its type."""
+        """Returns the type of each input."""
         return self._inputs(inputs.input_dtypes, [])  # type: ignore[no-any-return]  # what it reads
 
     def concrete_inputs(self) -> list[Any]:
-        """Per input its value, of scalars and lists of them."""
+        """Returns the value of each input that is a scalar or a list of scalars."""
         return self._inputs(inputs.concrete_inputs, [])  # type: ignore[no-any-return]  # what it reads
 
     def kwinputs(self) -> dict[str, Any]:
-        """Values by keyword."""
+        """Returns the inputs that were passed by keyword."""
         return self._inputs(inputs.kwinputs, {})  # type: ignore[no-any-return]  # what it reads
 
     def stack(self) -> list[str]:
-        """Of an operator or label, the calls around it, innermost first."""
+        """Returns the calls that enclose an operator or label, innermost first; empty for other events."""
         if self._node.tag != "TorchOp":
             return []
-        return [node.name for node in self._node.around() if node.tag in {"PyCall", "PyCCall"}]
+        return [node.name for node in self._node.ancestors() if node.tag in {"PyCall", "PyCCall"}]
 
     def nbytes(self) -> int:
         """Returns the size of an allocation in bytes, negative for a release; 0 for other events."""
@@ -299,7 +299,7 @@ class KinetoEvent:
         return size
 
     def flops(self) -> int:
-        """What the operator computes by its inputs; 0 where that is not known or was not asked for."""
+        """Returns the operator's floating point operations, from its inputs; 0 if unknown or not requested."""
         return 0 if self._node.is_memory else int(self._node.nodes.flops[self._node.row])
 
     def cuda_elapsed_us(self) -> int:
@@ -311,11 +311,11 @@ class KinetoEvent:
         return self._node.device_us((_PRIVATE_USE,))
 
     def flow_id(self) -> int:
-        """Number of the arrow from a forward operator to its backward function; 0 for none."""
+        """Returns the number of the arrow from a forward operator to its backward function; 0 for none."""
         return self._flow()[0]
 
     def flow_type(self) -> int:
-        """1 at an end of an arrow; else 0."""
+        """Returns 1 if an arrow begins or ends here; else 0."""
         return int(self._flow()[0] > 0)
 
     def flow_start(self) -> bool:
@@ -323,15 +323,15 @@ class KinetoEvent:
         return self._flow()[1]
 
     def metadata_json(self) -> str:
-        """Empty: there is none."""
+        """Returns an empty text: recorded events have no metadata."""
         return ""
 
     def extra_meta(self) -> dict[str, str]:
-        """Empty: there is none."""
+        """Returns an empty dictionary: recorded events have no metadata."""
         return {}
 
     def typed_metadata(self) -> dict[str, Any]:
-        """Empty: there is none."""
+        """Returns an empty dictionary: recorded events have no metadata."""
         return {}
 
 
@@ -357,20 +357,20 @@ class TraceActivity:
         self.flow_start = event.flow_start
 
     def device_id(self) -> int:
-        """The process: nothing that a device did is an event of its own."""
+        """Returns the process: no event is one of a device."""
         return os.getpid()
 
     def linked_activity(self) -> None:
-        """None: it is no kernel of another event's."""
+        """Returns None: no event is a kernel."""
         return
 
     def metadata_json(self) -> str:
-        """Its arguments as JSON, without the braces."""
+        """Returns its arguments as JSON, without the braces."""
         return json.dumps({key: value for key, value in self._arguments.items() if key != "External id"})[1:-1]
 
 
 def arguments_of(batch: Batch) -> Sequence[Mapping[str, Any]]:
-    """What each event, and behind these all memory, has as ``args`` in the Chrome trace."""
+    """The ``args`` of each event, and after these of each change of memory, in the Chrome trace."""
     written = json.loads(b"".join(chrome.encode(batch)))["traceEvents"]
     events = [event for event in written if event.get("cat") in _ON_TRACKS and event["ph"] in "Xb"]
     memory = [event for event in written if event.get("cat") == "cpu_instant_event"]

@@ -61,10 +61,10 @@ def function_events(lists: Sequence[Sequence[LegacyEvent]]) -> list[FunctionEven
     start = next((e for e in itertools.chain.from_iterable(lists) if e.name() == "__start_profile"), None)
     if start is None or start.is_remote():
         raise TorchProfError("Expected a valid local start_record: could not find __start_profile mark")
-    found = [event for events in lists for event in _Pairing(start).paired(events)]
+    function_events_by_time = [event for events in lists for event in _Pairing(start).paired(events)]
     # Of events with equal starts the longest comes first: it encloses the others.
-    found.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
-    return found
+    function_events_by_time.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+    return function_events_by_time
 
 
 class _Pairing:
@@ -77,17 +77,17 @@ class _Pairing:
 
     def paired(self, events: Sequence[LegacyEvent]) -> Iterator[FunctionEvent]:
         """Returns the events in the order of their ends, and top-level changes of memory."""
-        passed_over: set[_Key] = set()
+        skipped: set[_Key] = set()
         previous: LegacyEvent | None = None
         for event in events:
             key = event.handle(), event.node_id()
             kind = event.kind()
-            if _filter_name(event.name()) or key in passed_over:
-                passed_over.add(key)
+            if _filter_name(event.name()) or key in skipped:
+                skipped.add(key)
                 continue
             if kind == "push":
                 if previous is not None and _repeats(previous, event):
-                    passed_over.add(key)
+                    skipped.add(key)
                     continue
                 self._begins[key], self._memory[key] = event, (0, 0)
             elif kind == "pop":
@@ -123,7 +123,7 @@ class _Pairing:
             is_legacy=True,
             flops=begin.flops(),
         )
-        # Of asynchronous events only the total time on the CPU is known.
+        # Asynchronous events have no device time, as in torch.
         if has_device and not event.is_async:
             duration = begin.cuda_elapsed_us(end)
             if duration > 0:
@@ -321,7 +321,7 @@ class profile:  # noqa: N801 - torch's name
         exc_value: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        # A child that was forked within the block leaves it too: its parent records, not it.
+        # A child that was forked inside the block leaves it too, but only the parent records.
         if not self.enabled or self._pid != os.getpid():
             return
         if self.use_cuda:

@@ -197,9 +197,9 @@ class LegacyEvent:
         """Returns the index of the device of its device event; -1 for none."""
         return self._device
 
-    def set_device_event(self, found: OnDevice) -> None:
+    def set_device_event(self, device_event: OnDevice) -> None:
         """Sets the device event of a local event."""
-        self._device, self._device_event = found.device, found
+        self._device, self._device_event = device_event.device, device_event
 
     def set_cuda_us(self, cuda_us: int) -> None:
         """Sets the device time, which replaces the device event in another process."""
@@ -305,31 +305,31 @@ def _checked(values: Any) -> list[Any]:
     if not values or type(values[0]) is not int or values[0] != SERIAL_VERSION:
         version = repr(values[0]) if values else "none"
         raise ValueError(f"a serialized LegacyEvent of version {version}: this package reads version {SERIAL_VERSION}")
-    found = values[1:]
-    if len(found) != len(_FIELDS):
+    fields = values[1:]
+    if len(fields) != len(_FIELDS):
         raise ValueError(
             f"Expected {len(_FIELDS) + 1} elements to reconstruct LegacyEvent, a version and {len(_FIELDS)} values, but got {len(values)}"
         )
-    for (field, kind), value in zip(_FIELDS, found, strict=True):
+    for (field, kind), value in zip(_FIELDS, fields, strict=True):
         if type(value) is not kind:
             raise ValueError(f"{field} of a serialized LegacyEvent is {value!r}; it must be a {kind.__name__}")
-    _check_ranges(dict(zip((field for field, _ in _FIELDS), found, strict=True)))
-    return found
+    _check_ranges(dict(zip((field for field, _ in _FIELDS), fields, strict=True)))
+    return fields
 
 
-def _check_ranges(found: dict[str, Any]) -> None:
-    if found["kind"] not in _KIND_TEXT:
-        raise ValueError(f"kind of a serialized LegacyEvent is {found['kind']}; allowed are 0 to {max(_KIND_TEXT):d}")
-    if found["cpu_ns"] <= 0:
-        raise ValueError(f"cpu_ns of a serialized LegacyEvent is {found['cpu_ns']}; it must be above 0")
-    for shape in found["shapes"]:
+def _check_ranges(fields: dict[str, Any]) -> None:
+    if fields["kind"] not in _KIND_TEXT:
+        raise ValueError(f"kind of a serialized LegacyEvent is {fields['kind']}; allowed are 0 to {max(_KIND_TEXT):d}")
+    if fields["cpu_ns"] <= 0:
+        raise ValueError(f"cpu_ns of a serialized LegacyEvent is {fields['cpu_ns']}; it must be above 0")
+    for shape in fields["shapes"]:
         if not (isinstance(shape, list) and all(type(size) is int for size in shape)):
             raise ValueError(f"shapes of a serialized LegacyEvent has {shape!r}; each must be a list of int")
-    if found["has_cuda"] is (found["device"] == -1):
-        raise ValueError(f"a serialized LegacyEvent has has_cuda {found['has_cuda']} and device {found['device']}")
-    if found["has_cuda"] and min(found["device"], found["cuda_us"]) < 0:
+    if fields["has_cuda"] is (fields["device"] == -1):
+        raise ValueError(f"a serialized LegacyEvent has has_cuda {fields['has_cuda']} and device {fields['device']}")
+    if fields["has_cuda"] and min(fields["device"], fields["cuda_us"]) < 0:
         raise ValueError(
-            f"a serialized LegacyEvent of device {found['device']} has cuda_us {found['cuda_us']}: neither may be below 0"
+            f"a serialized LegacyEvent of device {fields['device']} has cuda_us {fields['cuda_us']}: neither may be below 0"
         )
 
 
@@ -412,21 +412,22 @@ class ResolvedEvents:
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        self._found: dict[int, tuple[int, int, int]] = {}
+        self._times: dict[int, tuple[int, int, int]] = {}
+        """Device, start and duration in ns, by event id."""
         for batch in batches:
             if batch.devices is not None:
                 columns = (batch.devices[name].tolist() for name in ("device_index", "start", "duration"))
-                self._found.update(zip(batch.devices["event"].tolist(), zip(*columns, strict=True), strict=True))
+                self._times.update(zip(batch.devices["event"].tolist(), zip(*columns, strict=True), strict=True))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._times)
 
     def begun(self, handle: int) -> OnDevice | None:
         """Returns the timing event at the begin of an event, or None."""
-        found = self._found.get(handle)
-        return None if found is None else OnDevice(found[0], ResolvedEvent(found[1]))
+        times = self._times.get(handle)
+        return None if times is None else OnDevice(times[0], ResolvedEvent(times[1]))
 
     def ended(self, handle: int) -> OnDevice | None:
         """Returns the timing event at its end, or None."""
-        found = self._found.get(handle)
-        return None if found is None else OnDevice(found[0], ResolvedEvent(found[1] + found[2]))
+        times = self._times.get(handle)
+        return None if times is None else OnDevice(times[0], ResolvedEvent(times[1] + times[2]))

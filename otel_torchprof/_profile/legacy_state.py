@@ -1,4 +1,4 @@
-"""The legacy profiler's profiles: their threads, their events, and their ends."""
+"""State of the legacy profiler: running profiles per thread, and the lists of events that they return."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
     from .recorded_events import RecordedEvent
 
-# Turns the rows of a batch into the lists of the legacy engine: one per thread, every event as its begin and its end.
+# ---- rows of a batch as lists of the legacy profiler: one list per thread, each event as a begin and an end ----
 
 MemoryKey = tuple[int, int, int]
-"""Time, address and bytes of a change of memory: the same in every recording that has it."""
+"""Time, address and bytes: identifies a change of memory in all recordings that have it."""
 
 _DEVICE_MEMORY = frozenset({DeviceType.CUDA, DeviceType.HIP})
 _CPU_MEMORY = frozenset({DeviceType.CPU, DeviceType.MKLDNN, DeviceType.IDEEP})
 
 
 class _Rows:
-    """A batch whose rows say what torch's list of events says of them. Safe to share between threads."""
+    """A batch, and the event objects of its rows. Thread-safe."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -52,7 +52,7 @@ class _Rows:
         self._position: dict[int, int] = {}
 
     def event_of(self, row: int) -> RecordedEvent | None:
-        """The event of a row as ``prof.events()`` has it; None where it is not among these (a merged duplicate)."""
+        """The event of a row as in ``prof.events()``; None for a duplicate, which is merged into its parent there."""
         with self._lock:
             if self._source is None:
                 source = EventSource(self.batch, 0, None)
@@ -64,7 +64,7 @@ class _Rows:
 
 
 class _Begin(LegacyEvent):
-    """The begin of a recorded event, which reads its columns when it is asked."""
+    """The begin of a recorded event; reads its columns on access."""
 
     __slots__ = ("_row", "_rows")
 
@@ -77,7 +77,7 @@ class _Begin(LegacyEvent):
         return int(self._rows.batch[column].item(self._row))
 
     def name(self) -> str:
-        """What was called."""
+        """Name of the operator or label."""
         return str(self._rows.batch.names[self._value("name")])
 
     def is_async(self) -> bool:
@@ -85,11 +85,11 @@ class _Begin(LegacyEvent):
         return bool(self._value("flags") & Flag.ASYNC)
 
     def shapes(self) -> list[list[int]]:
-        """The dimensions of the inputs, where shapes were recorded."""
+        """Dimensions of the inputs, if shapes were recorded."""
         return input_shapes(self._rows.batch, self._row)
 
     def stack(self) -> list[str]:
-        """The Python frames around it, innermost first, where stacks were recorded."""
+        """Enclosing Python frames, innermost first, if stacks were recorded."""
         event = self._rows.event_of(self._row)
         return list(event.stack or ()) if event is not None else []
 
@@ -106,30 +106,30 @@ class _Begin(LegacyEvent):
         return self._value("fwd_thread")
 
     def flops(self) -> int:
-        """Floating point operations, where they were asked for and are known."""
+        """Floating point operations, if they were requested and are known."""
         event = self._rows.event_of(self._row)
         return int(event.flops or 0) if event is not None else 0
 
 
 class OtherRecordings:
-    """What another recording has, told apart by identity: an event is recorded once, however many record it."""
+    """Ids of the events, and keys of the changes of memory, of other recordings. An event has the same id in all of them."""
 
     def __init__(self) -> None:
         self._ids: list[Array] = []
         self.memory: set[MemoryKey] = set()
 
     def add(self, batch: Batch) -> None:
-        """Everything in a batch."""
+        """Adds the events and changes of memory of a batch."""
         self._ids.append(batch["id"])
         self.memory.update(_memory_keys(batch))
 
     def update(self, other: OtherRecordings) -> None:
-        """Everything in another one."""
+        """Adds those of another object."""
         self._ids += other._ids
         self.memory |= other.memory
 
     def rows(self, batch: Batch) -> Array:
-        """Which rows of a batch are among it."""
+        """A mask of the rows of a batch whose events are among these."""
         if not self._ids:
             return np.zeros(len(batch), dtype=np.bool_)
         return np.isin(batch["id"], np.concatenate(self._ids))
@@ -142,15 +142,21 @@ def legacy_events(
     until: Mapping[int, int],
     device_events: DeviceEvents | None,
 ) -> dict[int, list[LegacyEvent]]:
-    """The events of a batch by the system's id of the thread they began on, each list in order of time.
+    """The events of a batch by the system's id of the thread on which they began, each list in order of time.
 
-    An event that has not ended has a begin only. ``until`` has a Unix time in ns for threads of which nothing counts that
-    began later. Two threads of one id, of which the system used it again, share a list. Costs some 5 us per event.
+    An unfinished event has a begin only. Two threads with the same id, which the system reused, share a list. Costs some
+    5 us per event.
+
+    Args:
+        batch: the events.
+        left_out: events and changes of memory to omit.
+        until: by thread id, the Unix time in ns after which events are omitted.
+        device_events: source of device events; None for none.
     """
     requested = np.isin(batch["kind"], (Kind.OPERATOR, Kind.LABEL)) & ~left_out.rows(batch)
     rows, last = _Rows(batch), _last_inside(batch)
     memory = _memory_by_thread(batch, left_out.memory)
-    found: dict[int, list[LegacyEvent]] = {}
+    events_by_thread: dict[int, list[LegacyEvent]] = {}
     for index, thread in enumerate(batch.threads):
         own = requested & (batch["thread"] == index)
         limit = until.get(thread.os_tid)
@@ -159,12 +165,12 @@ def legacy_events(
         changes = [change for change in memory.get(index, ()) if limit is None or change[0] <= limit]
         events = _in_order(rows, np.flatnonzero(own), last, changes, device_events)
         if events:
-            found.setdefault(thread.os_tid, []).extend(events)
-    return found
+            events_by_thread.setdefault(thread.os_tid, []).extend(events)
+    return events_by_thread
 
 
 def _last_inside(batch: Batch) -> list[int]:
-    """For every row the last one that began inside it; the row itself where none did."""
+    """For every row, the last row that began inside it; the row itself if none did."""
     last = list(range(len(batch)))
     for row, parent in zip(reversed(last.copy()), reversed(batch["parent"].tolist()), strict=True):
         if parent >= 0:
@@ -173,7 +179,7 @@ def _last_inside(batch: Batch) -> list[int]:
 
 
 _Change = tuple[int, int, int, int, int]
-"""Of memory: time, row of the event around it or -1, bytes on the CPU, bytes on a device, thread."""
+"""A change of memory: time, row of the enclosing event or -1, bytes on the CPU, bytes on a device, thread."""
 
 _BEGIN, _MEMORY, _END = range(3)
 
@@ -185,7 +191,7 @@ def _in_order(
 ) -> list[LegacyEvent]:
     """Begins, ends and changes of memory of one thread, in the order in which they happened.
 
-    What has the same time stands as the tree says: an event ends after all that began inside it, and before what comes next.
+    Entries of equal time are in the order of the tree: an event ends after all that began inside it, and before the next one.
     """
     batch = rows.batch
     threads = [thread.number for thread in batch.threads]
@@ -226,11 +232,11 @@ def _memory_keys(batch: Batch) -> Collection[MemoryKey]:
 
 
 def _memory_by_thread(batch: Batch, left_out: Collection[MemoryKey]) -> dict[int, list[_Change]]:
-    """The changes of memory by index of the thread, without those that an allocator could not make."""
+    """The changes of memory by index of the thread, without failed allocations."""
     memory = batch.memory
-    found: dict[int, list[_Change]] = {}
+    changes_by_thread: dict[int, list[_Change]] = {}
     if memory is None:
-        return found
+        return changes_by_thread
     row_of = dict(zip(batch["id"].tolist(), range(len(batch)), strict=True))
     made = memory["flags"] & MemoryFlag.OUT_OF_MEMORY == 0
     columns = ("time", "address", "bytes", "event", "thread", "device_type")
@@ -240,8 +246,8 @@ def _memory_by_thread(batch: Batch, left_out: Collection[MemoryKey]) -> dict[int
         if (time, address, size) in left_out:
             continue
         cpu, other = size * (device in _CPU_MEMORY), size * (device in _DEVICE_MEMORY)
-        found.setdefault(thread, []).append((time, row_of.get(event, -1), cpu, other, thread))
-    return found
+        changes_by_thread.setdefault(thread, []).append((time, row_of.get(event, -1), cpu, other, thread))
+    return changes_by_thread
 
 
 _logger = logging.getLogger("otel_torchprof")
@@ -266,7 +272,7 @@ class _State:
         self._recording = _recording(config, DEVICE if self._with_devices and device_events is None else None)
         self._lock = threads.RLock()
         self._pulled: list[Batch] = []
-        self._has = OtherRecordings()
+        self._recorded = OtherRecordings()
         self._overridden_by: list[_State] = []
         self._until: dict[int, int] = {}
         self._remote: ThreadEventLists = []
@@ -307,15 +313,17 @@ class _State:
             self._pull()
             left_out = OtherRecordings()
             for inner in self._overridden_by:
-                left_out.update(inner.all_it_has())
+                left_out.update(inner.recorded())
             device_events = self._device_events
             if device_events is None and self._with_devices:
                 device_events = ResolvedEvents(self._pulled)
             lists: dict[int, list[LegacyEvent]] = {tid: [] for _, tid, _, _ in self._marks}
             for batch in self._pulled:
-                found = legacy_events(batch, left_out=left_out, until=self._until, device_events=device_events)
+                events_by_thread = legacy_events(
+                    batch, left_out=left_out, until=self._until, device_events=device_events
+                )
                 self._thread_ids.update({thread.os_tid: thread.number for thread in batch.threads})
-                for tid, events in found.items():
+                for tid, events in events_by_thread.items():
                     lists.setdefault(tid, []).extend(events)
             if len(self._pulled) > 1:
                 for events in lists.values():
@@ -324,16 +332,16 @@ class _State:
             remote, self._remote, self._pulled = self._remote, [], []
         return [*lists.values(), *remote]
 
-    def all_it_has(self) -> OtherRecordings:
-        """Returns all recorded events, returned before or not."""
+    def recorded(self) -> OtherRecordings:
+        """Returns all events recorded so far, including those that :meth:`consolidated` returned before."""
         with self._lock:
             self._pull()
-            return self._has
+            return self._recorded
 
     def _pull(self) -> None:
         batch = self._recording.drain()
         self._pulled.append(batch)
-        self._has.add(batch)
+        self._recorded.add(batch)
 
     def _mark(self, name: str) -> None:
         self._marks.append((name, threads.get_native_id(), threads.get_ident(), now_ns()))
@@ -352,7 +360,7 @@ def _recording(config: ProfilerConfig, device: str | None) -> ProfileSegment:
             memory=config.profile_memory,
             frames=config.with_stack,
             device=device,
-            device_events="all",  # as torch's engine has them
+            device_events="all",  # as in torch's legacy profiler
             sources={"energy": False},
         )
     )
@@ -364,7 +372,7 @@ def _stop(recording: ProfileSegment) -> None:
 
 
 class _OnThread(threads.local):
-    """The profiles of a thread, the recording one last."""
+    """The profiles of a thread; the last one records."""
 
     def __init__(self) -> None:
         self.states: list[_State] = []
@@ -507,7 +515,7 @@ class TLSLegacyProfilerGuard:
         exc_value: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        # A child that was forked within the block leaves it too: its parent records, not it.
+        # A child that was forked inside the block leaves it too, but only the parent records.
         if self._state is None or self._state.is_parents:
             return
         lists = disable_profiler_legacy(self._options)

@@ -1,4 +1,4 @@
-"""``export_memory_timeline``: how much memory was in use over time and what for, in the formats of ``torch.profiler``."""
+"""``export_memory_timeline``: memory in use over time by category, in the formats of ``torch.profiler``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- The memory timeline as a page: a drawing and its legend in one file, which needs nothing else to be shown ----
+# ---- The memory timeline as a self-contained HTML page ----
 
 
 _COLUMNS = 1000
@@ -48,7 +48,7 @@ _COLOURS = {
     Category.AUTOGRAD_DETAIL: "royalblue",
     Category.UNKNOWN: "grey",
 }
-"""Torch's, in the order in which they are stacked, from below."""
+"""Torch's colours, in the order in which the categories are stacked, from below."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Memory timeline of {device}</title></head>
@@ -68,14 +68,14 @@ _PAGE = """<!DOCTYPE html>
 
 
 def page(changes: Changes, time: Array, used: Array, device: str, notes: Sequence[str]) -> str:
-    """The page.
+    """The memory timeline of a device as an HTML page.
 
     Args:
-        changes: what happened on the device.
-        time: us, rising, and ...
-        used: ... for each the bytes in use by category.
-        device: its name.
-        notes: what a reader should know.
+        changes: changes of memory on the device.
+        time: rising times, us.
+        used: bytes in use at each time (rows) by category (columns).
+        device: name of the device.
+        notes: sentences above the plot.
     """
     begin, span = (int(time[0]), max(int(time[-1] - time[0]), 1)) if len(time) else (0, 1)
     most = int(used.sum(axis=1).max(initial=0))
@@ -94,7 +94,7 @@ def page(changes: Changes, time: Array, used: Array, device: str, notes: Sequenc
 
 
 def _areas(across: Array, up: npt.NDArray[np.float64]) -> Iterator[str]:
-    """One staircase upon the other; of the changes within one column of the picture the highest is drawn."""
+    """Yields the stacked areas of the categories as SVG paths; within one column of pixels, the highest total is drawn."""
     column = (across * _COLUMNS).astype(np.int64)
     first = np.flatnonzero(np.append(True, column[1:] != column[:-1])) if len(column) else np.empty(0, dtype=np.int64)
     highest = _highest(up.sum(axis=1), first)
@@ -107,7 +107,7 @@ def _areas(across: Array, up: npt.NDArray[np.float64]) -> Iterator[str]:
 
 
 def _highest(total: Array, first: Array) -> npt.NDArray[np.int64]:
-    """Of each run that begins at one of the places, the place of its highest value."""
+    """For runs of values that begin at the indices ``first``, the index of the highest value of each."""
     if not len(first):
         return first
     run = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(total))))
@@ -130,7 +130,7 @@ def _marks(width: float, height: float) -> Iterator[str]:
 
 
 def _legend(used: npt.NDArray[np.int64], unit: str, size: int) -> Iterator[str]:
-    """A line for each category that is there, the upper ones first, with the most that it ever had."""
+    """Yields a line for each category in use, the topmost first, with its maximum."""
     displayed = [category for category in reversed(_COLOURS) if used[:, category].any()]
     for line, category in enumerate(displayed):
         y, most = 10 + 34 * line, int(used[:, category].max()) / size
@@ -139,16 +139,15 @@ def _legend(used: npt.NDArray[np.int64], unit: str, size: int) -> Iterator[str]:
         yield f"most {most:.3f} {unit}</tspan></text>"
 
 
-# ---- Which inputs an operator writes to, by torch's schemas ----
-# A recording has an operator's name and its inputs, not its overload; every overload that the inputs fit is looked
-# at.
+# ---- Inputs that an operator writes to, by torch's schemas ----
+# A recording has an operator's name and inputs, not its overload; so all overloads that the inputs fit are considered.
 
 
 def written_inputs(name: str, kinds: Sequence[InputKind]) -> tuple[bool, ...] | None:
-    """For each input, whether an operator with that name and such inputs may write to it; None: no operator is known.
+    """For each input, whether an operator of that name and such inputs may write to it; None if no such operator is known.
 
-    Inputs fit a schema as torch's memory profiler has it: what it does not record fits what may be left out, and types that
-    it does not know. Imports torch. Costs some 100 us for the first question about a name.
+    Inputs fit a schema by the rules of torch's memory profiler: an input that it does not record fits an optional argument
+    and any type that it does not know. Imports torch. Costs some 100 us for the first call with a name.
     """
     fitting = [arguments for arguments in _schemas(name) if _fit(kinds, arguments)]
     if not fitting:
@@ -157,23 +156,23 @@ def written_inputs(name: str, kinds: Sequence[InputKind]) -> tuple[bool, ...] | 
 
 
 _known: dict[str, tuple[tuple[tuple[Any, bool], ...], ...]] = {}
-"""Of operators that exist: others may be registered later."""
+"""Cached schemas by operator. Unknown operators are not cached: they may be registered later."""
 
 
 def _schemas(name: str) -> tuple[tuple[tuple[Any, bool], ...], ...]:
-    """For each overload of an operator the type of every argument, and whether it is written to."""
+    """For each overload of an operator, the type of every argument and whether it is written to."""
     if name in _known:
         return _known[name]
     torch = installed_torch()
     if torch is None or "::" not in name:
         return ()
     try:
-        found = torch._C._jit_get_schemas_for_operator(name)  # noqa: SLF001 - no other way
+        torch_schemas = torch._C._jit_get_schemas_for_operator(name)  # noqa: SLF001 - no other way
     except RuntimeError:  # a name that no operator can have
         return ()
     schemas = tuple(
         tuple((argument.type, getattr(argument.alias_info, "is_write", False)) for argument in schema.arguments)
-        for schema in found
+        for schema in torch_schemas
     )
     if schemas:
         _known[name] = schemas
@@ -187,7 +186,7 @@ def _fit(kinds: Sequence[InputKind], arguments: Sequence[tuple[Any, bool]]) -> b
 
 
 _NOTHING = frozenset((InputKind.OTHER, InputKind.SCALAR_LIST, InputKind.STRING))
-"""Inputs that torch's profiler tells as None."""
+"""Kinds of inputs that torch's profiler records as None."""
 
 _SCALARS = {
     "IntType": (InputKind.INT, InputKind.BOOL),
@@ -217,10 +216,10 @@ _LINES = 1 << 16
 
 
 def check(prof: Any) -> None:
-    """Whether a profile has recorded all that tells what memory is used for.
+    """Checks that a profile has recorded all that the categories of memory need.
 
     Raises:
-        ValueError: it has not; with torch's text.
+        ValueError: an option is missing; with torch's text.
     """
     missing = [f"{name}=True" for name in ("record_shapes", "profile_memory", "with_stack") if not getattr(prof, name)]
     if missing:
@@ -231,17 +230,22 @@ def export(batch: Batch, path: str, device: str | None, used_device: str | None 
     """Writes the timeline of a device in the form that the suffix of ``path`` names, as torch does.
 
     ``.html``: a page with a plot; ``raw.json.gz``: a list of (time in ns, action, bytes, category); else ``[times in us,
-    [sizes by category]]`` as JSON, gzipped for ``.gz``; the first size of each is always 0, as in torch. ``device`` as in
-    ``export_memory_timeline``; ``used_device``: the one that the profile was for.
+    [sizes by category]]`` as JSON, gzipped for ``.gz``; the first size of each is always 0, as in torch.
+
+    Args:
+        batch: the recording.
+        path: path of the file.
+        device: as for ``export_memory_timeline``.
+        used_device: device of the profile.
 
     Raises:
         TorchProfError: memory was not recorded.
-        ValueError: a device that torch does not know.
+        ValueError: torch does not know the device.
         ExportError: the file cannot be written.
     """
     notes = []
     if batch.memory is None and not config.ENABLED.read():
-        # A program that is switched off from outside continues as if it were not.
+        # Disabled by the environment: the program continues, with an empty timeline.
         batch = replace(batch, memory={column.name: np.empty(0, column.dtype) for column in MEMORY_COLUMNS})
         notes.append(f"nothing was recorded: {config.ENABLED} is false")
     if batch.memory is None:
@@ -268,7 +272,7 @@ def export(batch: Batch, path: str, device: str | None, used_device: str | None 
 
 
 def _why_unknown(batch: Batch) -> list[str]:
-    """What a recording lacks that tells what memory is used for."""
+    """Notes on missing data of a recording, without which categories are unknown."""
     notes = []
     if not has_inputs(batch) or not batch.kept & InputKept.STORAGES:
         notes.append("no inputs of operators were recorded, so it is not known what memory was used for")
@@ -281,13 +285,13 @@ def _why_unknown(batch: Batch) -> list[str]:
 
 
 def _names(devices: Array) -> str:
-    """Devices as ``export_memory_timeline`` takes them, from their numbers."""
-    found = []
+    """Names of devices as ``export_memory_timeline`` takes them, from their numbers."""
+    names = []
     for number in distinct_values(devices).tolist():
         kind, index = divmod(number, device_number(1, 0))
         name = next((known.name.lower() for known in DeviceType if known == kind), f"device {kind}")
-        found.append(f"{name}:{index}" if kind else name)
-    return ", ".join(found)
+        names.append(f"{name}:{index}" if kind else name)
+    return ", ".join(names)
 
 
 def _device_type(name: str) -> int:
@@ -302,7 +306,7 @@ def _device_type(name: str) -> int:
 
 
 def _type_or_none(name: str) -> int:
-    """As :func:`_device_type`; -1 for what was a device when it was recorded and is none any more."""
+    """As :func:`_device_type`; -1 for a device that was known only when it was recorded."""
     try:
         return _device_type(name)
     except ValueError:
@@ -310,7 +314,7 @@ def _type_or_none(name: str) -> int:
 
 
 def _is_of(numbers: Array, device: str) -> npt.NDArray[np.bool_]:
-    """Which numbers of devices a name means, with or without an index."""
+    """A mask of the device numbers that a device name matches; a name without an index matches all its devices."""
     name, _, index = device.partition(":")
     kind = _device_type(name)
     if index:
@@ -326,14 +330,14 @@ def _default_device(used: str | None) -> str:
 
 
 def _raw(changes: Changes) -> Iterator[bytes]:
-    """One entry per block and action; a next version is two: the old one destroyed and the new one created."""
-    again = 1 + (changes.action == MemoryAction.INCREMENT_VERSION)
-    time, action, size, category, later, _ = (np.repeat(column, again) for column in changes)
-    gone = action == MemoryAction.DESTROY
-    first = (np.cumsum(again) - again)[changes.action == MemoryAction.INCREMENT_VERSION]
-    gone[first] = True
+    """Yields one entry per block and action; a new version has two: the old one is destroyed, the new one created."""
+    repeats = 1 + (changes.action == MemoryAction.INCREMENT_VERSION)
+    time, action, size, category, later, _ = (np.repeat(column, repeats) for column in changes)
+    is_destroyed = action == MemoryAction.DESTROY
+    first = (np.cumsum(repeats) - repeats)[changes.action == MemoryAction.INCREMENT_VERSION]
+    is_destroyed[first] = True
     category[first + 1] = later[first + 1]
-    size[gone] *= -1
+    size[is_destroyed] *= -1
     return _lines([time, action, size, category])
 
 
@@ -345,7 +349,7 @@ def _sizes_by_category(changes: Changes) -> Iterator[bytes]:
 
 
 def _lines(columns: list[Array]) -> Iterator[bytes]:
-    """A JSON list of rows, in pieces."""
+    """Yields a JSON list of rows, in pieces."""
     yield b"["
     for begin in range(0, len(columns[0]), _LINES):
         rows = np.stack([column[begin : begin + _LINES] for column in columns], axis=1)
@@ -354,17 +358,17 @@ def _lines(columns: list[Array]) -> Iterator[bytes]:
 
 
 def in_use(changes: Changes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Each microsecond in which something changed, and the bytes in use after it by category: rows of 8.
+    """Times of changes, in whole microseconds, and the bytes in use after each by category, an array of shape (times, 8).
 
-    What was there before stands at the first.
+    Memory that existed before the recording counts from the first time on.
     """
     is_rise = changes.action == MemoryAction.INCREMENT_VERSION
-    is_gone = changes.action == MemoryAction.DESTROY
+    is_destroyed = changes.action == MemoryAction.DESTROY
     time = np.where(changes.time < 0, -1, changes.time // 1000)
     last = np.flatnonzero(np.append(time[1:] != time[:-1], True)) if len(time) else np.empty(0, dtype=np.int64)
     used = np.empty((len(last), len(Category)), dtype=np.int64)
     for category in Category:
-        change = np.where(changes.later == category, np.where(is_gone, -changes.bytes, changes.bytes), 0)
+        change = np.where(changes.later == category, np.where(is_destroyed, -changes.bytes, changes.bytes), 0)
         change -= np.where(is_rise & (changes.category == category), changes.bytes, 0)
         used[:, category] = np.cumsum(change)[last]
     time = time[last]

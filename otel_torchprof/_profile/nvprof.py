@@ -40,7 +40,7 @@ _LAUNCH_CALLS = {
 """CUPTI's numbers (``cbid``) of the calls that launch a kernel; a program of CUDA 9.2 or later shows 211."""
 
 _RANGE_START = 2
-"""Bit of a marker's ``flags``: it begins a range. An instant has another one, and no end."""
+"""Bit of a marker's ``flags`` that begins a range. An instant has another bit, and no end."""
 
 _THREAD = 2
 """Value of a marker's ``objectKind``: its ``objectId`` is a process and a thread."""
@@ -156,15 +156,15 @@ class _NvprofReader:
             start, end, number, correlation, device = row
             kernels[correlation].append(_Kernel(start, end, number, device or 0, correlation))
         unique = EnforceUnique()
-        for found, launch in _inside(ranges, [one for one in launches if one.correlation in kernels]):
+        for enclosing, launch in _inside(ranges, [launch for launch in launches if launch.correlation in kernels]):
             self._require_launch(launch)
             for kernel in kernels[launch.correlation]:
-                self._once(unique, found.id, launch.id, kernel.start)
-                found.event.append_kernel(name(kernel.name), kernel.device, (kernel.end - kernel.start) / 1000)
-        return [one.event for one in ranges]
+                self._once(unique, enclosing.id, launch.id, kernel.start)
+                enclosing.event.append_kernel(name(kernel.name), kernel.device, (kernel.end - kernel.start) / 1000)
+        return [marked.event for marked in ranges]
 
     def _ranges(self, name: Callable[[int], str]) -> list[_Range]:
-        """Begins with their ends, in the order of their begin."""
+        """Pairs the begins of ranges with their ends; ordered by start."""
         columns = ("id", "timestamp", "name")
         optional = ("flags", "objectKind")
         begins, ends = {}, {}
@@ -177,7 +177,7 @@ class _NvprofReader:
                 self._once(unique, "begin", marker)
                 begins[marker] = time, number, flags, _thread_of(kind, place)
         self._require_pairs(begins, ends)
-        found = []
+        ranges = []
         for marker, (start, number, _flags, thread) in begins.items():
             if marker in ends:
                 end = ends[marker]
@@ -189,13 +189,14 @@ class _NvprofReader:
                     end_us=end / 1000,
                     thread=thread or 0,
                 )
-                found.append(_Range(marker, start, end, thread, event))
-        return sorted(found, key=attrgetter("start"))
+                ranges.append(_Range(marker, start, end, thread, event))
+        return sorted(ranges, key=attrgetter("start"))
 
     def _require_pairs(self, begins: dict[int, Any], ends: dict[int, int]) -> None:
-        """A file without flags does not tell begins from instants, which have no end.
+        """Raises if an end has no begin, or if no begin has an end, as in a truncated file.
 
-        Ranges that were open when nvprof stopped have none either, and are left out; where no range has one, the file is cut.
+        Ranges that were open when nvprof stopped have no end and are omitted with a warning. In a file without flags, a begin
+        without an end may also be an instant.
         """
         alone = [marker for marker, begin in begins.items() if marker not in ends and begin[2] is not None]
         if alone and not ends:
@@ -241,20 +242,23 @@ class _NvprofReader:
         text: tuple[str, ...] = (),
         blob: str | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """The columns of a table, None for those of the optional ones that it has not got; numbers, but for text and blob."""
-        there = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
-        if not there:
+        """Yields the rows of a table; None for missing optional columns.
+
+        Values are checked to be int, or str in the columns of ``text``; the column ``blob`` may have any type.
+        """
+        present = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+        if not present:
             raise self._broken(f"it has no table {table}: it is no file of nvprof's, or it was not written to its end")
-        missing = [column for column in columns if column not in there]
+        missing = [column for column in columns if column not in present]
         if missing:
             raise self._broken(f"its table {table} has no column {', '.join(missing)}")
         requested = [*columns, *optional, *([blob] if blob else [])]
-        query = ", ".join(f'"{column}"' if column in there else "NULL" for column in requested)
+        query = ", ".join(f'"{column}"' if column in present else "NULL" for column in requested)
         for row in self._connection.execute(f"SELECT {query} FROM {table} ORDER BY rowid"):  # noqa: S608 - our own names
             for column, value in zip(requested, row, strict=True):
-                right = value is None and column not in columns
-                right = right or column == blob or isinstance(value, str if column in text else int)
-                if not right:
+                is_valid = value is None and column not in columns
+                is_valid = is_valid or column == blob or isinstance(value, str if column in text else int)
+                if not is_valid:
                     raise self._broken(f"column {column} of its table {table} has the value {value!r}")
             yield row
 
@@ -275,37 +279,37 @@ def _thread_of(kind: int | None, place: Any) -> int | None:
 
 
 def _inside(ranges: list[_Range], launches: Iterable[_Launch]) -> Iterator[tuple[_Range, _Launch]]:
-    """Every launch with every range around it, by launches in the order of their begin, top-level range first.
+    """Yields every launch with every range that encloses it: launches by start, for each the top-level range first.
 
-    Goes along the time once per thread. A range or a launch of which the file names no thread is taken for one of any.
+    One pass over time per thread. A range or launch without a thread may belong to any thread.
     """
     ranges_of: dict[int | None, list[_Range]] = defaultdict(list)
-    for one in ranges:
-        ranges_of[one.thread].append(one)
+    for marked in ranges:
+        ranges_of[marked.thread].append(marked)
     by_start = sorted(launches, key=attrgetter("start"))
     launches_of: dict[int | None, list[_Launch]] = defaultdict(list)
     for launch in by_start:
         launches_of[launch.thread].append(launch)
-    for thread, mine in ranges_of.items():
+    for thread, ranges_of_thread in ranges_of.items():
         both = [*launches_of[thread], *launches_of[None]]
-        yield from _sweep(mine, by_start if thread is None else sorted(both, key=attrgetter("start")))
+        yield from _sweep(ranges_of_thread, by_start if thread is None else sorted(both, key=attrgetter("start")))
 
 
 def _sweep(ranges: list[_Range], launches: list[_Launch]) -> Iterator[tuple[_Range, _Launch]]:
     waiting = iter(ranges)
     upcoming = next(waiting, None)
-    # By their end, the latest first: those that are over stand last and go, those around a launch stand first.
+    # Ordered by end, the latest first: ended ranges are at the back and are removed, ranges around a launch are in front.
     begun: list[_Range] = []
     for launch in launches:
         while upcoming is not None and upcoming.start < launch.start:
-            bisect.insort(begun, upcoming, key=lambda one: -one.end)
+            bisect.insort(begun, upcoming, key=lambda marked: -marked.end)
             upcoming = next(waiting, None)
         while begun and begun[-1].end <= launch.start:
             begun.pop()
-        for one in itertools.takewhile(lambda one, end=launch.end: one.end > end, begun):  # type: ignore[misc]
-            yield one, launch
+        for enclosing in itertools.takewhile(lambda marked, end=launch.end: marked.end > end, begun):  # type: ignore[misc]
+            yield enclosing, launch
 
 
 def demangled(name: str) -> str:
-    """A C++ symbol as it is written in C++; everything else as it is."""
+    """A mangled C++ symbol in readable form; any other name unchanged."""
     return demangle(name) if name.startswith("_Z") else name

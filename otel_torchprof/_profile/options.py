@@ -1,4 +1,4 @@
-"""The arguments of ``profile``, checked and brought into one form: those of both of torch's classes of that name."""
+"""Checks the arguments of ``profile``, which are those of torch's two classes of that name, and brings them into one form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEVICES = {
     "mtia": ProfilerActivity.MTIA,
     "hpu": ProfilerActivity.HPU,
 }
-"""Torch's devices by the names that ``use_device`` takes, in the order in which activities are looked at."""
+"""Torch's devices by the names that ``use_device`` takes, in torch's order of preference."""
 
 _CONFIG_STATE = (
     "profiler_metrics",
@@ -45,15 +45,15 @@ _CONFIG_STATE = (
     "adjust_timestamps",
     "trace_only",
 )
-"""What a torch ``_ExperimentalConfig`` pickles, in its order: most of it cannot be read in any other way."""
+"""Fields of torch's ``_ExperimentalConfig`` in the order of its pickled state: most can be read in no other way."""
 
 _CONFIG_MEANS = frozenset(
     ("verbose", "profile_all_threads", "capture_overload_names", "record_python_gc_info", "trace_only")
 )
-"""What of it means something here; ``verbose`` asks for stacks on events, which ``with_stack`` always gives."""
+"""Fields that have an effect here; ``verbose`` requests stacks on events, which ``with_stack`` always records."""
 
 CPU_ACTIVITY_TYPES = frozenset(("CPU_OP", "USER_ANNOTATION", "CPU_INSTANT_EVENT", "PYTHON_FUNCTION"))
-"""Names of what a filter of the CPU's group can choose among here."""
+"""Activity types that a filter of the CPU's group can select."""
 
 
 def privateuse1_name() -> str:
@@ -69,20 +69,20 @@ def privateuse1_name() -> str:
 
 
 class Activities(NamedTuple):
-    """What is to be collected."""
+    """Activity groups to collect."""
 
     activities: frozenset[ProfilerActivity]
     filters: Mapping[ProfilerActivity, set[str]]
-    """By group, what of it is wanted only."""
+    """By group, the only activity types to collect; a group without an entry is collected in full."""
 
 
 def checked_activities(given: Iterable[Any], use_cuda: bool | None = None) -> Activities:
-    """The groups among ``activities``, ours or torch's.
+    """The groups and filters of an ``activities`` argument, with activities of this package or torch.
 
     Raises:
         AssertionError: nothing is left to collect.
-        TypeError: no list, or an item is neither an activity nor a dictionary of them.
-        ValueError: a group stands there twice.
+        TypeError: it is no list, or an item is neither an activity nor a dictionary of them.
+        ValueError: a group is named twice.
     """
     if isinstance(given, str) or not isinstance(given, collections.abc.Iterable):
         raise TypeError(f"activities is {given!r}; it must be a list of ProfilerActivity values")
@@ -93,26 +93,26 @@ def checked_activities(given: Iterable[Any], use_cuda: bool | None = None) -> Ac
         named = named | {ProfilerActivity.CUDA} if use_cuda else named - {ProfilerActivity.CUDA}
     if not named and not differences().names_wrong_activities:
         raise AssertionError("No valid profiler activities found")
-    found: set[ProfilerActivity] = set()
+    activities: set[ProfilerActivity] = set()
     for key in keys:
         activity = as_activity(key)
         if activity is None:
             raise TypeError(f"Expected ProfilerActivity or dict, got {type(key)}")
-        if activity in found:
+        if activity in activities:
             raise ValueError(f"Activity {activity} specified more than once")
-        found.add(activity)
-    if not found:
+        activities.add(activity)
+    if not activities:
         raise AssertionError("No valid profiler activities found")
     filters = {key: types for item in items if isinstance(item, dict) for key, types in item.items()}
-    return Activities(frozenset(found), checked_filters(filters))
+    return Activities(frozenset(activities), checked_filters(filters))
 
 
 def checked_filters(given: Mapping[Any, Iterable[str]] | None) -> dict[ProfilerActivity, set[str]]:
-    """What of some groups is wanted only, by group.
+    """The requested activity types by group.
 
     Raises:
-        RuntimeError: a name that is no activity type of the CPU's group, as torch's.
-        TypeError: no dictionary, a key that is no activity, or types that are no list.
+        RuntimeError: a name is no activity type of the CPU's group; torch's error.
+        TypeError: it is no dictionary, a key is no activity, or its types are no list.
     """
     if given is not None and not isinstance(given, collections.abc.Mapping):
         raise TypeError(
@@ -132,12 +132,12 @@ def checked_filters(given: Mapping[Any, Iterable[str]] | None) -> dict[ProfilerA
 
 
 def as_activity(item: Any) -> ProfilerActivity | None:
-    """Ours, of torch's or ours; None of anything else."""
+    """The activity as :class:`ProfilerActivity`, from one of this package or torch; None for anything else."""
     return ProfilerActivity(int(item)) if type(item).__name__ == "ProfilerActivity" else None
 
 
 def device_of(activities: frozenset[ProfilerActivity]) -> str | None:
-    """The one device that torch takes from several groups."""
+    """The device of the activity groups; of several, the one that torch prefers. None for the CPU alone."""
     for name, activity in _DEVICES.items():
         if activity in activities:
             return name
@@ -145,18 +145,18 @@ def device_of(activities: frozenset[ProfilerActivity]) -> str | None:
 
 
 class Choice(NamedTuple):
-    """What a profile is for."""
+    """The activities and the device of a profile."""
 
     activities: frozenset[ProfilerActivity]
-    """As it was asked for."""
+    """Requested groups."""
     filters: Mapping[ProfilerActivity, set[str]]
     collected: frozenset[ProfilerActivity]
-    """What of it can be had."""
+    """Groups that can be collected."""
     device: str | None
     kind: str
-    """Torch's name of the way to measure the device (``ProfilerState``)."""
+    """Name of torch's ``ProfilerState`` for the device."""
     untimed: str
-    """Where there is no device, why."""
+    """Why no device is timed, if ``device`` is None."""
 
 
 def checked_choice(
@@ -169,15 +169,15 @@ def checked_choice(
     use_kineto: bool,
     as_torch_profiler: bool,
 ) -> Choice:
-    """The arguments with which torch's two classes choose what is collected, as one.
+    """Checks the arguments with which torch's two classes select activities and device.
 
     ``as_torch_profiler``: other arguments are those of torch.profiler's class.
 
     Raises:
-        AssertionError, RuntimeError, TypeError, ValueError: torch's own, with torch's texts.
+        AssertionError, RuntimeError, TypeError, ValueError: torch's errors, with torch's texts.
     """
     as_torch_profiler = as_torch_profiler or activities is not None
-    _say_that_use_cuda_is_deprecated(use_cuda, as_torch_profiler=as_torch_profiler)
+    _warn_of_use_cuda(use_cuda, as_torch_profiler=as_torch_profiler)
     if use_kineto:
         warn_once("use_kineto is accepted as torch has it; nothing here is recorded by Kineto")
     filters = checked_filters(activity_filters)
@@ -185,12 +185,12 @@ def checked_choice(
         requested = "cuda" if use_cuda and not as_torch_profiler else use_device
         device = checked_device(requested, use_cpu=use_cpu, use_kineto=use_kineto)
         return Choice(device.activities, filters, device.activities, device.name, device.kind, _why_none(requested))
-    asked = checked_activities(activities, use_cuda)
-    use_cpu = use_cpu and ProfilerActivity.CPU in asked.activities
-    requested = use_device or device_of(asked.activities)
+    checked = checked_activities(activities, use_cuda)
+    use_cpu = use_cpu and ProfilerActivity.CPU in checked.activities
+    requested = use_device or device_of(checked.activities)
     device = checked_device(requested, use_cpu=use_cpu, use_kineto=True)
-    kept = {**filters, **asked.filters}
-    return Choice(asked.activities, kept, device.activities, device.name, device.kind, _why_none(requested))
+    all_filters = {**filters, **checked.filters}
+    return Choice(checked.activities, all_filters, device.activities, device.name, device.kind, _why_none(requested))
 
 
 def _why_none(requested: str | None) -> str:
@@ -198,7 +198,7 @@ def _why_none(requested: str | None) -> str:
 
 
 def check_timeout(seconds: float | None) -> None:
-    """Raises ValueError for a negative number of seconds, as torch, and TypeError for what is no number."""
+    """Raises ValueError for a negative number of seconds, as torch, and TypeError for anything but a number or None."""
     if seconds is None:
         return
     if not isinstance(seconds, int | float):
@@ -209,10 +209,10 @@ def check_timeout(seconds: float | None) -> None:
 
 
 def check_calls(observer: Any, **functions: Any) -> None:
-    """What will be called while the profile runs can be called: no mistake here ends a loop in its middle.
+    """Checks the functions that the profile calls later, so that a mistake raises now and not inside of a training loop.
 
     Raises:
-        TypeError: one of the functions, or a method of the execution trace observer, is none.
+        TypeError: one of them, or a method of the execution trace observer, is not callable.
     """
     for name, function in functions.items():
         if function is not None and not callable(function):
@@ -223,7 +223,7 @@ def check_calls(observer: Any, **functions: Any) -> None:
 
 
 def observer_of_the_environment() -> Any:
-    """Torch's execution trace observer, where the variable that torch.profiler looks at asks for one."""
+    """Torch's execution trace observer, if torch's variable ``ENABLE_PYTORCH_EXECUTION_TRACE`` requests one; else None."""
     if os.environ.get("ENABLE_PYTORCH_EXECUTION_TRACE", "0") != "1" or torch_library.installed_torch() is None:
         return None
     from torch.profiler import ExecutionTraceObserver
@@ -235,21 +235,21 @@ def observer_of_the_environment() -> Any:
 
 
 class Device(NamedTuple):
-    """The device that a profile is also for."""
+    """The device that a profile times."""
 
     name: str | None
     """None: the CPU alone."""
     activities: frozenset[ProfilerActivity]
-    """The groups that can be had."""
+    """Groups that can be collected."""
     kind: str
-    """Torch's name of the way to measure it (``ProfilerState``)."""
+    """Name of torch's ``ProfilerState`` for the device."""
 
 
 def checked_device(requested: str | None, *, use_cpu: bool, use_kineto: bool) -> Device:
-    """Which device can be had, with torch's warnings for one that cannot.
+    """Checks whether a device is available, with torch's warnings if it is not.
 
     Raises:
-        AssertionError: torch's, where nothing is left to profile or the device wants another way to be profiled.
+        AssertionError: nothing is left to profile, or the device cannot be profiled in this way; torch's error.
     """
     if not use_cpu and not use_kineto:
         raise AssertionError("Device-only events supported only with Kineto (use_kineto=True)")
@@ -300,7 +300,7 @@ def _is_available(name: str) -> bool:
 
 
 def _torchs_activities() -> set[ProfilerActivity]:
-    """What the torch that is installed can collect."""
+    """The activity groups that the installed torch can collect."""
     if torch_library.installed_torch() is None:
         return {ProfilerActivity.CPU}
     from torch.autograd import _supported_activities
@@ -309,9 +309,9 @@ def _torchs_activities() -> set[ProfilerActivity]:
 
 
 def synchronize(device: str | None) -> None:
-    """Waits until a device has done what it was given, as torch does before it ends a profile.
+    """Synchronizes with a device, as torch does before it ends a profile.
 
-    Not while a graph is being captured: CUDA forbids it, and the capture would be lost.
+    Does nothing while a CUDA graph is being captured: CUDA forbids it then, and the capture would fail.
     """
     if device is None or is_capturing(device):
         return
@@ -322,11 +322,11 @@ def synchronize(device: str | None) -> None:
         wait()
 
 
-def _say_that_use_cuda_is_deprecated(use_cuda: bool | None, *, as_torch_profiler: bool) -> None:
-    """Torch's two warnings: one of its classes has ``use_device`` in the place of ``use_cuda``, the other ``activities``.
+def _warn_of_use_cuda(use_cuda: bool | None, *, as_torch_profiler: bool) -> None:
+    """Warns of ``use_cuda`` as torch's two classes do: one names ``use_device`` instead, the other ``activities``.
 
     Raises:
-        TypeError: the torch that is installed has the argument no longer.
+        TypeError: the installed torch no longer has the argument.
     """
     if use_cuda is not None and not differences().takes_use_cuda:
         raise TypeError(
@@ -345,10 +345,10 @@ def _say_that_use_cuda_is_deprecated(use_cuda: bool | None, *, as_torch_profiler
 
 
 def checked_config(config: Any, *, with_stack: bool, with_modules: bool) -> Any:
-    """The configuration as it is used: with stacks, events are wanted, so torch drops ``trace_only``.
+    """The configuration in use; ``trace_only`` is dropped with stacks, as in torch, since stacks need events.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is no ``_ExperimentalConfig``.
     """
     if with_modules and differences().warns_of_modules:
         warn_caller(
@@ -376,7 +376,7 @@ def checked_config(config: Any, *, with_stack: bool, with_modules: bool) -> Any:
 
 
 def of_config(config: Any, name: str) -> Any:
-    """One setting of a configuration; None where it has none of that name."""
+    """The value of a field of a configuration; None if it has no such field."""
     if config is None:
         return None
     value = getattr(config, name, None)

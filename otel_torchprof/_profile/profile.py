@@ -207,7 +207,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         exc_value: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        # A child that was forked within the block leaves it too, with sys.exit() perhaps: its parent records, not it.
+        # A child that was forked inside the block leaves it too, perhaps by sys.exit(), but only the parent records.
         if self._segments.is_parents:
             return
         try:
@@ -244,7 +244,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         if not self.enabled:
             return
         lock: Any = self._segments.stopping
-        if lock._is_owned():  # noqa: SLF001 - as threads.Condition asks. on_trace_ready has called stop()
+        if lock._is_owned():  # noqa: SLF001 - as threads.Condition does; true if on_trace_ready calls stop()
             return
         with lock:
             if active := self._active:
@@ -289,10 +289,10 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self._forget_results()
         self._parent = sdk.current_span()
         begun = perf_counter_ns()
-        began = self._segments.begin() if self.use_cpu else now_ns()
+        start_ns = self._segments.begin() if self.use_cpu else now_ns()
         self._note(profiler_enable_call_duration_us=us_since(begun))
         self._device_steps.begin(self.step_num)
-        self._marks.open(self.step_num, began)
+        self._marks.open(self.step_num, start_ns)
         self._tracing, self.profiling_start_time_ns = True, perf_counter_ns()
         names = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
         self._metadata.note(self.trace_id, [name for name in names if getattr(self, name)])
@@ -453,8 +453,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
             self._kineto_steps.end()
             self._end_step_label()
             self._cycles.end(self._do)
-        except Exception:  # not an interrupt: after that the stop is to be called again
-            self._active = self._segments.running  # so it is where too little was left of the stack
+        except Exception:  # not KeyboardInterrupt: after that, the user calls stop() again
+            self._active = self._segments.running  # still running after a RecursionError before the end
             raise
         self._active = False
 

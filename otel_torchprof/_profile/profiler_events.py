@@ -1,7 +1,7 @@
-"""The tree of everything that was recorded, in the form of torch's ``kineto_results.experimental_event_tree()``.
+"""The tree of all recorded events, in the form of torch's ``kineto_results.experimental_event_tree()``.
 
-Objects have the names and fields of torch's (``torch/_C/_profiler.pyi``) and say that they are of torch's classes, of which
-nobody can make any: so ``torch.profiler._memory_profiler``, ``_pattern_matcher`` and ``_utils`` take them for such.
+Objects have the names and fields of torch's (``torch/_C/_profiler.pyi``). Torch's classes cannot be instantiated; the objects
+report them as their ``__class__``, so that ``torch.profiler._memory_profiler``, ``_pattern_matcher`` and ``_utils`` accept them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _torchs() -> Any:
 
 
 def _as_torchs(name: str) -> Any:
-    """For ``__class__``: torch's class of that name, which ``isinstance`` believes."""
+    """A property for ``__class__`` that returns torch's class of that name, so that ``isinstance`` is true."""
     return property(lambda _: getattr(_torchs(), name))
 
 
 class EventTree:
-    """The events of a tree, each made when it is looked at, once. Thread-safe."""
+    """The events of a tree, each created once, on first access. Thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -60,19 +60,19 @@ class EventTree:
         self._made: dict[int, ProfilerEvent] = {}
 
     def event(self, position: int) -> ProfilerEvent:
-        """The one at a position in the tree."""
+        """The event at a position in the tree."""
         with self._lock:
             return self._made.get(position) or self._made.setdefault(
                 position, ProfilerEvent(self, Node(self._nodes, position))
             )
 
     def children(self, position: int) -> list[ProfilerEvent]:
-        """Those directly inside another one, by start; of -1 those that nothing is around."""
+        """The children of the event at a position, by start; for -1, the top-level events."""
         return [self.event(child) for child in self._nodes.children(position)]
 
 
 class ProfilerEvent:
-    """``_ProfilerEvent``: something that was recorded, with what is inside of it. Immutable."""
+    """``_ProfilerEvent``: a recorded event. Immutable."""
 
     __class__ = _as_torchs("_ProfilerEvent")
 
@@ -84,53 +84,53 @@ class ProfilerEvent:
 
     @property
     def tag(self) -> Any:
-        """What it is: torch's ``_EventType``."""
+        """Torch's ``_EventType``."""
         return getattr(_torchs()._EventType, self._node.tag)  # noqa: SLF001 - torch's name
 
     @property
     def name(self) -> str:
-        """As it was recorded; ``[memory]`` where some was allocated or freed."""
+        """Recorded name; ``[memory]`` for an allocation or release."""
         return self._node.name
 
     @property
     def overload_name(self) -> str:
-        """Of an operator, where overloads were recorded."""
+        """Overload of an operator, if overloads were recorded; else empty."""
         return "" if self._node.is_memory else overload_name(self._node.nodes.batch, self._node.row)
 
     @property
     def id(self) -> int:
-        """Another number for each event of a profile."""
+        """Unique number of the event in its profile."""
         return self._node.position + 1
 
     @property
     def correlation_id(self) -> int:
-        """Which operator or label of the profile it is, from 1; 0 of all else."""
+        """Number of the operator or label in the profile, from 1; 0 for other events."""
         number: int = self._node.nodes.correlation.item(self._node.position)
         return number
 
     @property
     def parent(self) -> ProfilerEvent | None:
-        """What was open around it."""
+        """The event that encloses it; None for a top-level event."""
         return None if self._node.parent < 0 else self._tree.event(self._node.parent)
 
     @cached_property
     def children(self) -> list[ProfilerEvent]:
-        """What is directly inside of it, by start."""
+        """Its children, by start."""
         return self._tree.children(self._node.position)
 
     @property
     def start_tid(self) -> int:
-        """Torch's number of its thread, the system's where torch never ran."""
+        """Torch's id of its thread; the system's id if torch never ran there."""
         return self._node.thread("thread").number
 
     @property
     def start_time_ns(self) -> int:
-        """Unix time."""
+        """Start, Unix ns."""
         return self._node.start
 
     @property
     def end_time_ns(self) -> int:
-        """Unix time; of memory that of its start."""
+        """End, Unix ns; equal to the start for a change of memory."""
         return self._node.end
 
     @property
@@ -140,7 +140,7 @@ class ProfilerEvent:
 
     @cached_property
     def extra_fields(self) -> Any:
-        """What only events of its kind have."""
+        """Fields that only its type of event has."""
         return _FIELDS[self._node.tag](self._node)
 
     @property
@@ -150,10 +150,10 @@ class ProfilerEvent:
 
 
 class TensorMetadata:
-    """``_TensorMetadata``: a tensor as it was. Its ``device``, ids and addresses are None where storages were not recorded.
+    """``_TensorMetadata``: a recorded tensor.
 
-    They are with ``record_shapes``, ``profile_memory`` and ``with_stack`` together. ``impl_ptr`` is known of parameters and
-    their like only, ``layout`` of inputs only where it is strided.
+    ``device``, ids and addresses are None unless ``record_shapes``, ``profile_memory`` and ``with_stack`` are all on.
+    ``impl_ptr`` is known only for parameters, gradients and optimizer state; ``layout`` of an input only if it is strided.
     """
 
     __class__ = _as_torchs("_TensorMetadata")
@@ -188,27 +188,27 @@ class TorchOpFields:
 
     @property
     def allow_tf32_cublas(self) -> bool:
-        """As torch has it when that is first read of any event of the profile."""
+        """Torch's setting when this field is first read for any event of the profile: it is not recorded."""
         return self._node.nodes.allow_tf32
 
     @cached_property
     def inputs(self) -> list[Any]:
-        """Tensors, lists of tensors, and scalars; None for what is neither."""
+        """Tensors, lists of tensors, and scalars; None for other inputs."""
         nodes, row = self._node.nodes, self._node.row
         numbers = iter(range(1 << 32))
 
-        def of(one: Input) -> Any:
-            if one.kind is InputKind.TENSOR:
-                return _of_input(one, nodes.ids.of_input(row, next(numbers)) if one.storage else NO_ID)
-            if one.kind is InputKind.TENSOR_LIST:
-                return [of(element) for element in one.elements]
-            return None if one.kind is InputKind.STRING else one.value
+        def converted(value: Input) -> Any:
+            if value.kind is InputKind.TENSOR:
+                return _input_metadata(value, nodes.ids.of_input(row, next(numbers)) if value.storage else NO_ID)
+            if value.kind is InputKind.TENSOR_LIST:
+                return [converted(element) for element in value.elements]
+            return None if value.kind is InputKind.STRING else value.value
 
-        return [of(one) for one in decoded(nodes.batch, row).inputs]
+        return [converted(value) for value in decoded(nodes.batch, row).inputs]
 
 
 class AllocationFields:
-    """``_ExtraFields_Allocation``: memory that was allocated, or freed, where ``alloc_size`` is below 0."""
+    """``_ExtraFields_Allocation``: an allocation, or a release if ``alloc_size`` is below 0."""
 
     __class__ = _as_torchs("_ExtraFields_Allocation")
 
@@ -216,7 +216,7 @@ class AllocationFields:
         self._node = node
         self.ptr: int = node.value("address")
         self.alloc_size: int = node.value("bytes")
-        # Torch has 0 where an allocator does not tell.
+        # As in torch, 0 if the allocator does not report it.
         self.total_allocated: int = max(node.value("total_allocated"), 0)
         self.total_reserved: int = max(node.value("total_reserved"), 0)
 
@@ -227,12 +227,12 @@ class AllocationFields:
 
     @property
     def id(self) -> int | None:
-        """The number of the tensor in it; None where none was seen."""
+        """Number of the tensor in this memory; None if no operator had it as an input."""
         return self._ids.tensor
 
     @property
     def allocation_id(self) -> int | None:
-        """The number of the storage."""
+        """Number of the storage."""
         return self._ids.storage
 
     @cached_property
@@ -242,16 +242,16 @@ class AllocationFields:
 
 
 class OutOfMemoryFields:
-    """``_ExtraFields_OutOfMemory``, of which torch tells nothing."""
+    """``_ExtraFields_OutOfMemory``, which has no fields in torch."""
 
     __class__ = _as_torchs("_ExtraFields_OutOfMemory")
 
     def __init__(self, node: Node) -> None:
-        """Keeps nothing of it."""
+        """Ignores the node."""
 
 
 class PyFrameState:
-    """``_PyFrameState``: a function, and the line that it begins in. Torch has the line of the call in a caller's."""
+    """``_PyFrameState``: a function and its first line. For a caller, torch has the line of the call instead."""
 
     __class__ = _as_torchs("_PyFrameState")
 
@@ -269,12 +269,12 @@ class PyCCallFields:
 
     @property
     def caller(self) -> PyFrameState:
-        """The function that the call is in; its own where nothing is known of that."""
-        return _state(next((node for node in self._node.around() if node.tag == "PyCall"), self._node))
+        """The calling function; the function itself if its caller was not recorded."""
+        return _state(next((node for node in self._node.ancestors() if node.tag == "PyCall"), self._node))
 
 
 class PyCallFields(PyCCallFields):
-    """``_ExtraFields_PyCall``: a call of a function of Python's, of a module, or of an optimizer's step."""
+    """``_ExtraFields_PyCall``: a call of a Python function, a module or an optimizer's step."""
 
     __class__ = _as_torchs("_ExtraFields_PyCall")
 
@@ -285,19 +285,19 @@ class PyCallFields(PyCCallFields):
 
     @cached_property
     def module(self) -> NNModuleInfo | None:
-        """The module that is called."""
-        found, _ = called(self._node.nodes.tree, self._node.row, self._node.info)
-        return None if found is None else NNModuleInfo(self._node, found)
+        """The called module, or None."""
+        module, _ = called(self._node.nodes.tree, self._node.row, self._node.info)
+        return None if module is None else NNModuleInfo(self._node, module)
 
     @cached_property
     def optimizer(self) -> OptimizerFields | None:
-        """The optimizer whose step it is."""
-        _, found = called(self._node.nodes.tree, self._node.row, self._node.info)
-        return None if found is None else OptimizerFields(self._node, found)
+        """The optimizer whose step was called, or None."""
+        _, optimizer = called(self._node.nodes.tree, self._node.row, self._node.info)
+        return None if optimizer is None else OptimizerFields(self._node, optimizer)
 
 
 class NNModuleInfo:
-    """``_NNModuleInfo``: a module, with its parameters as they were at its first call; in that they have ids."""
+    """``_NNModuleInfo``: a module and its parameters at its first call. Only in the first call do they have ids."""
 
     __class__ = _as_torchs("_NNModuleInfo")
 
@@ -308,13 +308,13 @@ class NNModuleInfo:
 
     @cached_property
     def parameters(self) -> list[tuple[str, TensorMetadata, TensorMetadata | None]]:
-        """Name, parameter and gradient, if there was one."""
-        found = _parameters(self._node, self._info, self._info.parameters)
-        return [(name, tensor, gradient) for name, tensor, gradient, _ in found]
+        """Name, tensor and gradient (or None) of each parameter."""
+        parameters = _parameters(self._node, self._info, self._info.parameters)
+        return [(name, tensor, gradient) for name, tensor, gradient, _ in parameters]
 
 
 class OptimizerFields:
-    """``_OptimizerInfo``: an optimizer, with its parameters as they were at its first step; in that they have ids."""
+    """``_OptimizerInfo``: an optimizer and its parameters at its first step. Only in the first step do they have ids."""
 
     __class__ = _as_torchs("_OptimizerInfo")
 
@@ -324,10 +324,10 @@ class OptimizerFields:
 
     @cached_property
     def parameters(self) -> list[tuple[TensorMetadata, TensorMetadata | None, list[tuple[str, TensorMetadata]]]]:
-        """Parameter, gradient, if there was one, and what the optimizer keeps of it, by name."""
-        all_parameters = (one for group in self._info.groups for one in group.parameters)
-        found = _parameters(self._node, self._info, all_parameters)
-        return [(tensor, gradient, state) for _, tensor, gradient, state in found]
+        """Tensor, gradient (or None) and optimizer state, as names and tensors, of each parameter."""
+        all_parameters = (parameter for group in self._info.groups for parameter in group.parameters)
+        parameters = _parameters(self._node, self._info, all_parameters)
+        return [(tensor, gradient, state) for _, tensor, gradient, state in parameters]
 
 
 _FIELDS = {
@@ -342,21 +342,25 @@ _FIELDS = {
 def _parameters(
     node: Node, owner: Any, parameters: Iterable[ParameterInfo]
 ) -> Iterator[tuple[str, Any, Any, list[tuple[str, Any]]]]:
-    """Name, tensor, gradient and state of each. As in torch, they have ids in the first call only."""
+    """Yields name, tensor, gradient and state of each parameter. As in torch, they have ids in the first call only."""
     ids = node.nodes.ids
     is_first = ids.first_calls.get(id(owner)) == node.position
 
-    def of(info: TensorInfo) -> TensorMetadata:
-        return _of_known(info, ids.of_known.get(id(info), NO_ID) if is_first else NO_ID)
+    def metadata(info: TensorInfo) -> TensorMetadata:
+        return _known_metadata(info, ids.of_known.get(id(info), NO_ID) if is_first else NO_ID)
 
-    for one in parameters:
-        if one.tensor is not None:
-            gradient = None if one.gradient is None or one.has_late_gradient else of(one.gradient)
-            state = [(name, of(kept)) for name, kept in one.state.items() if name not in one.late_state]
-            yield one.name, of(one.tensor), gradient, state
+    for parameter in parameters:
+        if parameter.tensor is not None:
+            gradient = parameter.gradient
+            gradient_metadata = None if gradient is None or parameter.has_late_gradient else metadata(gradient)
+            state = [
+                (name, metadata(tensor)) for name, tensor in parameter.state.items() if name not in parameter.late_state
+            ]
+            yield parameter.name, metadata(parameter.tensor), gradient_metadata, state
 
 
-def _of_known(info: TensorInfo, ids: TensorId) -> TensorMetadata:
+def _known_metadata(info: TensorInfo, ids: TensorId) -> TensorMetadata:
+    """Metadata of a parameter, gradient or optimizer state."""
     import torch
 
     return TensorMetadata(
@@ -371,19 +375,20 @@ def _of_known(info: TensorInfo, ids: TensorId) -> TensorMetadata:
     )
 
 
-def _of_input(one: Input, ids: TensorId) -> TensorMetadata:
+def _input_metadata(tensor: Input, ids: TensorId) -> TensorMetadata:
+    """Metadata of an input that is a tensor."""
     import torch
 
-    where = one.storage
-    name = _DTYPES.get(one.type, one.type.removeprefix("c10::"))
+    storage = tensor.storage
+    name = _DTYPES.get(tensor.type, tensor.type.removeprefix("c10::"))
     return TensorMetadata(
         ids,
-        storage_data_ptr=(where.address or None) if where else None,
-        layout=torch.strided if len(one.strides) == len(one.shape) else None,
-        device=None if where is None else _device(where.device_type, where.device_index),
+        storage_data_ptr=(storage.address or None) if storage else None,
+        layout=torch.strided if len(tensor.strides) == len(tensor.shape) else None,
+        device=None if storage is None else _device(storage.device_type, storage.device_index),
         dtype=getattr(torch, name, None) or getattr(torch, name.lower(), None),
-        sizes=one.shape,
-        strides=one.strides,
+        sizes=tensor.shape,
+        strides=tensor.strides,
     )
 
 
@@ -395,10 +400,10 @@ def _device(kind: int, index: int) -> Any:
 
 
 def _state(node: Node) -> PyFrameState:
-    """The function that a call is of, as its name tells it; of a module's, the one that calls modules."""
-    matched = CALL.fullmatch(node.name)
-    if matched is not None:
-        return PyFrameState(matched["file"], int(matched["line"]), matched["function"])
+    """The called function, from the name of the call; for a call of a module, the function of torch that calls modules."""
+    match = CALL.fullmatch(node.name)
+    if match is not None:
+        return PyFrameState(match["file"], int(match["line"]), match["function"])
     if not node.name.startswith(MODULE_PREFIX):
         return PyFrameState("", 0, node.name)
     import torch

@@ -1,4 +1,4 @@
-"""Events that exist as columns until somebody looks at one of them."""
+"""Events of a batch of columns, created as objects on access."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 CALL = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
-"""How the name of a call of a Python function is made."""
+"""Matches the name of a call of a Python function."""
 
 _NS_PER_US = 1000
 
@@ -46,7 +46,7 @@ _NS_PER_US = 1000
 
 
 class Nodes:
-    """The nodes of a batch's tree, and what is known of several of them. Immutable, hence safe to share between threads."""
+    """The nodes of a batch's tree, and data computed for all of them. Immutable, so threads may share it."""
 
     def __init__(self, batch: Batch, *, with_flops: bool = False) -> None:
         self.batch = batch
@@ -54,29 +54,29 @@ class Nodes:
 
     @cached_property
     def tree(self) -> RecordedTree:
-        """What is around what."""
+        """Rows, parents and starts by position."""
         return recorded_tree(self.batch)
 
     @cached_property
     def ids(self) -> TensorIds:
-        """The numbers of tensors."""
+        """Numbers of tensors and storages."""
         return tensor_ids(self.tree, _number_of_device)
 
     @cached_property
     def by_parent(self) -> tuple[Any, Any]:
-        """Positions by parent, and where the children of each begin; what has no parent comes first."""
+        """Positions ordered by parent, top-level ones first, and the index at which the children of each begin."""
         order = np.argsort(self.tree.parent, kind="stable")
         return order, np.searchsorted(self.tree.parent[order], np.arange(-1, len(self.tree) + 1))
 
     def children(self, position: int) -> list[int]:
-        """The positions directly inside another one, by start; of -1 those that nothing is around."""
+        """Positions of the children of a node, by start; for -1, of the top-level nodes."""
         order, first = self.by_parent
-        found: list[int] = order[first[position + 1] : first[position + 2]].tolist()
-        return found
+        positions: list[int] = order[first[position + 1] : first[position + 2]].tolist()
+        return positions
 
     @cached_property
     def correlation(self) -> Any:
-        """By position, which of the operators and labels it is, from 1; 0 of all else."""
+        """By position, the number of the operator or label, from 1; 0 for other events."""
         rows, total = self.tree.row, len(self.batch)
         is_operator = rows < total
         is_operator[is_operator] = self.batch["kind"][rows[is_operator]] != Kind.FRAME
@@ -84,12 +84,12 @@ class Nodes:
 
     @cached_property
     def numbered(self) -> Any:
-        """By row, the one whose autograd numbers it has."""
+        """By row, the row that has its autograd numbers."""
         return numbered_rows(self.batch)
 
     @cached_property
     def flops(self) -> Any:
-        """By row."""
+        """Floating point operations by row; 0 if unknown or not requested."""
         return flops_of(self.batch) if self._with_flops else np.zeros(len(self.batch), np.uint64)
 
     @cached_property
@@ -106,19 +106,19 @@ class Nodes:
 
     @cached_property
     def allow_tf32(self) -> bool:
-        """What torch says of it now: it is not recorded."""
+        """Torch's setting at the first access: it is not recorded."""
         import torch
 
         return bool(torch.backends.cuda.matmul.allow_tf32)
 
     @cached_property
     def timed(self) -> TimedRows | None:
-        """What devices were timed for."""
+        """Rows with device times; None if no device was timed."""
         return timed_rows(self.batch)
 
 
 class Node:
-    """One of them. Immutable."""
+    """A node of a tree. Immutable."""
 
     def __init__(self, nodes: Nodes, position: int) -> None:
         self.nodes, self.position = nodes, position
@@ -126,7 +126,7 @@ class Node:
         self.is_memory = self.row >= len(nodes.batch)
 
     def value(self, column: str) -> Any:
-        """Of the event; of memory, of its record."""
+        """Value of a column of the event or, for a change of memory, of its record."""
         batch = self.nodes.batch
         if not self.is_memory:
             return batch[column].item(self.row)
@@ -134,12 +134,12 @@ class Node:
 
     @property
     def parent(self) -> int:
-        """The position of what was open around it, -1 for nothing."""
+        """Position of the parent; -1 for a top-level node."""
         parent: int = self.nodes.tree.parent.item(self.position)
         return parent
 
-    def around(self) -> Iterator[Node]:
-        """All that was open around it, the innermost first."""
+    def ancestors(self) -> Iterator[Node]:
+        """Yields the enclosing nodes, innermost first."""
         position = self.parent
         while position >= 0:
             node = Node(self.nodes, position)
@@ -148,19 +148,19 @@ class Node:
 
     @property
     def start(self) -> int:
-        """Unix time, ns."""
+        """Start, Unix ns."""
         start: int = self.nodes.tree.start.item(self.position)
         return start
 
     @property
     def end(self) -> int:
-        """Unix time, ns; of memory that of its start."""
+        """End, Unix ns; equal to the start for a change of memory."""
         end: int = self.start if self.is_memory else self.value("end")
         return end
 
     @cached_property
     def name(self) -> str:
-        """As it was recorded; ``[memory]`` where some was allocated or freed."""
+        """Recorded name; ``[memory]`` for an allocation or release."""
         if self.is_memory:
             return OUT_OF_MEMORY_NAME if self.value("flags") & MemoryFlag.OUT_OF_MEMORY else MEMORY_NAME
         name: str = self.nodes.batch.names[self.value("name")]
@@ -180,14 +180,14 @@ class Node:
 
     @property
     def info(self) -> FrameInfo:
-        """What is known of the calls of its recording."""
+        """Metadata of the calls of its recording; empty for a change of memory."""
         info = None if self.is_memory else self.nodes.batch.frame_info
         return FrameInfo() if info is None else info.at(self.start)
 
     def thread(self, column: str) -> RecordedThread:
-        """The thread that it began on (``thread``), or ended on (``end_thread``)."""
-        found: RecordedThread = self.nodes.batch.threads[self.value(column)]
-        return found
+        """The thread on which it began (``thread``) or ended (``end_thread``)."""
+        thread: RecordedThread = self.nodes.batch.threads[self.value(column)]
+        return thread
 
     @property
     def sequence_nr(self) -> int:
@@ -196,19 +196,19 @@ class Node:
 
     @property
     def forward_thread(self) -> int:
-        """Torch's number of the thread of the forward operator; 0 where there is none, or no number to go with it."""
+        """Torch's id of the thread of the forward operator; 0 for none, and without a sequence number."""
         if self.sequence_nr < 0:
             return 0
         number: int = self.nodes.batch["fwd_thread"].item(self.nodes.numbered.item(self.row))
         return number
 
     def python_id(self, which: str) -> int:
-        """One of torch's numbers of a call; -1 of what is none."""
+        """One of torch's numbers of a call (``own``, ``caller``, ``module``); -1 for other events."""
         ids = None if self.is_memory else self.nodes.python_ids
         return -1 if ids is None else getattr(ids, which).item(self.row)
 
     def device_us(self, device_types: tuple[int, ...]) -> int:
-        """How long a device of these types took for it, whole us; -1 where none was timed."""
+        """Device time on a device of these types, whole us; -1 if it was not timed."""
         timed, devices = self.nodes.timed, self.nodes.batch.devices
         pair = -1 if self.is_memory or timed is None else timed.pair.item(self.row)
         if devices is None or pair < 0 or devices["device_type"].item(pair) not in device_types:
@@ -221,25 +221,25 @@ def _number_of_device(name: str) -> int:
     return known.get(name, -1)
 
 
-# ---- the tree of events that are objects, from their times: what torch's ``EventList._build_tree`` does ----
+# ---- the tree of event objects, built from their times as by torch's ``EventList._build_tree`` ----
 
 
 def build_tree(events: Iterable[FunctionEvent]) -> list[FunctionEvent]:
-    """Sets parents and children, and returns the events that remain, with the stacks of backward events set.
+    """Sets parents, children and the stacks of backward events; returns the events without duplicates.
 
     Raises ValueError for an event that has a parent already. Costs a sort.
     """
-    kept = list(events)
-    _nest(kept)
-    kept = _without_duplicates(kept)
-    _hand_down_stacks(kept)
-    return kept
+    remaining = list(events)
+    _nest(remaining)
+    remaining = _without_duplicates(remaining)
+    _copy_stacks_to_backward(remaining)
+    return remaining
 
 
 def _nest(events: list[FunctionEvent]) -> None:
     """Puts each event under the shortest one of its thread and node that contains it in time.
 
-    Asynchronous events and those of devices stand alone: what ran beside them is not known to be theirs.
+    Asynchronous events and events of devices have no parent and no children: overlap in time does not show a call.
     """
     threads: dict[Any, list[FunctionEvent]] = defaultdict(list)
     for event in events:
@@ -265,25 +265,25 @@ def _contains(parent: FunctionEvent, event: FunctionEvent) -> bool:
 
 
 def _without_duplicates(events: list[FunctionEvent]) -> list[FunctionEvent]:
-    """Merges an event into its parent where it is the only child and has the parent's name.
+    """Merges an event into its parent if it is the only child and has the parent's name.
 
-    One pass is enough, in any order: a merged event leaves its parent with its name and with its children.
+    One pass in any order is enough: the parent gets the children of the merged event, which has the same name.
     """
-    kept = []
+    remaining = []
     for event in events:
         parent = event.cpu_parent
         if parent is None or parent.name != event.name or len(parent.cpu_children) != 1:
-            kept.append(event)
+            remaining.append(event)
             continue
         parent.cpu_children = event.cpu_children
         parent.kernels = event.kernels
         for child in event.cpu_children:
             child.cpu_parent = parent
-    return kept
+    return remaining
 
 
-def _hand_down_stacks(events: list[FunctionEvent]) -> None:
-    """Gives backward events, which no Python called, the stack of the forward operator that caused them."""
+def _copy_stacks_to_backward(events: list[FunctionEvent]) -> None:
+    """Gives backward events, which have no Python caller, the stack of their forward operator."""
     backward = {id(event): _backward_function(event) for event in events}
     stacks: dict[tuple[int, int | None], list[str]] = {}
     for event in events:
@@ -296,7 +296,7 @@ def _hand_down_stacks(events: list[FunctionEvent]) -> None:
 
 
 def _backward_function(event: FunctionEvent | None) -> FunctionEvent | None:
-    """The nearest backward function from an event outwards."""
+    """The event itself or its nearest ancestor that is a backward function; None if there is none."""
     while event is not None and event.scope != Scope.BACKWARD_FUNCTION:
         event = event.cpu_parent
     return event
@@ -306,9 +306,9 @@ def _backward_function(event: FunctionEvent | None) -> FunctionEvent | None:
 
 
 class EventSource:
-    """Makes the events of a batch one by one, each at most once, and adds them up without making them.
+    """Creates the event objects of a batch on access, each at most once; sums are computed from the columns.
 
-    ``slots`` is where the events are kept: one entry per event, None until it is made. Safe to share between threads.
+    ``slots`` has one entry per event, None until the event is created. Thread-safe.
     """
 
     def __init__(self, batch: Batch, origin_ns: int, use_device: str | None, *, with_flops: bool = False) -> None:
@@ -318,9 +318,9 @@ class EventSource:
         self.use_device = use_device
         self.slots: list[RecordedEvent | None] = []
         self.missing = len(self.view)
-        """How many events are not made yet."""
+        """Number of events that are not created yet."""
         self.edited = False
-        """Whether a user changed an event, so that the columns no longer tell the truth about all of them."""
+        """Whether a user changed an event, so that the columns are no longer valid."""
         self.origin_ns = origin_ns
         self._hierarchy: Hierarchy | None = None
         self.pid = os.getpid()
@@ -331,7 +331,7 @@ class EventSource:
 
     def event(self, index: int) -> RecordedEvent:
         """The event at a position of the view."""
-        # The slots may be the list subclass that asks this very method for its items, hence list's own methods.
+        # list's own methods: the slots may be an EventList, which calls this method to get an item.
         event = list.__getitem__(self.slots, index)
         if event is None:
             self.make(index, index + 1)
@@ -339,7 +339,7 @@ class EventSource:
         return event  # type: ignore[return-value]  # just made
 
     def make(self, begin: int, end: int) -> None:
-        """Make all events of a range that are not there yet."""
+        """Creates all missing events of a range of positions."""
         if None not in list.__getitem__(self.slots, slice(begin, end)):
             return
         with self._lock:
@@ -350,20 +350,21 @@ class EventSource:
                     self.missing -= 1
 
     def value(self, column: str, index: int) -> Any:
-        """The value of an event in a column of the batch."""
+        """Value of an event in a column of the batch."""
         return self.batch[column].item(self.view.rows.item(index))
 
     def module_hierarchy(self, index: int) -> str:
-        """The modules around an event, of the top-level class: ``GPT.blocks.0.attn``; empty where there is none."""
+        """The enclosing modules of an event, from the class of the root: ``GPT.blocks.0.attn``; empty for none."""
         with self._lock:
             if self._hierarchy is None:
                 self._hierarchy = module_hierarchy(self.batch)
         return self._hierarchy.texts[self._hierarchy.rows.item(self.view.rows.item(index))]
 
     def _numbered(self, index: int) -> int:
-        """The row whose autograd numbers an event shows: its own, or its backward function's around which it is the engine's.
+        """The row whose autograd numbers an event displays.
 
-        Torch makes that transfer when a profile ends, for two events that follow each other on a thread.
+        The row of the event itself or, for the engine's event around a backward function, that of the backward function. Torch
+        copies these numbers when a profile ends, for two consecutive events of a thread.
         """
         row: int = self.view.rows.item(index)
         thread, scope = self.batch["thread"], self.batch["scope"]
@@ -372,18 +373,18 @@ class EventSource:
         return row + int(enclosing)
 
     def sequence_nr(self, index: int) -> int:
-        """Torch's number of the autograd node; -1 where there is none."""
+        """Torch's number of the autograd node; -1 for none."""
         number: int = self.batch["sequence_nr"].item(self._numbered(index))
         return number
 
     def fwd_thread(self, index: int) -> int:
-        """Torch's id of the forward thread; 0 where there is none, or no sequence number to go with it."""
+        """Torch's id of the forward thread; 0 for none, and without a sequence number."""
         row = self._numbered(index)
         return self.batch["fwd_thread"].item(row) if self.batch["sequence_nr"].item(row) >= 0 else 0
 
     @cached_property
     def _flows(self) -> dict[int, tuple[int, bool]]:
-        """Rows at an end of an arrow from a forward operator to its backward function: the arrow's number, and which end."""
+        """By row, the number of the arrow from a forward operator to its backward function, and whether it begins there."""
         forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
         ends = {row: (number, True) for number, row in enumerate(forward, 1)}
         return ends | {row: (number, False) for number, row in enumerate(backward, 1)}
@@ -393,31 +394,31 @@ class EventSource:
         return self._flows.get(self.view.rows.item(index), (0, False))
 
     def trace_name(self, index: int) -> str:
-        """The name as it was recorded."""
+        """Recorded name."""
         name: str = self.batch.names[self.value("name", index)]
         return name
 
     def thread(self, index: int) -> RecordedThread:
-        """Where the event began."""
+        """The thread on which the event began."""
         thread: RecordedThread = self.batch.threads[self.value("thread", index)]
         return thread
 
     def thread_number(self, index: int) -> int:
-        """Torch's id of the thread where the event began, the system's where torch never ran."""
+        """Torch's id of the thread on which the event began; the system's id if torch never ran there."""
         return self.thread(index).number
 
     def time_range(self, index: int) -> Interval:
-        """When the event began and ended, in us since the origin."""
+        """Start and end, in us since the origin."""
         start, end = (self.value(column, index) - self.origin_ns for column in ("start", "end"))
         return Interval(start / _NS_PER_US, end / _NS_PER_US)
 
     def parent(self, index: int) -> RecordedEvent | None:
-        """The event around one."""
+        """The enclosing event; None for a top-level event."""
         parent = self.view.parent.item(index)
         return None if parent < 0 else self.event(parent)
 
     def children(self, index: int) -> list[RecordedEvent]:
-        """The events directly inside one."""
+        """The direct children of an event."""
         return [self.event(child) for child in self.view.children_of(index)]
 
     def self_cpu_total(self) -> float:
@@ -425,12 +426,12 @@ class EventSource:
         return int(self.view.self_time.sum()) / _NS_PER_US
 
     def coded(self, info_field: str, index: int) -> Any:
-        """The value of a fact that is kept as codes; None where it was not recorded."""
+        """Value of an event in a coded column of :class:`EventInfo`; None if it was not recorded."""
         coded: CodedValues | None = getattr(self.info, info_field)
         return None if coded is None else coded.values[coded.codes.item(index)]
 
     def stack(self, index: int) -> list[str]:
-        """The Python frames around an event, innermost first."""
+        """Enclosing Python frames, innermost first."""
         return list(self.coded("stack_codes", index) or ())
 
     @cached_property
@@ -438,19 +439,19 @@ class EventSource:
         return python_ids(self.batch)
 
     def python_id(self, which: str, index: int) -> int:
-        """One of torch's numbers of calls; -1 for none."""
+        """One of torch's numbers of a call (``own``, ``caller``, ``module``); -1 for none."""
         ids = self._python_ids
         return -1 if ids is None else getattr(ids, which).item(self.view.rows.item(index))
 
     def call_info(self, index: int) -> FrameInfo:
-        """What is known of the calls of an event's recording; nothing where the event is none."""
+        """Metadata of the calls of the event's recording; empty if the event is not a call."""
         info = self.batch.frame_info
         if info is None or self.value("kind", index) != Kind.FRAME:
             return FrameInfo()
         return info.at(self.value("start", index))
 
     def device_time(self, name: str, index: int) -> float:
-        """A time of devices by torch's name, us."""
+        """A device time by torch's name, us."""
         column = self.info.device_time(name)
         return 0 if column is None else column.item(index) / _NS_PER_US
 
@@ -459,7 +460,7 @@ class EventSource:
         return timed_rows(self.batch)
 
     def device_work(self, index: int) -> DeviceWork | None:
-        """What an event's own pair of marks tells; None where it has none."""
+        """Device and device time from the event's own pair of timing events; None without one."""
         row, timed, devices = self.view.rows.item(index), self._timed, self.batch.devices
         if timed is None or devices is None or timed.pair[row] < 0:
             return None
@@ -473,25 +474,25 @@ class EventSource:
         )
 
     def kernels(self, index: int) -> list[Kernel]:
-        """As torch's legacy engine has it: one that stands for all that devices did for an event; none for nothing."""
+        """One kernel for all device time of an event, as in torch's legacy profiler; empty without device time."""
         duration, timed, devices = self.device_time("device_time_total", index), self._timed, self.batch.devices
         if not duration or timed is None or devices is None:
             return []
-        # Of an event without a pair the first inside of it, whose row comes next among those that have one.
+        # An event without timing events of its own uses those of its first descendant, the next row that has some.
         first = int(np.searchsorted(timed.rows, self.view.rows.item(index)))
         place = timed.pair[timed.rows[min(first, len(timed.rows) - 1)]]
         return [Kernel(self.trace_name(index), devices["device_index"].item(place), duration)]
 
     def amount(self, name: str, index: int) -> Any:
-        """The value of an attribute that averages add up or compare; 0 where it was not recorded."""
+        """Value of an attribute of :data:`AMOUNTS` or :data:`PEAKS`; 0 if it was not recorded."""
         column = self.info.amount(name)
         return 0 if column is None else column.item(index)
 
 
 class _OnDemand:
-    """An attribute that is made when it is first read and then kept in the instance, where it shadows this descriptor.
+    """An attribute computed on first access and then stored in the instance, where it shadows this descriptor.
 
-    Reading eleven columns for every event that is touched cost 3 us and 680 bytes per event; most are never asked for.
+    Reading eleven columns for every created event would cost 3 us and 680 bytes each; most are never read.
     """
 
     def __init__(self, make: Callable[[EventSource, int], Any]) -> None:
@@ -505,7 +506,7 @@ class _OnDemand:
         if event is None:
             return self
         value = self._make(event._source, event._index)  # noqa: SLF001 - the two belong together
-        # setdefault, so that two threads that read at the same time get the same object
+        # setdefault: two threads that read at the same time get the same object.
         return event.__dict__.setdefault(self._name, value)
 
 
@@ -526,10 +527,10 @@ def _of_row(read: Callable[[Batch, int], Any]) -> Any:
 
 
 class RecordedEvent(FunctionEvent):
-    """An event out of a batch: a FunctionEvent that knows its position only and finds the rest when it is asked for.
+    """An event of a batch: a FunctionEvent that stores only its position and reads attributes on access.
 
-    Its attributes can be set like any other's; its list then adds up its events instead of its columns. Copies and pickles
-    are plain FunctionEvents.
+    Attributes can be set; its list then computes results from event objects instead of columns. Copies and pickles are
+    plain FunctionEvents.
     """
 
     __slots__ = ("_index", "_source")
@@ -552,7 +553,7 @@ class RecordedEvent(FunctionEvent):
     time_range = _on_demand(EventSource.time_range)
     thread = _on_demand(EventSource.thread_number)
     device_resource_id = _on_demand(lambda source, index: source.thread(index).os_tid)
-    # Torch has the process here for what ran on the CPU, since Kineto counts a process as a device.
+    # As in torch: for CPU events, Kineto has the process id as the device.
     device_index = _on_demand(lambda source, _: source.pid)
     flow_id = _on_demand(lambda source, index: source.flow(index)[0])
     flow_type = _on_demand(lambda source, index: int(source.flow(index)[0] > 0))
@@ -583,7 +584,7 @@ class RecordedEvent(FunctionEvent):
     use_device = _on_demand(lambda source, _: source.use_device)
     kernels = _on_demand(EventSource.kernels)
     device_work = _on_demand(EventSource.device_work)
-    # What torch calls so is an event of the CPU that carries the device's time, where kernels are no events themselves.
+    # Torch's name for CPU events that have device times because kernels are not events of their own.
     is_legacy = _on_demand(lambda source, _: source.info.device_times is not None)
     stack = _on_demand(EventSource.stack)
     module_hierarchy = _on_demand(EventSource.module_hierarchy)
@@ -602,41 +603,41 @@ class RecordedEvent(FunctionEvent):
         super().__setattr__(name, value)
 
     def append_cpu_child(self, child: FunctionEvent) -> None:
-        """Add a direct child, whose time is then no longer this event's own."""
+        """Adds a direct child, whose time then no longer counts as this event's self time."""
         self._source.edited = True
         super().append_cpu_child(child)
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Duration without the direct children, from the column unless somebody changed events."""
+        """Duration minus that of the direct children, us; from the column unless events were changed."""
         if self._source.edited:
             return super().self_cpu_time_total
         return self._source.view.self_time.item(self._index) / _NS_PER_US
 
     @property
     def device_time_total(self) -> float:
-        """Time that devices worked for it and all that is inside of it, from the column unless somebody changed events."""
+        """Device time of the event and its descendants, us; from the column unless events were changed."""
         if self._source.edited:
             return super().device_time_total
         return self._source.device_time("device_time_total", self._index)
 
     @property
     def self_device_time_total(self) -> float:
-        """The same without the direct children's."""
+        """Device time minus that of the direct children, us; from the column unless events were changed."""
         if self._source.edited:
             return super().self_device_time_total
         return self._source.device_time("self_device_time_total", self._index)
 
     @property
     def self_cpu_memory_usage(self) -> Any:
-        """CPU memory without the direct children's, from the column unless somebody changed events."""
+        """CPU memory allocated outside the direct children, bytes; from the column unless events were changed."""
         if self._source.edited:
             return super().self_cpu_memory_usage
         return self._source.amount("self_cpu_memory_usage", self._index)
 
     @property
     def self_device_memory_usage(self) -> Any:
-        """Device memory without the direct children's, from the column unless somebody changed events."""
+        """Device memory allocated outside the direct children, bytes; from the column unless events were changed."""
         if self._source.edited:
             return super().self_device_memory_usage
         return self._source.amount("self_device_memory_usage", self._index)
@@ -646,7 +647,7 @@ class RecordedEvent(FunctionEvent):
 
 
 class MemoryEvent(RecordedEvent):
-    """``[memory]`` or ``[OutOfMemory]``: an instant, of which little is known."""
+    """``[memory]`` or ``[OutOfMemory]``: an instant with few attributes."""
 
     __slots__ = ()
 
@@ -658,7 +659,7 @@ class MemoryEvent(RecordedEvent):
 
 
 def _device_type(number: int) -> Any:
-    """A member where there is one."""
+    """The member of :class:`DeviceType`; the number itself if there is none."""
     try:
         return DeviceType(number)
     except ValueError:
@@ -666,5 +667,5 @@ def _device_type(number: int) -> Any:
 
 
 def _blank() -> FunctionEvent:
-    """What a copy or a pickle fills."""
+    """An empty event, which a copy or pickle fills."""
     return FunctionEvent.__new__(FunctionEvent)

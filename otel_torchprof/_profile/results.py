@@ -143,7 +143,7 @@ class ProfileResults(RecordedColumns):
         self._marks = ProfileSteps()
         self._metadata = TraceMetadata()
         self._labels_steps = False
-        self._learned_steps = ""  # file of a stream that ran at the same time
+        self._learned_steps = ""  # file of a stream that detected the steps of the loop, in a notebook
         self._trace_only = False
         self._started = False
         self._prepared = False
@@ -423,9 +423,9 @@ class ProfileResults(RecordedColumns):
         Raises:
             ValueError: the detail is unknown, or ``max_bytes`` is not allowed.
         """
-        found = resource or sdk.current_resource()
+        chosen_resource = resource or sdk.current_resource()
         table = self._limited(detail)
-        return otlp.encode(table, resource=found, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
+        return otlp.encode(table, resource=chosen_resource, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
 
     def spans(self, *, resource: Resource | None = None, detail: str = "ops") -> SpanList:
         """Returns the spans as a sequence of OpenTelemetry's ``ReadableSpan``, created on access (about 30 us each).
@@ -437,8 +437,8 @@ class ProfileResults(RecordedColumns):
         Raises:
             ValueError: the detail is unknown.
         """
-        found = resource or sdk.current_resource()
-        return SpanList(self._limited(detail), resource=found, scope=sdk.instrumentation_scope())
+        chosen_resource = resource or sdk.current_resource()
+        return SpanList(self._limited(detail), resource=chosen_resource, scope=sdk.instrumentation_scope())
 
     def export(
         self,
@@ -521,7 +521,7 @@ class ProfileResults(RecordedColumns):
     def _limited(self, detail: str, budget: Budget | None = None) -> SpanTable:
         """The spans to send: traces within the size limit, if any, and spans within OpenTelemetry's limits."""
         check_detail(detail)
-        # The ids are made here: two threads that read at the same time have to get the same ones.
+        # Under the lock: two threads that read at the same time must get the same ids.
         with self._segments.reading:
             if detail not in self._spans:
                 self._spans[detail] = self._made_spans(detail)
@@ -532,7 +532,7 @@ class ProfileResults(RecordedColumns):
         return within_limits(table, sdk.span_limits())
 
     def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
-        """Makes every span with its attributes, and the id of the synthetic root of each."""
+        """All spans with their attributes, and for each the id of the root of its trace."""
         whole = self._batch()
         batch, callers = displayed(without(whole, step_labels(whole)) if self._labels_steps else whole, detail)
         new_trace_id, new_span_id = self._ids.again()
@@ -553,7 +553,7 @@ def us_since(begun: int) -> int:
     return (perf_counter_ns() - begun) // 1000
 
 
-# ---- what a notebook shows of a profile: how much was recorded, and where the time went ----
+# ---- summary of a profile for notebooks ----
 
 
 _TOP_ROWS = 10
@@ -562,7 +562,7 @@ _TOP_ROWS = 10
 def summary_html(
     title: str, health: Health, steps: Sequence[RecordedStep] = (), averages: EventList | None = None
 ) -> str:
-    """A title with figures, the averages with the most self time, the state of the recording."""
+    """Summary as HTML: a title with figures, the averages with the most self time, and the health report."""
     figures = [title]
     if health.stop_ns:
         figures.append(format_time((health.stop_ns - health.start_ns) / 1000))
@@ -579,15 +579,15 @@ def summary_html(
     return markup.block(*parts)
 
 
-# ---- what stands at the top level of a profile's Chrome trace besides the events ----
+# ---- metadata at the top level of a profile's Chrome trace ----
 
 
 class TraceMetadata:
-    """Values by key, given by the user at any time or noted when a recording starts. Later ones replace earlier ones."""
+    """Values by key, added by the user at any time or when a recording starts. Later values replace earlier ones."""
 
     def __init__(self) -> None:
         self.preset: dict[str, Any] = {}
-        """What is added when a recording starts."""
+        """Values to add when a recording starts."""
         self.entries: dict[str, Any] = {}
 
     def add(self, key: str, value: str) -> None:
@@ -601,19 +601,19 @@ class TraceMetadata:
         self.entries[key] = value
 
     def add_json(self, key: str, value: str) -> None:
-        """Adds what a JSON text stands for.
+        """Adds a value, given as JSON.
 
         Raises:
-            ValueError: it is no JSON.
+            ValueError: the text is not JSON.
         """
         self.entries[key] = _parsed(key, value)
 
     def add_preset(self, key: str, value: str) -> None:
-        """As :meth:`add_json`, at the next start of a recording."""
+        """Adds a value, given as JSON, at the next start of a recording."""
         self.preset[key] = _parsed(key, value)
 
     def note(self, trace_id: str, options: Iterable[str]) -> None:
-        """A recording starts, under this id and with these options."""
+        """Adds the id and the options of a recording that starts, and the preset values."""
         self.entries["trace_id"] = trace_id
         self.entries.update(dict.fromkeys(options, 1))
         distributed = distributed_info()
@@ -633,12 +633,12 @@ def _parsed(key: str, value: str) -> Any:
 
 
 def distributed_info() -> dict[str, Any] | None:
-    """What torch's traces say of the process groups, for tools that read several ranks; None where there are none."""
+    """Torch's ``distributedInfo`` on the process groups, for tools that read several ranks; None without process groups."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     backend = dist.get_backend()
-    found = {
+    info = {
         "backend": backend,
         "rank": dist.get_rank(),
         "world_size": dist.get_world_size(),
@@ -646,6 +646,6 @@ def distributed_info() -> dict[str, Any] | None:
         "pg_config": dist.distributed_c10d._get_all_pg_configs(),  # noqa: SLF001 - there is no public place
     }
     if backend == "nccl":
-        found["nccl_version"] = ".".join(str(part) for part in sys.modules["torch"].cuda.nccl.version())
-    plain: dict[str, Any] = json.loads(json.dumps(found, default=lambda value: value.tolist()))
+        info["nccl_version"] = ".".join(str(part) for part in sys.modules["torch"].cuda.nccl.version())
+    plain: dict[str, Any] = json.loads(json.dumps(info, default=lambda value: value.tolist()))
     return plain

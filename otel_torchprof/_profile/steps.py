@@ -198,61 +198,61 @@ def _in_child() -> None:
 process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)
 
 
-# ---- where the steps of a profile begin and end ----
+# ---- begins and ends of the steps of a profile ----
 
 
 def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
-    """Which events are the labels of steps, which have spans of their own (of one name for all, as spans should)."""
-    found = np.zeros(len(batch), dtype=np.bool_)
+    """A mask of the events that are labels of steps. Steps have spans of their own, all of the same name."""
+    is_step = np.zeros(len(batch), dtype=np.bool_)
     labels = np.flatnonzero(batch["kind"] == Kind.LABEL)
     names = batch["name"][labels]
     steps = [name for name in distinct_values(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
-    found[labels[np.isin(names, steps)]] = True
-    return found
+    is_step[labels[np.isin(names, steps)]] = True
+    return is_step
 
 
 class ProfileSteps:
-    """Marks between steps, in windows of time in which they are recorded. For one thread at a time."""
+    """Begins of steps, in windows of time in which the profile records. For one thread at a time."""
 
     def __init__(self) -> None:
         self._windows: list[_Window] = []
 
     def open(self, number: int, at: int) -> None:
-        """A window opens, within a step."""
+        """Opens a window, inside step ``number``; ``at`` in Unix ns."""
         self._windows.append(_Window(number, at))
 
     def mark(self, number: int, at: int) -> None:
-        """The next step begins within the window that is open, if one is; it may be the one that the window opened in."""
+        """Notes that a step begins. No effect without an open window, or if the step is the current one."""
         window = self._windows[-1] if self._windows else None
         if window is not None and window.end is None and window.marks[-1][0] != number:
             window.marks.append((number, at))
             window.thread = threads.get_ident()
 
     def close(self, at: int) -> None:
-        """The window that is open ends."""
+        """Closes the open window, if there is one."""
         if self._windows and self._windows[-1].end is None:
             self._windows[-1].end = at
 
     def clear(self) -> None:
-        """Forgets all windows."""
+        """Removes all windows."""
         self._windows.clear()
 
     def steps(self, began: Array, *, labelled: bool) -> list[RecordedStep]:
-        """The steps of all windows, which are closed; none where no step was ever marked, unless they are ``labelled``.
+        """The steps of all windows, which must be closed. Empty if no step was marked, unless steps are ``labelled``.
 
-        ``began`` are the starts of the events: a loop that ends with a mark opens a last step in which nothing happens,
-        and a schedule may end with a window in which nothing does; both are left out.
+        Omits the last step of a window if no event started in it, according to the starts ``began``: a loop that ends with
+        ``step()`` begins a last step without events, and the last window of a schedule may have none.
         """
         if not labelled and all(len(window.marks) == 1 for window in self._windows):
             return []
-        found = []
+        all_steps = []
         for window in self._windows:
             steps = window.steps()
             last = steps[-1]
             if (labelled or len(steps) > 1) and not ((began >= last.start) & (began <= last.end)).any():
                 steps.pop()
-            found += steps
-        return found
+            all_steps += steps
+        return all_steps
 
 
 class _Window:

@@ -29,15 +29,15 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         extra = _MODULES[name]
         try:
-            found = getattr(import_module(f"{__name__}.{extra}"), name)
+            adapter = getattr(import_module(f"{__name__}.{extra}"), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith(__name__.partition(".")[0]):
                 raise
             raise ImportError(
                 f"{name} needs {error.name}, which is not installed: pip install 'otel-torchprof[{extra}]'"
             ) from error
-        globals()[name] = found
-        return found
+        globals()[name] = adapter
+        return adapter
 
     def __dir__() -> list[str]:
         return [*globals(), *_MODULES]

@@ -178,11 +178,11 @@ class Actions:
 
     def _leave(self, segment: Segment | None, trainer: Any) -> None:
         ends_step = self.loop.current is Segment.STEP
-        found: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         if ends_step:
             epoch, loss = number(trainer.current_epoch), _loss_of(trainer)
-            found = {BATCHES: self._batches, LEARNING_RATE: self._rate, EPOCH: epoch, LOSS: loss}
-        attributes = {key: value for key, value in found.items() if value is not None}
+            values = {BATCHES: self._batches, LEARNING_RATE: self._rate, EPOCH: epoch, LOSS: loss}
+        attributes = {key: value for key, value in values.items() if value is not None}
         is_alone = trainer.state.fn in {"validate", "test"}
         self._change(segment, ends_step=ends_step, is_evaluation=is_alone, attributes=attributes)
 

@@ -117,9 +117,9 @@ class HuggingFaceCallback(TrainerCallback):
     def _end_step(self, control: Any) -> None:
         if self._ended is None:
             return
-        found = {key: value for key, value in self._ended.items() if value is not None}
+        attributes = {key: value for key, value in self._ended.items() if value is not None}
         self._ended = None
-        self._loop.change(_following(control), ends_step=True, attributes=found)
+        self._loop.change(_following(control), ends_step=True, attributes=attributes)
 
     def _turns_out(self, segment: Segment) -> None:
         """Corrects the segment after the last step: it is not a step, which would have reported its batches."""
@@ -145,7 +145,9 @@ class AutomaticCallback(HuggingFaceCallback):
     def on_train_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """Checks for a callback of the program."""
         callbacks = getattr(self._handler(), "callbacks", ())
-        self._loop.is_silent = any(isinstance(each, HuggingFaceCallback) and each is not self for each in callbacks)
+        self._loop.is_silent = any(
+            isinstance(callback, HuggingFaceCallback) and callback is not self for callback in callbacks
+        )
         super().on_train_begin(args, _state, _control)
 
 

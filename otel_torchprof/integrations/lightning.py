@@ -20,7 +20,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 def _simple_profiler() -> Any:
     """Returns SimpleProfiler of the imported package, else of an installed one: a Trainer of either accepts both."""
-    for name in sorted(_PACKAGES, key=lambda each: each not in sys.modules):
+    for name in sorted(_PACKAGES, key=lambda package: package not in sys.modules):
         if is_there(name.partition(".")[0]):
             return importlib.import_module(f"{name}.profilers").SimpleProfiler
     raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
@@ -92,11 +92,11 @@ class LightningProfiler(_SimpleProfiler):
     def summary(self) -> str:
         """Returns the time of each action and, with a profile, its averages. Ends the stage."""
         self._torchprof_actions.loop.end()
-        found = str(super().summary())
+        times = str(super().summary())
         if self._given is None or self._given.is_running:
-            return found
+            return times
         table = self._given.key_averages().table(sort_by="self_cpu_time_total", row_limit=self._row_limit)
-        return f"{found}\n{table}\n"
+        return f"{times}\n{table}\n"
 
     def teardown(self, stage: str | None) -> None:
         """Ends the stage, also after an exception."""

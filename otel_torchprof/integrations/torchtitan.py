@@ -42,27 +42,27 @@ class TorchTitanProfiler(Profiler):
                 f"profile_freq is {config.profile_freq}; it must be at least profiler_warmup + profiler_active, "
                 f"{config.profiler_warmup + config.profiler_active}"
             )
-        made = profile(
+        prof = profile(
             schedule=schedule(
                 wait=wait,
                 warmup=config.profiler_warmup,
                 active=config.profiler_active,
                 **{name: value for name, value in given.items() if value is not None},
             ),
-            on_trace_ready=lambda done: self._write(done, Path(base_folder, config.save_traces_folder), leaf_folder),
+            on_trace_ready=lambda ready: self._write(ready, Path(base_folder, config.save_traces_folder), leaf_folder),
             record_shapes=True,
         )
-        made.start()
-        made.step_num = global_step
-        return made
+        prof.start()
+        prof.step_num = global_step
+        return prof
 
-    def _write(self, done: Any, folder: Path, leaf_folder: str) -> None:
+    def _write(self, prof: Any, folder: Path, leaf_folder: str) -> None:
         import torch
 
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        path = folder / PROFILE_ITER_DIR.format(step=done.step_num) / leaf_folder / PROFILE_FILE.format(rank=rank)
+        path = folder / PROFILE_ITER_DIR.format(step=prof.step_num) / leaf_folder / PROFILE_FILE.format(rank=rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        done.export_chrome_trace(str(path))
+        prof.export_chrome_trace(str(path))
         process = self._config.trace_post_processor
         if process is not None:
             process.build()(str(path))

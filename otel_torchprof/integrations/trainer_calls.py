@@ -38,8 +38,8 @@ _CALLS = (
 def _ending(call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
     @functools.wraps(function)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        with ending_loops() as is_outermost:
-            if call.segment is not None and is_outermost:
+        with ending_loops() as is_top_level:
+            if call.segment is not None and is_top_level:
                 Loop().change(call.segment, is_evaluation=True)
             return function(*arguments, **keywords)
 
