@@ -1,6 +1,6 @@
-"""The processor that ``instrument()`` makes where the TracerProvider has none, and that gives way to one that is added later.
+"""The default processor, used while the TracerProvider has no TorchSpanProcessor, and the wait for a TracerProvider.
 
-A program may instrument first and configure the SDK later: its TracerProvider is waited for, and where it does not come, that is said.
+A program may instrument first and configure the SDK later: the instrumentation waits for its TracerProvider, and warns if none is set.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 
 _LOOK_SECONDS = 0.5
-"""How often a TracerProvider is looked for."""
+"""Seconds between two looks for a TracerProvider."""
 _BY_THE_COMMAND = "opentelemetry.instrumentation.auto_instrumentation"
-"""Imported where ``opentelemetry-instrument`` has started the program."""
+"""Module that is imported if ``opentelemetry-instrument`` has started the program."""
 _LOOKS_UNTIL_SAID = 20
-"""Ten seconds with torch: a program that is to set a provider has mostly done so."""
+"""Looks with torch imported before the warning: ten seconds, in which most programs that set a provider have done so."""
 
 
 class ProviderWait:
-    """Looks for a global TracerProvider of the SDK on a thread of its own, from its making until there is one or :meth:`give_up`.
+    """Waits on its own thread for a global TracerProvider of the SDK, until there is one or :meth:`give_up` is called.
 
-    Where torch is imported, and there is none ten seconds later or at exit, one warning says so.
+    Warns once if torch is imported and there is still none ten seconds later, or at exit.
 
     Args:
-        on_provider: called on that thread, once, soon after the provider is there; with this wait.
+        on_provider: called once on that thread, with this object, soon after the provider is set.
     """
 
     def __init__(self, on_provider: Callable[[ProviderWait], None]) -> None:
@@ -67,11 +67,11 @@ class ProviderWait:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody wants to know any more."""
+        """Whether :meth:`give_up` was called."""
         return self._given_up.is_set()
 
     def give_up(self) -> None:
-        """Ends it. Again without effect."""
+        """Ends the wait. May be called repeatedly."""
         self._given_up.set()
         self._call_off()
 
@@ -83,7 +83,7 @@ class ProviderWait:
             looks += "torch" in sys.modules
             if looks == _LOOKS_UNTIL_SAID:
                 _warn()
-        # A program that has just set its provider is about to add processors, one of ours maybe among them.
+        # A program that has just set its provider may be about to add a TorchSpanProcessor.
         self._given_up.wait(_LOOK_SECONDS)
         self._on_provider(self)
 
@@ -93,7 +93,7 @@ class ProviderWait:
 
 
 def sets_up_the_sdk() -> bool:
-    """Whether ``opentelemetry-instrument`` finds anything that sets up a TracerProvider, as opentelemetry-distro does."""
+    """Whether a package that sets up a TracerProvider for ``opentelemetry-instrument`` is installed, such as opentelemetry-distro."""
     return any(entry_points(group=group) for group in ("opentelemetry_configurator", "opentelemetry_distro"))
 
 
@@ -111,11 +111,11 @@ def _warn() -> None:
     warn_once(f"torch is instrumented, and nothing is recorded, since {why}")
 
 
-# ---- Bringing a processor to a TracerProvider, and away again, which the SDK has no way for ----
+# ---- A removable processor of a TracerProvider: the SDK can add processors but not remove them ----
 
 
 class _Relay(SpanProcessor):
-    """One per provider, added once and never taken away; without a target it does nothing."""
+    """Forwards to a target, if it has one. Added once to a provider and never removed."""
 
     def __init__(self) -> None:
         self.target: SpanProcessor | None = None
@@ -141,22 +141,22 @@ _relays: weakref.WeakKeyDictionary[Any, _Relay] = weakref.WeakKeyDictionary()
 
 
 def relay(tracer_provider: Any, target: SpanProcessor | None) -> None:
-    """Lets a provider's spans, flushes and shutdown reach ``target`` from now on, or nobody for None."""
-    found = _relays.get(tracer_provider)
-    if found is None:
+    """Forwards a provider's spans, flushes and shutdown to ``target`` from now on; to nothing if it is None."""
+    provider_relay = _relays.get(tracer_provider)
+    if provider_relay is None:
         if target is None:
             return
-        found = _relays[tracer_provider] = _Relay()
-        tracer_provider.add_span_processor(found)
-    found.target = target
+        provider_relay = _relays[tracer_provider] = _Relay()
+        tracer_provider.add_span_processor(provider_relay)
+    provider_relay.target = target
 
 
 def processors_of(holder: Any) -> tuple[SpanProcessor, ...]:
-    """The processors of a provider, those in groups of processors too. The SDK has them in private places; others are not found."""
+    """The processors of a provider, including those inside groups of processors. Read from private attributes of the SDK."""
     if active := getattr(holder, "_active_span_processor", None):
         return processors_of(active)
-    found = getattr(holder, "_span_processors", ())
-    return tuple(each for processor in found for each in (processor, *processors_of(processor)))
+    processors = getattr(holder, "_span_processors", ())
+    return tuple(member for processor in processors for member in (processor, *processors_of(processor)))
 
 
 _logger = logging.getLogger("otel_torchprof")
@@ -164,16 +164,16 @@ _logger = logging.getLogger("otel_torchprof")
 # ---- The processor ----
 
 
-_SAY_WHERE_TO = (OTEL_TRACES_EXPORTER, OTEL_CONFIG_FILE, *VARIABLES["endpoint"].variables)
-"""Variables by which somebody has said where torch's spans are to go."""
+_DESTINATION_VARIABLES = (OTEL_TRACES_EXPORTER, OTEL_CONFIG_FILE, *VARIABLES["endpoint"].variables)
+"""Variables that select the destination of torch's spans."""
 
 
 class DefaultProcessor(TorchSpanProcessor):
-    """Sends torch's spans to where ``OTEL_TRACES_EXPORTER`` says, or to a Collector on this host.
+    """Sends torch's spans to the exporters of ``OTEL_TRACES_EXPORTER``, or to a Collector on this host.
 
     Args:
-        tracer_provider: whose spans, flushes and shutdown reach it until :meth:`leave`.
-        give_way: called with a TorchSpanProcessor that was added to the provider meanwhile.
+        tracer_provider: provider to be added to, until :meth:`leave`.
+        give_way: called with a TorchSpanProcessor that the program adds to the provider later.
     """
 
     def __init__(self, tracer_provider: Any, give_way: Callable[[TorchSpanProcessor], None]) -> None:
@@ -184,18 +184,18 @@ class DefaultProcessor(TorchSpanProcessor):
         relay(tracer_provider, self)
 
     def leave(self) -> None:
-        """Leaves the provider, which has no way to remove a processor."""
+        """Stops processing the provider's spans."""
         if (provider := self._tracer_provider()) is not None:
             relay(provider, None)
 
     def look(self) -> None:
-        """Gives way where the provider has a TorchSpanProcessor by now. A microsecond where it has none; any thread."""
+        """Calls ``give_way`` if the program has added a TorchSpanProcessor. Costs a microsecond otherwise; thread-safe."""
         provider = self._tracer_provider()
-        if provider is not None and (found := added_processor(provider)) is not None:
-            self._give_way(found)
+        if provider is not None and (added := added_processor(provider)) is not None:
+            self._give_way(added)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """As :meth:`TorchSpanProcessor.force_flush`, of what is still to be sent from here."""
+        """As :meth:`TorchSpanProcessor.force_flush`, after a look for an added TorchSpanProcessor."""
         self.look()
         return super().force_flush(timeout_millis)
 
@@ -208,19 +208,19 @@ class DefaultProcessor(TorchSpanProcessor):
         return super()._is_due()
 
     def _hand_on_spans(self, drained: Drained) -> None:
-        # Only now: a program may add its processors after instrument().
+        # At the first spans, not before: a program may add its processors after instrument().
         if drained.sent and not self._has_compared:
             self._has_compared = True
             self._compare()
         super()._hand_on_spans(drained)
 
     def _compare(self) -> None:
-        """Warns where nobody said where torch's spans are to go, and the application's go elsewhere."""
-        if any(os.environ.get(name, "").strip() for name in _SAY_WHERE_TO):
+        """Warns if torch's spans go to a default destination and the application's spans go elsewhere."""
+        if any(os.environ.get(name, "").strip() for name in _DESTINATION_VARIABLES):
             return
         ours = [queue.exporter for queue in self._queues]
         theirs = _exporters_of(self._tracer_provider())
-        if theirs and not {destination(each) for each in ours} & {destination(each) for each in theirs}:
+        if theirs and not set(map(destination, ours)) & set(map(destination, theirs)):
             warn_once(
                 f"torch's spans go to {', '.join(map(described, ours))} by default, and the application's to "
                 f"{', '.join(map(described, theirs))}: add TorchSpanProcessor(exporter) to the TracerProvider, or set "
@@ -229,35 +229,35 @@ class DefaultProcessor(TorchSpanProcessor):
 
 
 def _exporters_for(tracer_provider: Any) -> list[SpanExporter]:
-    """Those of this package that a configuration file names, else those that the environment names.
+    """The exporters of this package that a configuration file names, else those that the environment names.
 
-    A file that the application's own processor writes is shared with it: each of two exporters would replace the other's.
+    A file that the application's own processor writes is shared with it: two exporters would overwrite each other's file.
     """
-    theirs = [each for each in _exporters_of(tracer_provider) if isinstance(each, FileSpanExporter)]
+    theirs = [exporter for exporter in _exporters_of(tracer_provider) if isinstance(exporter, FileSpanExporter)]
     if theirs and os.environ.get(OTEL_CONFIG_FILE):
-        return [each.shared() for each in theirs]
+        return [exporter.shared() for exporter in theirs]
     return exporters_from_environment()
 
 
 def added_processor(tracer_provider: Any) -> TorchSpanProcessor | None:
     """The TorchSpanProcessor that was added to a provider, if any."""
-    found = [each for each in _torch_processors(tracer_provider) if not each.is_shut_down]
-    if len(found) > 1:
-        _logger.warning("the TracerProvider has %s TorchSpanProcessors; the first gets torch's spans", len(found))
-    return found[0] if found else None
+    processors = [processor for processor in _torch_processors(tracer_provider) if not processor.is_shut_down]
+    if len(processors) > 1:
+        _logger.warning("the TracerProvider has %s TorchSpanProcessors; the first gets torch's spans", len(processors))
+    return processors[0] if processors else None
 
 
 def is_shut_down(tracer_provider: Any) -> bool:
-    """Whether a provider has a TorchSpanProcessor, and none that is not shut down: as after the provider's own shutdown."""
-    found = _torch_processors(tracer_provider)
-    return bool(found) and all(each.is_shut_down for each in found)
+    """Whether a provider has TorchSpanProcessors and all of them are shut down, as after the provider's own shutdown."""
+    processors = _torch_processors(tracer_provider)
+    return bool(processors) and all(processor.is_shut_down for processor in processors)
 
 
 def _torch_processors(tracer_provider: Any) -> list[TorchSpanProcessor]:
-    return [each for each in processors_of(tracer_provider) if isinstance(each, TorchSpanProcessor)]
+    return [processor for processor in processors_of(tracer_provider) if isinstance(processor, TorchSpanProcessor)]
 
 
 def _exporters_of(tracer_provider: Any) -> list[object]:
-    """The exporters of the SDK's own processors, and of those that have one under the same name."""
-    found = (getattr(processor, "span_exporter", None) for processor in processors_of(tracer_provider))
-    return [exporter for exporter in found if exporter is not None]
+    """The exporters of the SDK's processors, and of others with an attribute ``span_exporter``."""
+    exporters = (getattr(processor, "span_exporter", None) for processor in processors_of(tracer_provider))
+    return [exporter for exporter in exporters if exporter is not None]

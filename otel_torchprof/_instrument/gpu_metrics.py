@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 # ---- The instruments of the GPU metrics, once per meter provider ----
-# Instruments cannot be taken back, and a second one of the same name is not asked. So a provider gets each once, and
-# they ask whoever is started at that time.
+# Instruments cannot be removed, and the callbacks of a second one of the same name are not called. So each provider gets one
+# set, whose callbacks call all GpuMetrics that are running.
 
 
 _lock = threads.Lock()
@@ -45,7 +45,7 @@ _by_provider: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.We
 
 
 class Instruments:
-    """One provider's instruments, and who is asked for their values. Safe to use from any thread."""
+    """The instruments of a provider, and the sources of their values. Thread-safe."""
 
     def __init__(self, provider: MeterProvider) -> None:
         self._sources: tuple[Callable[[str], Sequence[Point]], ...] = ()
@@ -59,21 +59,21 @@ class Instruments:
             create[metric.kind](metric.name, [self._callback(metric)], metric.unit, metric.description)
 
     def add(self, source: Callable[[str], Sequence[Point]]) -> None:
-        """From now on this one is asked too."""
+        """Adds a source: a function that returns the points of a metric."""
         with _lock:
             self._sources += (source,)
 
     def remove(self, source: Callable[[str], Sequence[Point]]) -> None:
-        """It is asked no more."""
+        """Removes a source."""
         with _lock:
-            self._sources = tuple(each for each in self._sources if each != source)
+            self._sources = tuple(other for other in self._sources if other != source)
 
     def _callback(self, metric: GpuMetric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> list[Observation]:
             seen: dict[frozenset[tuple[str, str]], Observation] = {}
             for source in self._sources:
                 for point in source(metric.name):
-                    # Two that watch the same GPU tell the same of it: one is enough.
+                    # Sources with the same GPU report the same series: one is enough.
                     series = frozenset(point.attributes.items())
                     seen.setdefault(series, Observation(point.value, dict(point.attributes)))
             return list(seen.values())
@@ -82,50 +82,52 @@ class Instruments:
 
 
 def instruments_of(provider: MeterProvider | None) -> Instruments:
-    """The instruments of a provider; of the global one for None.
+    """The instruments of a provider; for None, of the global one.
 
-    The global one may be a stand-in, until the application sets its own: then the instruments made with the stand-in move over.
+    Until the application sets its own global provider, that is the API's proxy, whose instruments then move to the new provider.
     """
     own = provider or get_meter_provider()
     with _lock:
-        found = _by_provider.get(own)
-        if found is None and own is get_meter_provider():
-            found = next((each for key, each in _by_provider.items() if _stands_in(key)), None)
-        if found is None:
-            found = Instruments(own)
-        _by_provider[own] = found
-        return found
+        instruments_of_provider = _by_provider.get(own)
+        if instruments_of_provider is None and own is get_meter_provider():
+            instruments_of_provider = next(
+                (instruments for key, instruments in _by_provider.items() if _is_proxy(key)), None
+            )
+        if instruments_of_provider is None:
+            instruments_of_provider = Instruments(own)
+        _by_provider[own] = instruments_of_provider
+        return instruments_of_provider
 
 
-def _stands_in(provider: MeterProvider) -> bool:
+def _is_proxy(provider: MeterProvider) -> bool:
     return type(provider).__module__.startswith("opentelemetry.metrics.") and "Proxy" in type(provider).__name__
 
 
-# ---- One pass over all GPUs: what the instruments of one collection share ----
+# ---- One pass over all GPUs, shared by the instruments of one collection ----
 
 
 NOT_OPENED = "off: not opened"
-"""What there is to say before the first look."""
+"""State before the first pass."""
 
 FRESH = 0.05
-"""Seconds for which a pass answers: the instruments of one collection are asked one right after the other."""
+"""Seconds for which the readings of a pass are reused: the callbacks of one collection follow each other at once."""
 REDISCOVERY = 30.0
-"""Seconds between two looks for GPUs that appeared or came back."""
+"""Seconds between two searches for GPUs that appeared or came back."""
 LOCK_TIMEOUT = 0.5
-"""Seconds to wait for a pass that is under way on another thread."""
+"""Seconds to wait for a pass on another thread."""
 BUDGET = 1.0
-"""Seconds after which a pass asks nothing more; a single call may take longer."""
+"""Seconds after which a pass makes no further call; a single call may take longer."""
 
 
 @dataclass
 class GpuReadings:
-    """What one pass found."""
+    """Readings of one pass."""
 
     at: float
     points: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
-    """By metric."""
+    """Points by metric."""
     missing: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
-    """By metric: which part of which GPU is not there, and why."""
+    """By metric and GPU, why there is no value; the part of the metric, if only one is missing, follows the GPU."""
 
 
 _NOTHING = GpuReadings(float("-inf"))
@@ -133,35 +135,35 @@ _NOTHING = GpuReadings(float("-inf"))
 
 @dataclass
 class FoundGpus:
-    """What is watched."""
+    """The GPUs to read."""
 
     gpus: dict[str, Gpu] = field(default_factory=dict)
     """Cards, by UUID."""
     instances: frozenset[str] | None = None
-    """MIG devices that are watched; None: all of these cards."""
+    """UUIDs of the MIG devices to read; None: all of these cards."""
     lost: set[str] = field(default_factory=set)
-    """Cards that did not answer any more."""
+    """UUIDs of cards that no longer respond."""
     off: str = NOT_OPENED
-    """Why there is nothing; empty where there is something."""
+    """Why there are no GPUs; empty if there are some."""
     notes: tuple[str, ...] = ()
 
 
 class GpuPass:
-    """Reads all watched GPUs at once, on the thread that asks, at most once in a short time.
+    """Reads all GPUs at once on the calling thread, at most once per :data:`FRESH`.
 
-    Safe to use from any thread. No method raises, and none waits for a call that hangs in the driver except the one that made it: others
-    get nothing after a short wait, :meth:`close` leaves the shutting down to that thread.
+    Thread-safe. No method raises. A call that hangs in the driver blocks only its own thread: others get no readings after a short
+    wait, and :meth:`close` leaves the shutdown of NVML to that thread.
 
     Args:
-        everything: all GPUs of the host, whatever CUDA shows to this process.
-        clock: monotonic seconds.
+        everything: whether to read all GPUs of the host, or only those that CUDA shows to this process.
+        clock: returns monotonic seconds.
         lock_timeout: seconds to wait for another thread's pass.
     """
 
     def __init__(self, *, everything: bool, clock: Callable[[], float], lock_timeout: float = LOCK_TIMEOUT) -> None:
         self._clock = clock
         self._lock_timeout = lock_timeout
-        # As CUDA sees them: it reads these variables once.
+        # Read once, as CUDA does.
         self._text = None if everything else os.environ.get("CUDA_VISIBLE_DEVICES")
         self._order = os.environ.get("CUDA_DEVICE_ORDER")
         self._nvml = Nvml()
@@ -176,18 +178,18 @@ class GpuPass:
         process_changes.watch(self)
 
     def after_fork_in_child(self) -> None:
-        """Another thread of the parent may have held the lock; NVML is to be opened anew here."""
+        """Renews the lock, which another thread of the parent may have held; NVML is opened again at the next pass."""
         self._lock = threads.Lock()
         self._hangs = False
         self._rediscovery = float("-inf")
         self.last = _NOTHING
 
     def points(self, metric: str) -> Sequence[Point]:
-        """The values of a metric now; none where there are none or no time to wait for them."""
+        """The current points of a metric; empty if there are none, or if another pass takes too long."""
         return self.look().points.get(metric, ())
 
     def look(self) -> GpuReadings:
-        """What there is now: the last pass if that was just now, else a new one."""
+        """Returns the readings of the last pass if it is recent, else of a new pass."""
         look = self.last
         if self._closed or self._clock() - look.at < FRESH:
             return _NOTHING if self._closed else look
@@ -208,7 +210,7 @@ class GpuPass:
             self._close_if_asked()
 
     def close(self) -> None:
-        """Nothing is read any more, and NVML is shut down, at once or when the call that is under way returns."""
+        """Stops reading, and shuts NVML down, at once or when a running pass returns."""
         self._closed = True
         self._close_if_asked()
 
@@ -220,7 +222,7 @@ class GpuPass:
                 self._lock.release()
 
     def _pass(self) -> GpuReadings:
-        """Under the lock."""
+        """Reads all GPUs; call it with the lock."""
         begin = self._clock()
         if begin >= self._rediscovery:
             self._discover()
@@ -232,9 +234,9 @@ class GpuPass:
         return look
 
     def _discover(self) -> None:
-        """Finds out which GPUs there are.
+        """Searches for GPUs.
 
-        With a lost one NVML is initialised anew; it really is, where nobody else in this process uses it.
+        Initialises NVML again after a GPU was lost, which has an effect only if nothing else in this process uses NVML.
         """
         before = self.found
         try:
@@ -263,9 +265,9 @@ class GpuPass:
         )
 
     def _choose(self, cards: list[Gpu]) -> VisibleDevices:
-        """The GPUs to watch.
+        """The GPUs to read.
 
-        What CUDA shows is settled when there is something to show: numbers mean other GPUs once one is lost.
+        CUDA's selection is fixed as soon as it has a GPU: after a loss, the same numbers would mean other GPUs.
         """
         if self._text is None:
             return VisibleDevices(tuple(self._known.values()))
@@ -284,7 +286,7 @@ class GpuPass:
             _lose(look, card)
             return
         displayed = self.found.instances
-        instances = [each for each in card.instances if displayed is None or each.uuid in displayed]
+        instances = [instance for instance in card.instances if displayed is None or instance.uuid in displayed]
         try:
             for quantity in QUANTITIES:
                 gpus = instances if card.mig and quantity.by_instance else [card]
@@ -323,7 +325,7 @@ def _add(look: GpuReadings, gpu: Gpu, values: Values) -> None:
 
 
 def _lose(look: GpuReadings, card: Gpu) -> None:
-    """All that is left to say of a lost card; what the pass read before it was lost is taken back."""
+    """Reports a card as lost, and removes what the pass has read of it before."""
     for metric, points in look.points.items():
         of_others = [p for p in points if card.uuid not in {p.attributes["hw.id"], p.attributes.get("hw.parent")}]
         look.points[metric] = of_others
@@ -341,7 +343,7 @@ def _miss(look: GpuReadings, quantity: Quantity, gpu: Gpu, reason: str) -> None:
 def sources(
     found: FoundGpus, look: GpuReadings, metrics: Mapping[str, object]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What is on, what is off and why; and a sentence for each part that is missing of what is on."""
+    """The state of NVML and of each metric, and notes on missing parts of metrics that are on."""
     states = {"nvml": found.off or "on"}
     notes = list(found.notes)
     for metric in metrics:
@@ -467,11 +469,11 @@ class GpuMetrics:
 
 
 STATES = ("ok", "degraded", "failed")
-"""Of ``hw.state``; ``failed`` is a GPU that NVML has lost, or that needs a reset."""
+"""Values of ``hw.state``; ``failed`` is a GPU that NVML has lost, or that needs a reset."""
 
 
 class GpuMetric(NamedTuple):
-    """One instrument."""
+    """A metric and its instrument."""
 
     name: str
     kind: str
@@ -479,13 +481,13 @@ class GpuMetric(NamedTuple):
     unit: str
     description: str
     attributes: tuple[str, ...]
-    """Besides those of the GPU."""
+    """Attributes besides those of the GPU."""
     source: str
-    """Of NVML's functions, which; for the documentation."""
+    """NVML's function, for the documentation."""
 
 
 class Point(NamedTuple):
-    """One value of one series."""
+    """A value of a series."""
 
     value: float
     attributes: Mapping[str, str]
@@ -557,7 +559,7 @@ _TABLE = (
 )
 
 METRICS: Mapping[str, GpuMetric] = {metric.name: metric for metric in _TABLE}
-"""By name."""
+"""Metrics by name."""
 
 GPU_ATTRIBUTES: Mapping[str, str] = {
     "hw.id": "NVML's UUID of the card (`GPU-...`) or MIG device (`MIG-...`)",
@@ -570,29 +572,29 @@ GPU_ATTRIBUTES: Mapping[str, str] = {
     "hw.firmware_version": "VBIOS version",
     "hw.parent": "`hw.id` of the card, on MIG devices only",
 }
-"""What every series has, where NVML tells it."""
+"""Attributes of every series, if NVML reports them, and their meanings."""
 
 
 def attributes_of(gpu: Gpu) -> dict[str, str]:
-    """What identifies a GPU's series."""
+    """The attributes of all series of a GPU."""
     reported = (gpu.uuid, "gpu", gpu.name, "NVIDIA", gpu.model, gpu.serial, gpu.driver, gpu.firmware, gpu.parent)
     return {key: value for key, value in zip(GPU_ATTRIBUTES, reported, strict=True) if value}
 
 
 Values = dict[str, "list[tuple[float, dict[str, str]]]"]
-"""By metric: value and further attributes of each series."""
+"""By metric, value and further attributes of each series."""
 
 
 class Quantity(NamedTuple):
-    """What NVML is asked at once."""
+    """Values that are read from NVML together."""
 
     metrics: tuple[str, ...]
-    """What comes of it."""
+    """Metrics of these values."""
     read: Callable[[Nvml, Gpu], Values]
     detail: str = ""
-    """Which part of its metric it is."""
+    """Part of the metric, for messages; empty for the whole metric."""
     by_instance: bool = False
-    """Asked of the MIG devices where there are any, and not of their card: together they would count twice."""
+    """Whether to read it from MIG devices, if there are any, instead of their card: both would count twice."""
 
 
 def _utilization(task: str) -> Quantity:
@@ -646,9 +648,9 @@ def gpu_metrics_markdown() -> str:
     def rows() -> Iterator[str]:
         yield "| Metric | Instrument | Unit | Further attributes | From NVML |"
         yield "| --- | --- | --- | --- | --- |"
-        for m in _TABLE:
-            further = ", ".join(f"`{name}`" for name in m.attributes)
-            yield f"| `{m.name}` | {m.kind} | `{m.unit}` | {further} | {m.source} |"
+        for metric in _TABLE:
+            further = ", ".join(f"`{name}`" for name in metric.attributes)
+            yield f"| `{metric.name}` | {metric.kind} | `{metric.unit}` | {further} | {metric.source} |"
         yield ""
         yield "| Attribute of every series | Meaning |"
         yield "| --- | --- |"

@@ -1,4 +1,4 @@
-"""What ``TorchInstrumentor`` switches on: a live recording, and torch's hooks that feed it."""
+"""The instrumentation behind ``TorchInstrumentor``: a live recording, and hooks of torch that feed it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR),
     "frames": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR, Kind.FRAME),
 }
-"""What each detail records."""
+"""Kinds of events that each level of detail records."""
 
 _WAITING = "off: torch is not imported"
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every top-level event asks Python for its span"
@@ -61,26 +61,26 @@ _logger = logging.getLogger("otel_torchprof")
 
 
 _numbered: list[tuple[Callable[[], Any], int]] = []
-"""The TracerProvider of the latest recording, and the number after its last step: a recording for the same one counts on."""
+"""The TracerProvider of the latest recording, and the number after its last step; the next recording for it continues there."""
 
 
 class Instrumentation:
-    """One segment from ``instrument()`` to ``uninstrument()``, in one process.
+    """The recording between ``instrument()`` and ``uninstrument()`` in one process.
 
-    :meth:`start` and :meth:`stop` may come from any thread, and twice; after a stop nothing of it is left in torch.
+    :meth:`start` and :meth:`stop` may be called repeatedly and from any thread; a stop removes all hooks from torch.
 
     Args:
-        provider: whose rules hold.
-        processor: that gets the spans.
+        provider: TracerProvider with its sampler, ids and limits.
+        processor: gets the spans.
         detail: a key of ``KINDS``.
-        recording: what is to be recorded then.
-        metrics: of the steps and of the recording, if there are any.
-        ranks: what is known of the other processes of the run, if there are any.
-        policy: which steps are traced in full, and how much of each.
-        calls_at_once: Python's calls are recorded from the start, and not only once torch is there, also those that belong to
-            nothing: there may be nothing else.
+        recording: options of the recording.
+        metrics: metrics of steps and of the recording; None for none.
+        ranks: the other ranks of the run; None for none.
+        policy: selects the steps that are traced in full, and limits traces.
+        calls_at_once: whether Python calls are recorded from the start instead of from the import of torch on, and also outside
+            of all other events.
         step_rule: what ends a step.
-        is_unwanted: whether nothing of this process is to be exported after all; whoever says so sees to the stop.
+        is_unwanted: returns whether this process is not to be exported after all; it then stops the instrumentation itself.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Instrumentation:
             self._states["devices"] = _WAITING
         if recording.reads_energy:
             self._states["energy"] = _WAITING
-        # It has to be known before a step begins whether its events are recorded, if they may not be.
+        # If some steps are not recorded, this must be decided at once when a step begins.
         chooses = not (provider.samples_everything and self._policy.choice().is_all)
         self._asks_at_once = detail != "steps" and chooses
         self._begin()
@@ -126,12 +126,12 @@ class Instrumentation:
         self._live = self._new_recording()
 
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
-        """The program's own word that a step has ended. A microsecond, where the sampler need not be asked at once."""
+        """Ends a step, for ``step()`` of the program. Costs a microsecond if all steps are recorded."""
         self._program_says = True
         self._note(SegmentChange(attributes=dict(attributes)) if attributes else NEXT_STEP)
 
     def change_segment(self, change: SegmentChange) -> None:
-        """The word of the framework whose loop it is; the program's own has precedence."""
+        """Changes the segment, as reported by a framework; ignored once the program has called :meth:`step`."""
         if not self._program_says:
             self._note(change)
 
@@ -141,7 +141,7 @@ class Instrumentation:
             self._live.take_marks()
 
     def keep_step(self) -> None:
-        """The step that runs keeps its detail, whatever the policy would say. Some microseconds."""
+        """Samples the current step in full, whatever the policy decides. Costs some microseconds."""
         self._live.take_marks()
         self._live.keep_step()
 
@@ -179,10 +179,10 @@ class Instrumentation:
 
     @without_waiting
     def start(self) -> None:
-        """Records from now on; torch's part as soon as torch is imported."""
+        """Starts the recording; hooks of torch are installed as soon as torch is imported."""
         close_due()
         if self._states["labels"] == ON:
-            self._recording.cleanup.push(label_by_environment)  # looks a last time
+            self._recording.cleanup.push(label_by_environment)  # a last time at the stop
             label_by_environment(is_early=True)
         self._ended = False
         if self._ranks is not None:
@@ -199,9 +199,9 @@ class Instrumentation:
         return self._recording.running
 
     def stop(self, deadline: Deadline | None = None) -> None:
-        """Removes everything from torch, and hands the processor what was recorded, within 30 seconds.
+        """Removes all hooks from torch, and passes the remaining events to the processor, within 30 seconds.
 
-        A stop that was interrupted is done by the next one, of whatever.
+        The next call, from any thread, completes a stop that was interrupted.
         """
         self._recording.stop()
         if self._ended:
@@ -216,31 +216,31 @@ class Instrumentation:
 
     @property
     def steps(self) -> int:
-        """Steps that have ended, as far as the recorder was drained."""
+        """Number of ended steps among the drained events."""
         return self._live.steps.completed
 
     @property
     def running_step(self) -> SpanContext | None:
-        """The span of the step that runs; None where there is none, or it is not sent. Any thread."""
+        """The span of the current step; None without a step, or if it is not exported. Thread-safe."""
         span = self._live.steps.running_span()
         return None if span is None else span.span_context
 
     def discard(self) -> None:
-        """Records nothing more, and throws away what was recorded and not taken yet; :meth:`stop` has to follow."""
+        """Stops recording and drops all events that were not drained; call :meth:`stop` afterwards."""
         self._live.discard()
 
     @property
     def steps_state(self) -> str:
-        """Of health: whether steps are seen, and the rule by which they end."""
+        """State of steps for the health report: whether they are detected, and the rule that ends them."""
         return f"{ON}: {self._live.segments.rule}" if self._has_torch else _WAITING
 
     def leave_in_child(self) -> None:
-        """Takes what came along with the memory out of torch, in a forked child that is not recorded."""
+        """Removes the hooks that a forked child has inherited, if it is not recorded."""
         self._push_hooks()
         self._recording.leave()
 
     def restart_in_child(self) -> None:
-        """Continues in a forked child: torch's hooks and observer came along with the memory, the recording did not."""
+        """Continues in a forked child, which has inherited hooks and observer, with a new recording."""
         if self._ranks is not None:
             self._ranks.after_fork()
         if not self.is_running:
@@ -273,11 +273,11 @@ class Instrumentation:
     def _measure_processor(self) -> None:
         if self._metrics is not None:
             self._metrics.recorder.source = self._processor.figures
-            # At exit a MeterProvider mostly is shut down before the TracerProvider: it is to have the last steps too.
+            # At exit a MeterProvider is usually shut down before the TracerProvider; a refresh gives it the last steps too.
             self._metrics.refresh = self._processor.refresh
 
     def move_to(self, processor: TorchSpanProcessor) -> bool:
-        """Has another processor get the spans from now on, and the averages so far; False where it does not run."""
+        """Moves the recording and its averages to another processor; returns False if it does not run."""
         with self._recording.lock:
             if self.is_running:
                 self._processor.hand_over(processor)
@@ -313,11 +313,11 @@ class Instrumentation:
             self._states["modules"] = ON
 
     def _awaits_torch(self, entry: Entry) -> bool:
-        """As a rule calls too: what calls torch's import makes nobody asked for."""
+        """Whether a source starts only after the import of torch. Python calls usually do, to leave out the import itself."""
         return entry.needs_torch and not (entry.name in {"frames", "collections"} and self._calls_at_once)
 
     def _add_sources(self, chooses: Callable[[Entry], bool]) -> None:
-        """Starts those sources; one that torch refuses is off, which is said, and the others are not."""
+        """Starts the requested sources that ``chooses`` selects; one that torch refuses is off, with the reason in health."""
         library = self._loaded_library() if self._has_torch else None
         for source in requested(SourceRequest(self._options, library, self._processor.memory_limit), chooses):
             self._add(source)
@@ -367,7 +367,7 @@ class Instrumentation:
 
 
 def _states(detail: str) -> dict[str, str]:
-    """What is on and off as long as nobody knows of torch."""
+    """States of the sources before torch is imported."""
     off, waiting = f"off: detail is {detail!r}", _WAITING
     return {
         "steps": waiting,
@@ -385,5 +385,5 @@ def _first_step(provider: Provider) -> int:
 def _reference(provider: Provider) -> Callable[[], Any]:
     try:
         return weakref.ref(provider.tracer_provider)
-    except TypeError:  # somebody's own class, with __slots__
+    except TypeError:  # a class with __slots__ and without weak references
         return lambda: None

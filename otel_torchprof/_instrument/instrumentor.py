@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from .processor import TorchSpanProcessor
 
 
-# ---- The health of an instrumentation, with that of what runs beside it: metrics of GPUs, the black box ----
+# ---- The health of an instrumentation, its GPU metrics and its black box ----
 
 
 def combined(health: ProcessorHealth, gpus: GpuMetrics | None, box: BlackBox | None) -> ProcessorHealth:
-    """With the state of the GPU metrics, once somebody has read them: ``gpus`` in a word, and a note where a GPU lacks one.
+    """Adds the states of the black box and, once they were read, of the GPU metrics, with a note per missing metric.
 
     And that of the black box.
     """
@@ -219,19 +219,21 @@ class TorchInstrumentor(BaseInstrumentor):
         With other details it is the health of the :class:`TorchSpanProcessor`. If GPU metrics are read, the source
         ``gpus`` summarizes :attr:`GpuMetrics.health`.
         """
-        found = ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
+        health = ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
         if isinstance(self._running, MetricsInstrumentation):
-            found = self._running.health
+            health = self._running.health
         elif self._processor is not None:
-            found = self._processor.health
-        return combined(found, self._gpus, self._box)
+            health = self._processor.health
+        return combined(health, self._gpus, self._box)
 
     def _instrument(self, **given: Any) -> None:
         options = Options(**given)
         if not config.ENABLED.read() or options.detail == "off":
             self._stay_off("detail is 'off'" if config.ENABLED.read() else f"{config.ENABLED} is false")
             return
-        self._loader_workers = options.loader_workers or is_loader_worker()  # whose own code it is that asks
+        self._loader_workers = (
+            options.loader_workers or is_loader_worker()
+        )  # a worker whose own code calls instrument()
         _watch_worker_processes(self)
         if options.blackbox is not None and (options.loader_workers or not is_loader_worker()):
             self._box = BlackBox(options.blackbox, identity_in(os.environ), running_step=self._running_step)
@@ -290,7 +292,7 @@ class TorchInstrumentor(BaseInstrumentor):
             self._own.shutdown()
             self._own.leave()
             self._own = None
-        if self._sigterm is not None:  # last: until then there is something to send
+        if self._sigterm is not None:  # last: until here there are spans to flush
             self._sigterm.stop()
             self._sigterm = None
 
@@ -303,10 +305,10 @@ class TorchInstrumentor(BaseInstrumentor):
             self._stay_off(_SDK_DISABLED)
             return
         processor = added_processor(options.tracer_provider or trace.get_tracer_provider())
-        found = metrics_of(options.meter_provider)
-        found.begin(options.max_operators)
+        torch_metrics = metrics_of(options.meter_provider)
+        torch_metrics.begin(options.max_operators)
         self._running = MetricsInstrumentation(
-            found,
+            torch_metrics,
             options.meter_provider,
             overhead=options.overhead,
             memory_limit=checked_memory_limit(None),
@@ -390,9 +392,8 @@ class TorchInstrumentor(BaseInstrumentor):
 
     def _give_way(self, processor: TorchSpanProcessor) -> None:
         """Moves to a processor that was added after ``instrument()`` and shuts the default one down."""
-        if not self._lock.acquire(
-            blocking=False
-        ):  # it is being begun or ended; the next look is a quarter of a second away
+        # If the lock is taken, the instrumentation starts or stops; the next look follows in a quarter of a second.
+        if not self._lock.acquire(blocking=False):
             return
         try:
             own, running = self._own, self._running
@@ -481,7 +482,7 @@ def _running_metrics() -> MetricsInstrumentation | None:
 
 
 class _Forking(threads.local):
-    """A thread that forks. Another instrumentation may run when the fork is over, and this module may be imported only then."""
+    """State of a forking thread. After the fork, another instrumentation may run, or this module may just have been imported."""
 
     has_lock = False
     """Whether it took the instrumentor's lock."""
@@ -493,7 +494,7 @@ _forking = _Forking()
 
 
 def _before_fork() -> None:
-    """Waits up to a second for a start or stop on another thread, of which the child would get half."""
+    """Waits up to a second for a start or stop on another thread, which the child would inherit half done."""
     _forking.prepared = None
     _forking.has_lock = TorchInstrumentor._lock.acquire(timeout=process_changes.LONGEST_WAIT)  # noqa: SLF001 - our own
     if (running := _running_metrics()) is not None:

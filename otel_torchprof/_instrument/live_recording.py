@@ -1,4 +1,4 @@
-"""The recording behind a span processor: what the recorder has, drained while it runs, as spans and as sums."""
+"""The recording behind a span processor: drains the recorder while it runs, and makes spans and sums of the events."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .foresight import Foresight
 
 
-# ---- What one drain adds to sums: of the averages by name, and of the time of children of the application's spans ----
+# ---- Sums over the events of a drain: averages by name, and child time of the application's spans ----
 
 
 def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan]) -> None:
@@ -62,11 +62,11 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
     averages.add(*_displayed(placed))
     for step in ended:
         give_way()
-        # Once each: not what else of it happened in other spans, nor what the end of the recording left of the last one.
+        # Once per step: not its parts in other traces, and not an unfinished step at the end of the recording.
         if step.trace.recorded and step.thread is not None:
             duration = step.end - step.start
             own = max(duration - step.child_time, 0)
-            if step.phases is not None:  # the row of what is in no phase has it
+            if step.phases is not None:  # the self time is in the row of unattributed time
                 rest = step.phases.on_thread(step.thread, duration)[UNATTRIBUTED]
                 averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, min(own, rest))
                 own = 0
@@ -74,7 +74,7 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
 
 
 def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
-    """Time that the spans of this process did not spend themselves, by span id."""
+    """Child time of application spans of this process in the events of a drain, ns, by span id."""
     child_time: dict[int, int] = {}
     below = np.flatnonzero(placed.is_root)
     sums = np.zeros(len(placed.trace_groups), dtype=np.int64)
@@ -98,7 +98,7 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     if recorded.all():
         return view, devices
     requested = recorded[placed.trace_group[view.rows]]
-    # For sums only: the parents of what remains would have to be renumbered for anything else.
+    # For sums only, which need no parents: they would have to be renumbered.
     chosen = replace(
         view,
         rows=view.rows[requested],
@@ -110,53 +110,53 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
 
 
 _FEW_EVENTS, _MANY_EVENTS = 2_500, 10_000
-"""Of a drain: below, the next one may take more bytes; from there on, no more than usual."""
+"""Events of a drain: below the first number the next drain may take more bytes, from the second on no more than usual."""
 
 
 class Drained(NamedTuple):
-    """What one drain brought."""
+    """Results of a drain."""
 
     spans: SpanList
-    """All that came, for exporters that take whole traces."""
+    """All spans, for exporters that take whole traces."""
     sent: Sequence[SpanList]
-    """What the policy lets through now, for all others; none of these is empty."""
+    """Spans that the policy releases now, for all other exporters; none of these lists is empty."""
     events: int
     dropped: Mapping[str, int]
-    """By reason, see ``Health``."""
+    """Dropped events by reason, see ``Health``."""
     figures: Mapping[str, int]
-    """What became of the events, since the last drain: see ``ProcessorHealth.spans``."""
+    """Outcomes of the events since the last drain: see ``ProcessorHealth.spans``."""
     child_time: Mapping[int, int]
-    """Time of what ran directly inside spans of the application, ns, by span id."""
+    """Time of direct children of application spans, ns, by span id."""
     watermark: int = NEVER
-    """Unix ns: what happened later comes with a later drain; :data:`NEVER` where nothing is left."""
+    """Unix ns: later events come with a later drain; :data:`NEVER` if nothing is left."""
     steps: Sequence[StepSpan] = ()
-    """Of the steps, and of what stands between them, that ended."""
+    """Spans of ended steps and of segments between steps."""
 
 
 class LiveRecording:
-    """Makes spans and sums of what a recording brings: the recorder's events of every thread, while it runs, or a file's.
+    """Makes spans and sums of the events of a recording, while it runs, or of a file.
 
-    :meth:`drain` may be called from any thread; a second waits for the first.
+    :meth:`drain` may be called from any thread; a second call waits for the first.
 
     Args:
-        provider: whose rules hold.
-        recording: whose batches it takes.
-        contexts: which span a context stands for.
-        averages: added to with every drain.
-        expects_steps: whether the program makes steps, or is going to.
+        provider: TracerProvider with its sampler, ids and limits.
+        recording: source of the batches.
+        contexts: maps contexts to spans.
+        averages: updated by every drain.
+        expects_steps: returns whether the program has steps, or will have some.
         before_drain: called before every drain.
-        budget_bytes: that the recorder may hold; beyond it the oldest events go.
-        calls: which calls of functions are left out.
-        policy: which steps are traced in full, and how much of each.
-        ranks: the other processes of the run, if there are any: its collectives link to theirs.
+        budget_bytes: memory limit of the recorder, beyond which it drops the oldest events.
+        calls: rules that omit Python calls.
+        policy: selects the steps that are traced in full, and limits traces.
+        ranks: the other ranks of the run, to whose collectives spans link; None for none.
         step_rule: what ends a step.
-        mute: called with whether nothing is to be recorded outside of contexts.
-        foresight: of the steps that are left out, to be stopped before the session is; None where every step is recorded.
-        health: the states of its sources, and notes.
-        now: the time by which spans of the job and of operators without a parent are ended, Unix ns.
-        most_buffered: bytes of spans that may wait for their step; None: as the policy has it.
-        id_key: of its spans' ids, 64 bits. Default: one that no other recording has.
-        on_steps: called with the spans of steps that have ended, after every drain that brought any.
+        mute: called with True when events outside of contexts are not to be recorded, and with False when they are again.
+        foresight: pauses the recording in steps that are left out; stop it before the session. None if every step is recorded.
+        health: returns states of the sources, and notes.
+        now: returns the time until which job spans and operator roots are ended, Unix ns.
+        most_buffered: limit of the span buffer in bytes. Default: None, the limit of the policy.
+        id_key: key of the span ids, 64 bits. Default: a unique one.
+        on_steps: called after a drain with the spans of ended steps, if there are any.
         first_step: number of the first step.
     """
 
@@ -186,19 +186,19 @@ class LiveRecording:
         self.provider = provider
         self._recording = recording
         self.health = health
-        """What is on, and what is off and why."""
+        """Returns states of the sources, and notes."""
         self._now = now
         self._contexts = contexts
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
         self.marks = StepMarks()
-        """What the program, or its framework, says of steps, by any thread."""
+        """Ends and begins of segments that the program or its framework reports, from any thread."""
         self._marks_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._mute = mute
         self._on_steps = on_steps
         self._log = LimitedLog()
-        self._lock = threads.RLock()  # an interrupt may leave it held, and the same thread comes again
+        self._lock = threads.RLock()  # reentrant: after an interrupt, the same thread may drain again
         self._roots_muted = False
         policy = policy or SpanPolicy()
         self._choice = policy.choice()
@@ -231,7 +231,7 @@ class LiveRecording:
         self._flows = Flows()
         self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
-            # The generator may give every rank the same: the SDK's asks Python's random numbers, which programs seed.
+            # The provider's ids alone may be equal on all ranks: the SDK uses Python's random numbers, which programs seed.
             key=provider.new_span_id() ^ int.from_bytes(os.urandom(8), "big") if id_key is None else id_key,
             steps=self.steps,
             new_trace=provider.new_trace,
@@ -245,11 +245,11 @@ class LiveRecording:
             self._buffer.max_bytes = most_buffered
 
     def now(self) -> int:
-        """The time by which spans of the job and of operators without a parent are ended, Unix ns."""
+        """The time until which job spans and operator roots are ended, Unix ns."""
         return self._now()
 
     def take_marks(self) -> None:
-        """Makes steps of what the program said: in the drain thread, or at once in the loop's own."""
+        """Turns reported ends of steps into steps: on the drain thread, or at once on the thread of the loop."""
         with self._marks_lock:
             for mark in self.marks.take():
                 self.segments.say(mark, self._contexts.number_of(mark.context))
@@ -260,29 +260,29 @@ class LiveRecording:
             self._mute(is_muted)
 
     def keep_step(self) -> None:
-        """Keeps the detail of the step that runs, whatever it turns out to be. Any thread; a microsecond."""
+        """Samples the current step in full, whatever the policy decides. Thread-safe; costs a microsecond."""
         self._buffer.sampler.ask(self.now())
 
     def span_ended(self, span_id: int) -> None:
-        """A span of the application ends now: what begins later is not in it. Any thread; 0.2 us."""
+        """Notes that an application span ends: later events are not inside it. Thread-safe; costs 0.2 us."""
         self._contexts.note_end(span_id)
 
     def trace_joined(self, trace_id: int) -> None:
-        """A span of the application begins in a trace that another process began. Any thread; 0.2 us."""
+        """Notes that an application span begins in a trace of another process. Thread-safe; costs 0.2 us."""
         self._buffer.join(trace_id)
 
     @property
     def bytes_buffered(self) -> int:
-        """What waits for a drain."""
+        """Bytes of events that were not drained yet."""
         return self._recording.batches.stats().bytes_buffered
 
     @property
     def is_due(self) -> bool:
-        """Whether as much waits as the next drain takes, or a quarter of what the recorder may hold."""
+        """Whether enough events are buffered for the next drain, or a quarter of the recorder's memory is in use."""
         return self.bytes_buffered >= min(self._slice_bytes, self._budget_bytes // 4)
 
     def flush(self) -> None:
-        """Requests the events recorded until now: drains no longer hold them back until their step is known."""
+        """Requests the events recorded until now: drains no longer buffer them until their step is known."""
         self._flush_until = self.now()
 
     def drain(self, *, final: bool = False) -> Drained | None:
@@ -296,15 +296,15 @@ class LiveRecording:
             if self._before_drain is not None:
                 self._before_drain()
             self.take_marks()
-            held, has_more = self.segments.next(), True
-            while held is None and has_more:
+            ready, has_more = self.segments.next(), True
+            while ready is None and has_more:
                 has_more = self._take(final=final)
-                held = self.segments.next()
-            if held is None:
+                ready = self.segments.next()
+            if ready is None:
                 return None
             ended = self.steps.take_ended()
             try:
-                return self._drained(ended, *held)
+                return self._drained(ended, *ready)
             except BaseException:
                 self.steps.put_back(ended)
                 self._figures["failed"] += self._buffer.dropped + self._undelivered
@@ -312,27 +312,27 @@ class LiveRecording:
                 raise
 
     def _take(self, *, final: bool) -> bool:
-        """Drains the recorder, and learns from that where steps begin; whether there is more."""
+        """Drains the recorder, and learns where steps begin; returns whether the recorder has more."""
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self._recording.drain(self._slice_bytes)
         self._slice_bytes = _next_slice(self._slice_bytes, len(drained))
         give_way()
         self.take_marks()
-        # And not what a profile that runs meanwhile asked for.
+        # Without inputs that only a profile requested that runs at the same time.
         batch = kept(drained, InputKept.INPUTS, Observation.ever_requested)
         begins_at = self.segments.begins_at
         if not self.steps.begun and (self.steps.active or begins_at != NEVER or self._expects_steps()):
-            # A step has ended, or a loop begins, or an optimizer was made: what is here is set-up, until the first step begins.
+            # A step has ended, a loop begins, or an optimizer exists: events before the first step are set-up.
             earliest = int(min(batch["start"].min(initial=now_ns()), batch.opens.start.min(initial=NEVER)))
             self._job.begin(min(earliest, begins_at))
-            if self.steps.active:  # the program said where the first one ended
+            if self.steps.active:  # the program has reported the end of the first step
                 self.steps.begin(self.segments.first_training(batch) or earliest, setup=earliest)
             elif earliest < begins_at:
                 self.steps.begin(earliest, Segment.SETUP)
         flush_until = self._flush_until
         settle = batch.watermark >= flush_until > 0
-        if settle and self._flush_until == flush_until:  # and nobody has asked again meanwhile
+        if settle and self._flush_until == flush_until:  # no later flush was requested meanwhile
             self._flush_until = 0
         self.segments.add(batch, now, settle=settle, final=final and batch.is_last)
         return not batch.is_last
@@ -342,7 +342,7 @@ class LiveRecording:
         placed = self._trees.place(batch)
         give_way()
         ended, later = self._complete(ended, batch)
-        if final:  # only now: the running step gets its span with its first event, which may be in this batch
+        if final:  # after place(): the current step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = _unsent(span for step in ended for span in step.spans.values())
         self._job.note(step_spans)
@@ -356,14 +356,14 @@ class LiveRecording:
         self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
-        self.steps.put_back(later)  # only now: where anything of this fails, all of them are put back
+        self.steps.put_back(later)  # last: if anything above fails, all of them are put back
         self._report_steps(step_spans)
         self._undelivered = 0
         whole = [span for span in step_spans if span.is_whole and not span.is_running]
         return Drained(spans, sent, *self._settled(), child_time, watermark, whole)
 
     def _report_steps(self, spans: Sequence[StepSpan]) -> None:
-        """Metrics of the program's own: what they raise costs no span."""
+        """Passes spans of ended steps to ``on_steps``; its errors are logged, and no span is lost."""
         try:
             if self._on_steps is not None and spans:
                 self._on_steps(spans)
@@ -373,7 +373,7 @@ class LiveRecording:
             )
 
     def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
-        """So many events were taken, and so many spans made of those that were placed, and of steps and the like."""
+        """Outcomes of a drain of ``events`` events, of which those in ``placed`` are in a trace, with ``spans`` spans."""
         sampled = np.array([trace_group.trace.exported for trace_group in placed.trace_groups], dtype=np.bool_)[
             placed.trace_group
         ]
@@ -384,29 +384,29 @@ class LiveRecording:
     def _settled(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
         """Returns the numbers of recorded events, of dropped events by reason, and of outcomes, since the last call.
 
-        Events that the recorder has handed over, and that neither were recorded nor wait for their step, count as dropped: ``failed``.
-        A drain that completes after it was given up reverts that.
+        Events that the recorder has handed over, and that are neither recorded nor buffered, count as dropped: ``failed``. A drain
+        that completes after it was abandoned reverts that.
         """
         stats = self._recording.batches.stats()
         recorded, self._recorded = self._recorded, 0
         dropped = Counter(stats.dropped)
-        held = self.segments.events
-        dropped["failed"] = self._failed = self._failed + stats.recorded - held - self._taken - recorded
-        self._taken = stats.recorded - held
-        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans + held})
+        waiting = self.segments.events
+        dropped["failed"] = self._failed = self._failed + stats.recorded - waiting - self._taken - recorded
+        self._taken = stats.recorded - waiting
+        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans + waiting})
         before, self._reported = self._reported, (dropped, figures)
         return recorded, _since(dropped, before[0]), _since(figures, before[1])
 
     def abandon(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
-        """After the stop, where a drain hangs or fails: throws away what is left in the recorder; as :meth:`_settled`. Any thread."""
-        with suppress(NativeError):  # it is being read
+        """Drops the rest of the recorder after a stop whose drain hangs or fails; returns what :meth:`_settled` does. Thread-safe."""
+        with suppress(NativeError):  # a drain is reading it
             self._recording.batches.discard()
         return self._settled()
 
     def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
         """Splits ended steps into those whose events were all drained, and those that wait for a later drain.
 
-        The last step waits while an event that began in it is open: torch's own label of the optimizer ends a little after the step.
+        The last step waits while an event that began in it is open: torch's own label of the optimizer ends shortly after the step.
         """
         count = next((at for at, step in enumerate(ended) if (step.end or 0) > batch.watermark), len(ended))
         if count and not batch.is_last:
@@ -416,46 +416,46 @@ class LiveRecording:
         return ended[:count], ended[count:]
 
     def stop(self) -> None:
-        """Stops the recording; again without effect. What there is can be taken as before, and by :meth:`finish`."""
+        """Stops the recording; may be called repeatedly. :meth:`drain` and :meth:`finish` return the remaining events."""
         self._recording.stop()
 
     def finish(self) -> Drained:
-        """After the stop: takes the next of what is left, at the end with the step that is not finished.
+        """Drains the next part of the remaining events after the stop; the last part includes the unfinished step.
 
-        Where that fails it is tried again: what was held has not failed with the last events.
+        Tries a second time after a failure, which may concern the last events only and not those buffered before.
         """
         try:
             return self._last()
-        except Exception as error:  # noqa: BLE001 - the events that it took are counted as failed by the second
+        except Exception as error:  # noqa: BLE001 - the second try counts the events of the first as failed
             self._log.warning("the last events were lost: %s: %s", type(error).__name__, error)
             return self._last()
 
     def _last(self) -> Drained:
-        while (found := self.drain(final=True)) is None:  # nothing waits at the end: it is there the first time
+        while (drained := self.drain(final=True)) is None:  # at the end nothing is buffered: the first call returns it
             continue
-        return found
+        return drained
 
     def discard(self) -> None:
-        """Records nothing more, and throws away what is left in the recorder, which counts as dropped."""
+        """Stops recording and drops the rest of the recorder, which counts as dropped."""
         with self._lock:
             self._recording.batches.stop()
             self._recording.batches.discard()
 
     def give_up(self) -> Drained:
-        """After the stop: throws away what is left in the recorder, which counts as dropped, and takes the rest."""
+        """Drops the rest of the recorder after the stop, and returns events that were drained and buffered before."""
         self._recording.batches.discard()
         return self.finish()
 
     def _current_span(self, context: int) -> tuple[SpanContext, int | None] | None:
-        found = self._contexts.get(context)
-        return None if found is None else (found.span_context, found.start_ns)
+        span = self._contexts.get(context)
+        return None if span is None else (span.span_context, span.start_ns)
 
     def _began(self, context: int) -> int | None:
-        found = self._contexts.get(context)
-        return None if found is None else found.start_ns
+        span = self._contexts.get(context)
+        return None if span is None else span.start_ns
 
     def _selects(self, step: int, trace_id: int) -> bool:
-        """Whether a step is to be traced in full; the schedule may be somebody's code."""
+        """Whether a step is to be traced in full; True if the schedule, which may be user code, raises."""
         try:
             return self._choice.selects(step, trace_id)
         except Exception as error:  # noqa: BLE001 - it must not stop a training job
@@ -467,7 +467,7 @@ class LiveRecording:
     def _spans(
         self, events: int, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> tuple[SpanList, list[SpanList]]:
-        """The spans of a drain; and those of this and earlier ones that are due."""
+        """All spans of a drain, and the spans of this and earlier drains that the policy releases now."""
         synthetic = [*ended, *jobs]
         table = drained_spans(
             placed,
@@ -479,19 +479,19 @@ class LiveRecording:
         give_way()
         figures = self._figures_of(events, placed, len(table))
         sent = self._buffer.decide(self._pieces(placed, table, ended, jobs, final=final))
-        # From here on nothing is undone: what fails now has been recorded, and what was to be sent is lost.
+        # From here on nothing is undone: after an error, the events count as recorded and the spans as failed.
         self._figures.update(figures)
         self._recorded += events
         self._undelivered = sum(map(len, sent))
         whole = self._span_list(table)
-        return whole, [whole if each is table else self._span_list(each) for each in sent]
+        return whole, [whole if sent_table is table else self._span_list(sent_table) for sent_table in sent]
 
     def _pieces(
         self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> Pieces:
         synthetic = [trace_group.step for trace_group in placed.trace_groups if trace_group.step is not None]
         for group in placed.trace_groups:
-            if group.is_remote:  # below no span of this process
+            if group.is_remote:  # its parent is a span of another process
                 self._buffer.join(group.trace.trace_id)
         exported = [span for span in (*ended, *jobs) if span.trace.exported]
         is_event = table.row >= 0
@@ -503,7 +503,10 @@ class LiveRecording:
             trace_group,
             placed.open_roots,
             np.array(
-                [u.parent_span_id if u.step is None else _enclosing(u.step) for u in placed.trace_groups]
+                [
+                    group.parent_span_id if group.step is None else _enclosing(group.step)
+                    for group in placed.trace_groups
+                ]
                 + [_enclosing(span) for span in exported],
                 dtype=np.uint64,
             ),
@@ -519,11 +522,11 @@ class LiveRecording:
 
 
 def _next_slice(used: int, events: int) -> int:
-    """How many bytes of records to drain next, where a drain of ``used`` bytes had so many events.
+    """How many bytes of records to drain next, after a drain of ``used`` bytes with ``events`` events.
 
-    A drain costs 6 ms of Python whatever it has. Where nearly all records are another session's, as the operators of a black box
-    beside ``detail="steps"``, many small drains took a tenth of Python's lock. Not more than four times as much, since what waits is
-    memory: the black box's chunks are copied when their place is needed.
+    A drain costs at least 6 ms of Python. If nearly all records belong to another session, such as the operators of a black box
+    beside ``detail="steps"``, many small drains held the GIL for a tenth of the time. At most four times the usual bytes, since
+    undrained records need memory: chunks of the black box are copied when their place is needed.
     """
     if events >= _MANY_EVENTS:
         return SLICE_BYTES
@@ -531,7 +534,7 @@ def _next_slice(used: int, events: int) -> int:
 
 
 def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:
-    """Those that come for the first time: another final drain, or one after a drain that failed late, has them all again."""
+    """The spans that were not sent before: a repeated final drain, or one after a late failure, has earlier ones again."""
     return [span for span in spans if not span.is_sent]
 
 
@@ -540,5 +543,5 @@ def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, in
 
 
 def _enclosing(step: StepSpan) -> int:
-    """The span of the application that a step is below; 0 for none."""
+    """Id of the application span that encloses a step; 0 for none."""
     return step.parent.span_id if step.parent is not None and step.is_enclosed else 0

@@ -1,4 +1,4 @@
-"""What ``TorchInstrumentor`` switches on for ``detail="metrics"``: operators of some steps, added up; and every step's duration."""
+"""The instrumentation of ``detail="metrics"``: sums over the operators of some steps, and the duration of every step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .recorder_metrics import ExporterFigures
 
 
-# ---- What it costs to record an operator, measured on this machine ----
+# ---- The cost of recording an operator, measured at run time ----
 
 _ROUNDS = 7
 _OPERATORS = 100
@@ -54,14 +54,13 @@ _LEAST, _MOST = 3e-8, 2e-5
 
 
 def event_cost(library: TorchLibrary) -> float:
-    """Seconds that an operator takes longer when it is recorded, in a loop of nothing else.
+    """Measures the cost of recording an operator in a tight loop, in seconds; between 30 ns and 20 us.
 
-    The best of some rounds of 100 small operators, with and without; a millisecond in all. On the calling thread, which
-    must be one of our own; what it records goes nowhere, and who records all threads otherwise leaves it out where it
-    follows contexts. Never below 30 ns, nor above 20 us.
+    The difference of the best of 7 rounds of 100 small operators with and without recording; takes a millisecond. Call it on
+    a thread of this package: its events are discarded, and suppressed in other recordings that follow contexts.
 
     Raises:
-        TorchLibraryError, NativeError: it cannot be recorded.
+        TorchLibraryError, NativeError: operators cannot be recorded.
     """
     import torch
 
@@ -84,43 +83,43 @@ def event_cost(library: TorchLibrary) -> float:
 
 
 def _fastest(operator: Callable[[], object]) -> float:
-    found = []
+    durations = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
         for _ in range(_OPERATORS):
             operator()
-        found.append(time.perf_counter() - begin)
-    return min(found) / _OPERATORS
+        durations.append(time.perf_counter() - begin)
+    return min(durations) / _OPERATORS
 
 
 _logger = logging.getLogger("otel_torchprof")
 
 _WINDOW_SECONDS = 0.05
-"""How long operators are recorded at a time where there are no steps."""
+"""Length of a recorded window in a program without steps."""
 _STOP_SECONDS = 30.0
 _MARK_SECONDS = 2e-6
-"""What noting the end of a step costs the loop's thread, at most (measured: 1 us)."""
+"""Upper bound of the cost of noting the end of a step on the loop's thread (measured: 1 us)."""
 _MARKS_AT_ONCE = 50
-"""That the loop's thread makes steps of by itself, at 3 us each; more wait for the other thread."""
+"""Most marks that the loop's thread turns into steps itself, at 3 us each; if there are more, the drain thread does."""
 _DURATIONS_SHARE = 0.25
-"""Of the share that recording may cost, what the histogram of steps may."""
+"""Part of the overhead budget for the histogram of step durations."""
 _MOST_DURATIONS = 100_000
 
 
 class MetricsInstrumentation:
-    """One segment from ``instrument()`` to ``uninstrument()``, in one process.
+    """The recording between ``instrument()`` and ``uninstrument()`` in one process.
 
-    :meth:`start` and :meth:`stop` may come from any thread, and twice; after a stop nothing of it is left in torch. Between
-    what is recorded torch has no callback of it but the one for optimizers, which takes a microsecond.
+    :meth:`start` and :meth:`stop` may be called repeatedly and from any thread; a stop removes all hooks from torch. Outside of
+    recorded segments, the only callback in torch is the one for optimizers, which takes a microsecond.
 
     Args:
-        metrics: that get what is recorded.
-        provider: of these; None: the global one, which may be set later.
-        overhead: share of the time that it may cost; 1: everything is recorded.
-        memory_limit: bytes that the recorder may hold.
-        exporters: figures of the exporters of spans, if there are any.
-        recording: what is timed on devices.
-        is_unwanted: whether nothing of this process is to be recorded after all; whoever says so sees to the stop.
+        metrics: metrics to update.
+        provider: their MeterProvider; None: the global one, which may be set later.
+        overhead: share of the time that recording may cost; 1 records everything.
+        memory_limit: memory limit of the recorder, in bytes.
+        exporters: returns the figures of span exporters.
+        recording: options for device times.
+        is_unwanted: returns whether this process is not to be recorded after all; it then stops the instrumentation itself.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class MetricsInstrumentation:
         self._overhead = overhead
         self._memory_limit = memory_limit
         self._exporters = exporters
-        # Operators are recorded for some steps only, and switched on and off for them; what makes no sums is left out.
+        # Operators are switched on and off per step, so they are not a source here; sources without sums are left out.
         self._options = replace(
             recording, operators=False, compilations=False, frames=False, sources={**recording.sources, "energy": False}
         )
@@ -158,7 +157,7 @@ class MetricsInstrumentation:
         self._begin()
 
     def _begin(self) -> None:
-        """What belongs to one process."""
+        """Creates the state of one process."""
         self._drainer = Drainer(math.inf, self._take_over, self._look, self._is_behind)
         self._marks.clear()
         self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark_ns)
@@ -170,8 +169,8 @@ class MetricsInstrumentation:
         share = 1.0 if self._overhead >= 1 else self._overhead * _DURATIONS_SHARE
         self._thinned = ThinnedDurations(self._metrics.durations, share, now)
         self._sampler = Sampler(self._overhead, now, self._switch)
-        # It follows contexts, of which nobody tells it, so as to be muted: other recordings have observers of their own,
-        # which would bring it what runs between its segments.
+        # With contexts, which are never set, so that it can be muted: observers of other recordings would otherwise record
+        # events into it between its segments.
         self._session = Session(
             self._memory_limit,
             keep_newest=True,
@@ -186,7 +185,7 @@ class MetricsInstrumentation:
 
     @without_waiting
     def start(self) -> None:
-        """Begins; torch's part as soon as torch is imported."""
+        """Starts; hooks of torch are installed as soon as torch is imported."""
         with self._lock:
             self._attach()
         self._recording.when_torch(self._on_torch)
@@ -211,11 +210,11 @@ class MetricsInstrumentation:
         return self._recording.running
 
     def step(self, _attributes: object = None) -> None:
-        """The program's own word that a step has ended, of which there is no span. Some microseconds."""
+        """Ends a step, for ``step()`` of the program. Costs some microseconds."""
         self._marks.note(None)
 
     def stop(self, _deadline: Any = None) -> None:
-        """Takes everything back, and adds what was recorded to the sums. A stop that was interrupted is done by the next one."""
+        """Removes all hooks, and adds the remaining events to the sums. The next call completes a stop that was interrupted."""
         with self._lock:
             if self.is_running:
                 self._take_marks()
@@ -232,7 +231,7 @@ class MetricsInstrumentation:
 
     @property
     def health(self) -> ProcessorHealth:
-        """What is on, what is off and why, how many steps are recorded, and what that costs."""
+        """States of the sources, number of recorded steps, and overhead."""
         states = {"recording": ON if self.is_running else "off: not instrumented", **self._states}
         states |= self._recording.states()
         recorded, dropped, _ = self._ledger.read()
@@ -251,27 +250,27 @@ class MetricsInstrumentation:
 
     def _figures(self) -> RecorderFigures:
         share = None if self._sampler.always else self._sampler.share(time.monotonic())
-        held = self._session.stats().bytes_buffered if self.is_running else 0
-        return RecorderFigures(self._ledger.read(), held, self._memory_limit, share, tuple(self._exporters()))
+        buffered = self._session.stats().bytes_buffered if self.is_running else 0
+        return RecorderFigures(self._ledger.read(), buffered, self._memory_limit, share, tuple(self._exporters()))
 
     # ---- forks ----
 
     def before_fork(self) -> bool:
-        """Takes the observer out of torch: the child cannot, since another thread may hold torch's lock.
+        """Removes the observer from torch: the child could not, since another thread may hold torch's lock.
 
         Returns whether the lock was taken, for :meth:`after_fork_in_parent`: other threads may fork at the same time.
         """
         has_lock: bool = self._lock.acquire(timeout=process_changes.LONGEST_WAIT)
         try:
             self._sampler.break_off(time.monotonic())
-        except BaseException:  # an interrupt: what follows is not notified of this fork
+        except BaseException:  # an interrupt: after_fork_in_parent() will not be called
             if has_lock:
                 self._lock.release()
             raise
         return has_lock
 
     def after_fork_in_parent(self, has_lock: bool) -> None:
-        """Resumes."""
+        """Resumes recording; ``has_lock`` is the result of :meth:`before_fork`."""
         try:
             self._sampler.resume(time.monotonic())
             self._follow()
@@ -280,7 +279,7 @@ class MetricsInstrumentation:
                 self._lock.release()
 
     def restart_in_child(self) -> None:
-        """Continues in a forked child, from nothing: torch's hook came along with the memory, the recording did not."""
+        """Continues in a forked child, which has inherited torch's hook, with a new recording and sums from 0."""
         self._operators = None  # the parent's
         self._begin()
         if self.is_running:
@@ -315,7 +314,7 @@ class MetricsInstrumentation:
             self._follow()
 
     def _switch(self, on: bool) -> bool:
-        """Has torch's operators recorded, or no longer; False where torch refused, which health says from then on."""
+        """Starts or stops recording operators; returns False if torch refused, and notes the reason for health."""
         self._unobserve()
         self._session.mute_roots(not on)
         if on and self._library is not None:
@@ -324,7 +323,7 @@ class MetricsInstrumentation:
             )
             try:
                 self._operators.start(self._session)
-            except Exception as error:  # noqa: BLE001 - neither the training loop nor an import of torch is to fail
+            except Exception as error:  # noqa: BLE001 - neither the training loop nor an import of torch may fail
                 self._session.mute_roots(True)
                 self._operators_are_off(error)
                 return False
@@ -341,7 +340,7 @@ class MetricsInstrumentation:
     # ---- steps ----
 
     def _at_boundary(self, now: int) -> None:
-        """In the loop's thread, when the sampler wants to know at once. It never waits: the next boundary will do as well."""
+        """Updates the sampler at an end of a step, on the loop's thread. Never waits: the sampler can use the next one instead."""
         if len(self._marks) > _MARKS_AT_ONCE or not self._lock.acquire(blocking=False):
             return
         try:
@@ -360,7 +359,7 @@ class MetricsInstrumentation:
         self._marks.ask_at = self._sampler.ask_at * 1e9
 
     def _take_marks(self) -> None:
-        """Makes steps of what was noted; with the lock."""
+        """Turns noted ends of steps into steps; call it with the lock."""
         for optimizer, at, context, _ in self._marks.take():
             self._mark_ns, self._context = at, context
             self._marks_taken += 1
@@ -371,7 +370,7 @@ class MetricsInstrumentation:
         self._context = None
 
     def _spend(self, seconds: float, now: float) -> None:
-        """So much was spent, and what the marks cost that were taken since the last time."""
+        """Charges ``seconds``, and the cost of the marks taken since the last call, to the sampler."""
         marks, self._marks_taken = self._marks_taken, 0
         self._sampler.spend(seconds + marks * _MARK_SECONDS, now)
         self._follow()
@@ -386,15 +385,15 @@ class MetricsInstrumentation:
     # ---- on the thread that drains ----
 
     def _look(self) -> bool:
-        """What there is to do every quarter second; whether events are to be added up."""
+        """Does the periodic work, every quarter second; returns whether a drain is due."""
         begin = time.thread_time()
         if self._is_unwanted():
             return False
         provider: Any = self._provider or otel_metrics.get_meter_provider()
-        if getattr(provider, "_shutdown", False):  # nobody will ask any more, and nobody else says so
+        if getattr(provider, "_shutdown", False):  # no reader will collect again; the SDK has no notification for it
             self.stop()
             return False
-        # A provider that somebody handed over is served whoever reads it; the global one where somebody does.
+        # A provider that was passed in is always served; the global one only if it has a reader.
         has_reader = has_sdk(provider) if self._provider is not None else is_heard(provider)
         if self._library is not None and self._event_cost is None and not self._sampler.always and has_reader:
             self._event_cost = event_cost(self._library)
@@ -428,14 +427,14 @@ class MetricsInstrumentation:
         return (sampler.needs_reading and not sampler.is_on) or self._session.stats().bytes_buffered >= SLICE_BYTES
 
     def refresh(self) -> None:
-        """Adds what was recorded to the sums, for a second at most. Any thread."""
+        """Adds the recorded events to the sums, within a second. Thread-safe."""
         self._drainer.drain(Deadline.after(1))
 
     def _is_behind(self) -> bool:
         return self._session.stats().bytes_buffered >= SLICE_BYTES
 
     def _take_over(self) -> int:
-        """Adds up a slice of the events; up to when all has been, Unix ns."""
+        """Drains a slice of the events and adds it to the sums; returns the watermark, Unix ns."""
         begin = time.thread_time()
         with self._lock:
             self._take_marks()
@@ -459,7 +458,7 @@ class MetricsInstrumentation:
         return self._take_over()
 
     def _abandon(self) -> None:
-        """Another thread is still at it, and counts what it takes."""
+        """Does nothing: the thread that still drains counts its events itself."""
 
     def _record_durations(self) -> None:
         self._thinned.record([self._durations.popleft() for _ in range(len(self._durations))])

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 # ---- Calls of transformers' ``generate`` as the metrics of OpenTelemetry's conventions for generative AI ----
 
 SCOPE = "otel_torchprof.generate"
-"""The instrumentation scope: its schema is that of these conventions, and not that of this package's other metrics."""
+"""The instrumentation scope, whose schema URL differs from that of this package's other metrics."""
 ERROR = "error.type"
 
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 TOKEN_BUCKETS = tuple(4**power for power in range(14))
-"""Upper bounds, as the conventions have them: seconds, and numbers of tokens."""
+"""Upper bounds of the conventions, in seconds or tokens."""
 
 
 class _TokenUsage:
@@ -64,14 +64,14 @@ class _TokenUsage:
 
 
 class GenerationMetrics:
-    """The histograms. Any thread; some 50 us per call, in the thread of that, whose current span exemplars point to.
+    """Histograms of calls of ``generate``. Thread-safe; costs some 50 us per call, on its thread. Exemplars link to its current span.
 
-    A program that calls ``generate`` is the server of its model, so it reports a server's metrics. Of tokens the conventions have a
-    client's metric only, which is reported too, unless another instrumentation has a span for the call: it counts them itself.
+    A program that calls ``generate`` serves its model, so the metrics are those of a server. For tokens, the conventions only have
+    a client's metric; it is reported unless another instrumentation has a span for the call and counts the tokens itself.
 
     Args:
-        meter: of the provider, with :data:`SCOPE`.
-        is_heard: whether anybody reads.
+        meter: meter of the scope :data:`SCOPE`.
+        is_heard: returns whether the provider has a reader.
     """
 
     def __init__(self, meter: Meter, is_heard: Callable[[], bool]) -> None:
@@ -98,7 +98,7 @@ class GenerationMetrics:
         self._token_usage = _TokenUsage(meter)
 
     def record(self, generation: Generation) -> None:
-        """One call; of one that failed its duration only."""
+        """Records a call; of a failed call, only its duration."""
         if not self._is_heard():
             return
         known = generation.gen_ai()
@@ -125,7 +125,7 @@ STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 
 """Upper bounds for the durations of steps, in seconds: three for each power of ten."""
 
 PHASE_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, *STEP_BUCKETS, 200.0, 500.0, 1000.0)
-"""The same for what phases took of a step, from 10 µs on."""
+"""Upper bounds for the durations of phases, in seconds, from 10 µs on."""
 
 _SECONDS = 1e-9
 
@@ -134,31 +134,31 @@ class _Amount(NamedTuple):
     name: str
     unit: str
     description: str
-    of: Callable[[Average], float]
+    value: Callable[[Average], float]
     of_device: bool = False
 
 
 _AMOUNTS = (
-    _Amount("torch.op.calls", "{call}", "Number of recorded calls of an operator.", lambda each: each.calls),
-    _Amount("torch.op.time", "s", "Total time of recorded calls of an operator.", lambda each: each.total * _SECONDS),
+    _Amount("torch.op.calls", "{call}", "Number of recorded calls of an operator.", lambda sums: sums.calls),
+    _Amount("torch.op.time", "s", "Total time of recorded calls of an operator.", lambda sums: sums.total * _SECONDS),
     _Amount(
         "torch.op.self_time",
         "s",
         "Self time of recorded calls of an operator.",
-        lambda each: each.self_time * _SECONDS,
+        lambda sums: sums.self_time * _SECONDS,
     ),
     _Amount(
         "torch.op.device.time",
         "s",
         "Total device time of recorded calls of an operator.",
-        lambda each: each.device_total * _SECONDS,
+        lambda sums: sums.device_total * _SECONDS,
         of_device=True,
     ),
     _Amount(
         "torch.op.device.self_time",
         "s",
         "Device self time of recorded calls of an operator.",
-        lambda each: each.device_self_time * _SECONDS,
+        lambda sums: sums.device_self_time * _SECONDS,
         of_device=True,
     ),
 )
@@ -168,8 +168,8 @@ class StepDurations:
     """The histograms ``torch.step.duration`` and ``torch.phase.duration``. For one thread at a time.
 
     Args:
-        meter: of its provider.
-        is_heard: whether anybody reads; spans of steps cost nothing where nobody does.
+        meter: meter of the histograms.
+        is_heard: returns whether the provider has a reader; without one, :meth:`record_spans` does nothing.
     """
 
     def __init__(self, meter: Meter, is_heard: Callable[[], bool]) -> None:
@@ -188,11 +188,11 @@ class StepDurations:
         )
 
     def record(self, seconds: float, context: Context | None) -> None:
-        """One step; its exemplar points to the span that is current in the context, if that is sampled."""
+        """Records a step; its exemplar links to the current span of the context, if that is sampled."""
         self._histogram.record(max(seconds, 0.0), context=context)
 
     def record_spans(self, steps: Iterable[StepSpan]) -> None:
-        """Steps of training that have spans, once each; exemplars point to these spans where they are sent."""
+        """Records training steps that have spans, once each; exemplars link to these spans if they are exported."""
         if not self._is_heard():
             return
         for step in steps:
@@ -208,7 +208,7 @@ class StepDurations:
 
 
 class ThinnedDurations:
-    """Records durations of steps for no more than a share of the time: steps that would cost more are left out.
+    """Records durations of steps within an overhead budget: steps that would exceed it are left out.
 
     For one thread at a time.
     """
@@ -220,7 +220,7 @@ class ThinnedDurations:
         self._thins = share < 1
 
     def record(self, steps: Sequence[tuple[float, float, Context]]) -> None:
-        """Each of ``steps``: when it ended, its duration, both in seconds, and the context that it was in."""
+        """Records ``steps``: end and duration, both in seconds, and context of each."""
         begin, recorded = time.thread_time(), 0
         for end, seconds, context in steps:
             if self._thins and end < self._allowance.free_at:
@@ -234,15 +234,15 @@ class ThinnedDurations:
 
 
 class TorchMetrics:
-    """The instruments of one MeterProvider, and what they show. Sums only grow, whatever is switched on and off meanwhile.
+    """The instruments of one MeterProvider, and their sums, which only grow, also over several recordings.
 
-    An instrument that is observed cannot be taken away from a provider, so there is one set of them per provider:
-    :func:`metrics_of`. Reading is for any thread; each amount of time is in seconds.
+    An observable instrument cannot be removed from a provider, so there is one set of them per provider: :func:`metrics_of`.
+    Reading is thread-safe; times are in seconds.
 
     Args:
-        meter: of the provider.
-        generations: of calls of ``generate``, of the same provider.
-        is_heard: whether anybody reads.
+        meter: meter of the instruments.
+        generations: metrics of calls of ``generate`` of the same provider.
+        is_heard: returns whether the provider has a reader.
     """
 
     def __init__(
@@ -252,9 +252,9 @@ class TorchMetrics:
         self.generations = generations
         self.durations = StepDurations(meter, is_heard)
         self.refresh: Callable[[], None] | None = None
-        """Called before anything is read: brings the sums up to date, if that can be done without waiting."""
+        """Called before sums are read, to update them."""
         self.times: Callable[[], tuple[float, float] | None] | None = None
-        """Seconds in which operators were recorded and were not, so far; None where that is not known."""
+        """Returns the seconds with and without recording of operators so far; None if unknown."""
         self._lock = threads.Lock()
         self._make_sums(config.MAX_OPERATORS.fallback)
         for amount in _AMOUNTS:
@@ -279,22 +279,22 @@ class TorchMetrics:
         self._earlier = [0.0, 0.0]
 
     def begin(self, most_operators: int) -> None:
-        """Before a recording: how many operators have series of their own. Another number than before begins anew."""
+        """Prepares a recording. A changed limit of operators with series of their own restarts the sums."""
         if most_operators != self._most:
             with self._lock:
                 self._make_sums(most_operators)
 
     def add(self, batch: Any) -> None:
-        """Operators of a drained batch."""
+        """Adds the operators of a drained batch."""
         with self._lock:
             self._operators.add(batch)
 
     def add_step(self, *, sampled: bool) -> None:
-        """A step has ended; ``sampled``: its operators were recorded."""
+        """Counts an ended step; ``sampled``: its operators were recorded."""
         self._steps[sampled] += 1
 
     def end(self) -> None:
-        """After a recording: what it had comes from nowhere else any more."""
+        """Stores the times of a recording that ends, and stops reading from it."""
         times = self._times_now()
         if times is not None:
             self._earlier = [earlier + time for earlier, time in zip(self._earlier, times, strict=True)]
@@ -305,7 +305,7 @@ class TorchMetrics:
         return None if times is None else times()
 
     def after_fork_in_child(self) -> None:
-        """What is here is the parent's, and so are the locks of the SDK that a reader held: steps are recorded, and read, all the same."""
+        """Restarts the sums in a forked child, and releases locks of the SDK that a reader of the parent may have held."""
         process_changes.release_locks(self._meter, "opentelemetry.")
         process_changes.release_locks(self.generations.meter, "opentelemetry.")
         self._lock = threads.Lock()
@@ -316,13 +316,15 @@ class TorchMetrics:
     def _observing(self, amount: _Amount) -> Callable[[Any], list[Observation]]:
         def observe(_options: Any) -> list[Observation]:
             refresh = self.refresh  # once: another thread may end the recording
-            if amount is _AMOUNTS[0] and refresh is not None:  # the first that was made, which is asked first
+            if (
+                amount is _AMOUNTS[0] and refresh is not None
+            ):  # readers collect the instrument that was created first first
                 refresh()
             with self._lock:
                 if amount.of_device and not self._operators.has_devices:
                     return []
-                found = self._operators.read()
-            return [Observation(amount.of(each), {OPERATOR: each.name}) for each in found]
+                averages = self._operators.read()
+            return [Observation(amount.value(sums), {OPERATOR: sums.name}) for sums in averages]
 
         return observe
 
@@ -334,7 +336,11 @@ class TorchMetrics:
     def _observe_times(self, _options: Any) -> list[Observation]:
         now = self._times_now() or (0.0, 0.0)
         sums = [earlier + time for earlier, time in zip(self._earlier, now, strict=True)]
-        return [Observation(time, {SAMPLED: each}) for time, each in zip(sums, (True, False), strict=True) if any(sums)]
+        return [
+            Observation(time, {SAMPLED: sampled})
+            for time, sampled in zip(sums, (True, False), strict=True)
+            if any(sums)
+        ]
 
 
 _lock = threads.Lock()
@@ -343,19 +349,19 @@ _of_providers: weakref.WeakKeyDictionary[MeterProvider, TorchMetrics] = weakref.
 
 
 def metrics_of(provider: MeterProvider | None) -> TorchMetrics:
-    """The metrics of a provider, or of the global one, also of one that is set later: the same ones each time."""
+    """The metrics of a provider, or of the global one, even if that is set later; one object per provider."""
     global _global  # noqa: PLW0603 - there is one
     with _lock:
         if provider is None or provider is metrics.get_meter_provider():
-            # A provider that was used before it was made the global one has its instruments already.
-            found = _of_providers.get(metrics.get_meter_provider())
-            if found is None:
-                found = _global = _global or _made(metrics.get_meter, lambda: is_heard(metrics.get_meter_provider()))
-            return found
-        found = _of_providers.get(provider)
-        if found is None:
-            found = _of_providers[provider] = _made(provider.get_meter, lambda: True)
-        return found
+            # A provider that was in use before it became the global one has its instruments already.
+            existing = _of_providers.get(metrics.get_meter_provider())
+            if existing is None:
+                existing = _global = _global or _made(metrics.get_meter, lambda: is_heard(metrics.get_meter_provider()))
+            return existing
+        existing = _of_providers.get(provider)
+        if existing is None:
+            existing = _of_providers[provider] = _made(provider.get_meter, lambda: True)
+        return existing
 
 
 def _made(get_meter: Callable[..., Meter], is_heard: Callable[[], bool]) -> TorchMetrics:
@@ -364,14 +370,14 @@ def _made(get_meter: Callable[..., Meter], is_heard: Callable[[], bool]) -> Torc
 
 
 def has_sdk(provider: Any) -> bool:
-    """Whether there is somebody to tell: until a program sets a MeterProvider, the API has one that only waits for it."""
+    """Whether the program has set a MeterProvider: until then, the API's is a proxy."""
     return type(provider).__name__ != "_ProxyMeterProvider"
 
 
 def is_heard(provider: Any) -> bool:
-    """Whether anybody reads the metrics of a provider: not before one is set, nor of one that is disabled or has no reader.
+    """Whether a provider has a reader: False before one is set, and for one that is disabled or has no reader.
 
-    ``OTEL_METRICS_EXPORTER=none`` makes one without. A provider that does not tell is taken to have some.
+    ``OTEL_METRICS_EXPORTER=none`` makes one without readers. True for a provider whose readers are not known.
     """
     if (
         not has_sdk(provider)
@@ -385,9 +391,9 @@ def is_heard(provider: Any) -> bool:
 
 
 def after_fork_in_child() -> None:
-    """Lets the metrics of a forked child begin anew: the parent reports what the parent did."""
+    """Restarts the metrics in a forked child: the parent reports its own sums."""
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threads.Lock()
-    for found in [_global, *_of_providers.values()]:
-        if found is not None:
-            found.after_fork_in_child()
+    for torch_metrics in [_global, *_of_providers.values()]:
+        if torch_metrics is not None:
+            torch_metrics.after_fork_in_child()

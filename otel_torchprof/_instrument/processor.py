@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from .live_recording import Drained, LiveRecording
 
     _Ended = tuple[int, int | None, str, int, int, ReadableSpan | None]
-    """Of a span: when it ended, and for the averages when it began (Unix ns; None: it is in none), its name as it was given, its id and
-    that of its parent, 0 for one elsewhere; and itself where an exporter takes it."""
+    """An ended span: end, start (Unix ns; None: it is in no averages), name as given, id, id of the parent (0 for none or a remote
+    one), and the span itself if an exporter takes it."""
 
 _SHUTDOWN_SECONDS = 30.0
 _UNANSWERED_SECONDS = 5.0
-"""For the same where no receiver has answered so far: it is probably not there, and a program that ends should not wait for it."""
+"""Limit of a shutdown if no receiver has ever responded: it probably does not exist, and the program should not wait for it."""
 _REFRESH_SECONDS = 1.0
 _MAX_OPEN_SPANS = 100_000
-"""Spans of the application whose self time is computed; one that never ends its spans costs no more memory than that."""
+"""Most application spans whose child time is stored, which limits memory if spans never end."""
 _MAX_ENDED = 100_000
-"""Ended spans of the application that may wait for a drain; the oldest of more are not in the averages."""
+"""Most ended application spans that wait for a drain; the oldest of more are not in the averages."""
 _SPAN_BYTES = 2800
 """Memory of a span object of the SDK, for the queue's limit (measured with five attributes)."""
 
@@ -134,7 +134,7 @@ class TorchSpanProcessor(SpanProcessor):
         self._ledger = Ledger()
         self._queues = [ExportQueue(exporter, self._settings, ledger=self._ledger) for exporter in exporters]
         self._sdk_queues = [queue for queue in self._queues if _takes_sdk_spans(queue.exporter, sdk_spans)]
-        # Where this is the provider's only processor, its spans are sent whether torch is instrumented or not.
+        # As the provider's only processor it sends the application's spans even while torch is not instrumented.
         self._sends_alone = sdk_spans is True
         self._log = LimitedLog()
         self._down = self._is_shut = False
@@ -152,7 +152,7 @@ class TorchSpanProcessor(SpanProcessor):
         self.averages = RunningAverages()
         self._child_times: dict[int, int] = {}
         self._steps = LiveSteps()
-        self._lag = self._unseen = self._held = 0
+        self._lag = self._unseen = self._buffered_bytes = 0
         self._heap = Heap()
 
     # ---- called by the SDK ----
@@ -163,7 +163,10 @@ class TorchSpanProcessor(SpanProcessor):
         Recordings find the current span of the application themselves.
         """
         expect_contexts()
-        attached, parent = self._attached, getattr(span, "parent", None)  # others imitate the SDK
+        attached, parent = (
+            self._attached,
+            getattr(span, "parent", None),
+        )  # spans of other SDKs may have no parent attribute
         if attached is not None and parent is not None and parent.is_remote:
             attached.trace_joined(parent.trace_id)
 
@@ -192,7 +195,7 @@ class TorchSpanProcessor(SpanProcessor):
         """
         deadline = Deadline.after(timeout_millis / 1000)
         drained = self._flush(deadline)
-        # All are asked, also when one of them is too slow: each has its own thread, and they share the deadline.
+        # All queues are flushed, even if one is too slow: each has its own thread, and they share the deadline.
         flushed = [queue.force_flush(deadline) for queue in self._queues]
         return drained and all(flushed)
 
@@ -217,11 +220,11 @@ class TorchSpanProcessor(SpanProcessor):
         except Exception as error:  # noqa: BLE001 - the exporters are shut down after any error
             self._log.warning("stopping the recording failed: %s: %s", type(error).__name__, error)
         for left, queue in zip(range(len(self._queues), 0, -1), self._queues, strict=True):
-            # One that hangs must not take the time of those after it, whose exporters may have files to close.
+            # A hanging exporter must not use up the time of those after it, which may have files to close.
             share = deadline.remaining() / left
             queue.shutdown(Deadline.after(share), unanswered_seconds / len(self._queues))
         self._heap.look(0)
-        self._is_shut = True  # only now: a shutdown that was interrupted is to be called again
+        self._is_shut = True  # last, so that an interrupted shutdown can be called again
 
     # ---- queries ----
 
@@ -294,7 +297,7 @@ class TorchSpanProcessor(SpanProcessor):
 
     def attach(self, recording: LiveRecording) -> None:
         """Starts draining a recording, which ends with :meth:`detach` or when the provider shuts down."""
-        with self._drainer.lock:  # else a shutdown between the two would leave a thread behind
+        with self._drainer.lock:  # a shutdown between the two lines would leave a thread running
             self._attached = recording
             self._drainer.start()
 
@@ -340,13 +343,13 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _is_due(self) -> bool:
         """Whether a drain is due before its time; also frees memory after a backlog."""
-        held, before = self._recorder_bytes(), self._held
-        self._held = held
-        self._heap.look(held + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=held == before)
+        buffered, before = self._recorder_bytes(), self._buffered_bytes
+        self._buffered_bytes = buffered
+        self._heap.look(buffered + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=buffered == before)
         return self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Whether as much waits as a drain takes."""
+        """Whether a full drain is buffered, or many application spans wait."""
         attached = self._attached
         return (attached is not None and attached.is_due) or len(self._ended) >= _MAX_ENDED // 8
 
@@ -366,7 +369,9 @@ class TorchSpanProcessor(SpanProcessor):
         if take is None and attached is not None:
             take = attached.drain
         drained = None if take is None else take()
-        if drained is None and take is not None:  # events inside the application's spans wait, and so do the spans
+        if (
+            drained is None and take is not None
+        ):  # events are still buffered, so the enclosing application spans wait too
             if attached is not None and len(self._ended) >= _MAX_ENDED // 8:
                 attached.flush()
             return NEVER
@@ -382,7 +387,7 @@ class TorchSpanProcessor(SpanProcessor):
         for queue in self._queues:
             parts = [drained.spans] if takes_whole_traces(queue.exporter) else drained.sent
             ready += [(queue, spans.packed() if queue.is_behind else spans) for spans in parts if len(spans)]
-        with self._ledger.lock:  # until they wait in the queues they are nowhere
+        with self._ledger.lock:  # so that no reader of the counts sees the spans between recorder and queues
             self._ledger.add(drained.events, drained.dropped, drained.figures)
             for queue, spans in ready:
                 queue.add(spans, spans.nbytes)
@@ -418,7 +423,7 @@ class TorchSpanProcessor(SpanProcessor):
             self.averages.add_span(_text_of(name), duration, max(own, 0))
             if parent_id:
                 self._child_times[parent_id] = self._child_times.get(parent_id, 0) + duration
-        while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest go
+        while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest are removed
             del self._child_times[next(iter(self._child_times))]
 
     @classmethod
@@ -429,7 +434,7 @@ class TorchSpanProcessor(SpanProcessor):
             processor._reset()  # noqa: SLF001
 
 
-def _ended(span: ReadableSpan, kept: ReadableSpan | None) -> _Ended:
+def _ended(span: ReadableSpan, exported: ReadableSpan | None) -> _Ended:
     """Extracts the needed fields of an ended span.
 
     Spans wait for a drain by the thousand. As objects, each is a dozen objects that the garbage collector visits again
@@ -439,8 +444,8 @@ def _ended(span: ReadableSpan, kept: ReadableSpan | None) -> _Ended:
     """
     context, parent, start, end = span.context, span.parent, span.start_time, span.end_time
     if context is None or end is None:
-        return end or 0, None, "", 0, 0, kept
-    return end, start, span.name, context.span_id, 0 if parent is None or parent.is_remote else parent.span_id, kept
+        return end or 0, None, "", 0, 0, exported
+    return end, start, span.name, context.span_id, 0 if parent is None or parent.is_remote else parent.span_id, exported
 
 
 def _text_of(name: object) -> str:
@@ -469,7 +474,7 @@ def _takes_sdk_spans(exporter: Any, sdk_spans: bool | None) -> bool:
 process_changes.at_fork(process_changes.Order.EXPORT, in_child=TorchSpanProcessor.after_fork_in_child)
 
 
-# ---- A TorchSpanProcessor in a program that uses torch and never instruments it ----
+# ---- Warning about a TorchSpanProcessor in a program that never instruments torch ----
 
 
 _STARTS_ANEW = (
@@ -477,46 +482,45 @@ _STARTS_ANEW = (
     "multiprocessing.popen_spawn_win32",
     "multiprocessing.popen_forkserver",
 )
-"""Imported with the first process that is started so: it runs the program's own code, and may be the one that instruments torch."""
+"""Modules imported when a process is spawned: it runs the program's own code, and may be the one that instruments torch."""
 
 
 def left_out_by() -> str:
-    """The value of the variable by which ``opentelemetry-instrument`` leaves torch out; empty where it does not."""
+    """``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS`` if it disables torch for ``opentelemetry-instrument``; else empty."""
     disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "")
     return disabled if {"torch", "*"} & {name.strip() for name in disabled.split(",")} else ""
 
 
 class UnusedProcessors:
-    """What a process has done towards recording: whether it made a processor, and whether it ever asked for a recording.
+    """Whether the process has created a processor, and whether it has ever started a recording.
 
-    Judged at the exit: until then the program may still instrument torch. Any thread.
+    The warning comes at exit: until then the program may still instrument torch. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._has_processor = self._has_recording = False
 
     def note_processor(self) -> None:
-        """A processor was made that does nothing where torch is not instrumented."""
+        """Notes a processor that does nothing while torch is not instrumented."""
         self._has_processor = True
 
     def note_recording(self) -> None:
-        """The program has asked for a recording, which gives its events to a processor at once or later."""
+        """Notes that the program has started a recording."""
         self._has_recording = True
 
     def after_fork_in_parent(self) -> None:
-        """The child may be the one that records, with the processors of its parent; a worker of a DataLoader does not."""
+        """Forgets the processor, unless the child is a DataLoader's worker: other children may be the ones that record."""
         if self._has_processor and not starts_loader_worker():
             self._has_processor = False
 
     def after_fork_in_child(self) -> None:
-        """The processors that its parent has made are no mistake of the child's."""
+        """Forgets the processor of the parent."""
         self._has_processor = False
 
     def warn(self) -> None:
-        """Warns where a processor was made and no recording was asked for, unless that may be intended."""
-        if (
-            not self._has_processor or self._has_recording
-        ):  # first: at the exit a program may have taken away what the rest needs
+        """Warns if a processor was created and no recording was started, unless that may be intended."""
+        # First: at exit, a program may already have removed what the rest needs.
+        if not self._has_processor or self._has_recording:
             return
         uses_torch = "torch" in sys.modules and not any(name in sys.modules for name in _STARTS_ANEW)
         is_off = not config.ENABLED.read() or config.DETAIL.read() == "off" or is_disabled() or bool(left_out_by())
@@ -528,7 +532,7 @@ class UnusedProcessors:
 
 
 unused = UnusedProcessors()
-"""Those of the process."""
+"""Instance of the process."""
 process_changes.at_exit(process_changes.Order.LAST, unused.warn)
 process_changes.at_fork(
     process_changes.Order.STATE, in_parent=unused.after_fork_in_parent, in_child=unused.after_fork_in_child

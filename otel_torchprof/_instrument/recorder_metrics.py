@@ -1,4 +1,4 @@
-"""How the recorder itself does, as OpenTelemetry metrics: what it recorded and lost, what became of the spans."""
+"""Metrics of the recorder itself: recorded and dropped events, and outcomes of spans."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _DECISIONS = ("sampled", "root_only")
 
 @dataclass(frozen=True)
 class ExporterFigures:
-    """One exporter and its queue."""
+    """Figures of an exporter and its queue."""
 
     name: str
-    """Distinguishes it from others of its type."""
+    """Unique among exporters of its type."""
     type: str
-    """Its class."""
+    """Name of its class."""
     stats: QueueStats
     capacity: int
-    "Maximum number of spans in the queue of an exporter."
+    """Maximum number of spans in the queue."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class RecorderFigures:
     """State of a recording."""
 
     entries: Entries
-    """What became of its events so far."""
+    """Outcomes of its events so far."""
     buffer_bytes: int
-    """What the recorder holds."""
+    """Memory of the recorder for events."""
     buffer_limit: int
-    """What it may hold."""
+    """Limit of that memory."""
     share: float | None = None
-    """Of the time that recording cost; None where that is not measured."""
+    """Share of the time that recording cost; None if it is not measured."""
     exporters: Sequence[ExporterFigures] = field(default=())
 
 
@@ -98,51 +98,54 @@ def _share(figures: RecorderFigures) -> list[Observation]:
 
 
 def _exported(figures: RecorderFigures) -> list[Observation]:
-    found = []
-    for each in figures.exporters:
-        about = {NAME: each.name, TYPE: each.type}
-        found.append(Observation(each.stats.exported_spans, about))
-        rejected = each.stats.rejected_spans
-        failed = {"export_failed": each.stats.failed_spans - rejected, **({"rejected": rejected} if rejected else {})}
-        for reason, count in {**failed, **each.stats.dropped_passed}.items():
-            found.append(Observation(count, {**about, ERROR: reason}))
-    return found
+    observations = []
+    for exporter in figures.exporters:
+        stats, attributes = exporter.stats, {NAME: exporter.name, TYPE: exporter.type}
+        observations.append(Observation(stats.exported_spans, attributes))
+        rejected = stats.rejected_spans
+        failed = {"export_failed": stats.failed_spans - rejected, **({"rejected": rejected} if rejected else {})}
+        for reason, count in {**failed, **stats.dropped_passed}.items():
+            observations.append(Observation(count, {**attributes, ERROR: reason}))
+    return observations
 
 
 def _processed(figures: RecorderFigures) -> list[Observation]:
-    found = []
-    for each in figures.exporters:
-        about = _queue_of(each)
-        found.append(Observation(each.stats.passed_spans, about))
-        dropped = Counter(each.stats.dropped) - Counter(each.stats.dropped_passed)
-        dropped[QUEUE_FULL] += dropped.pop(OUTAGE, 0)  # the queue's own reason, whatever filled it
-        found += [Observation(count, {**about, ERROR: reason}) for reason, count in dropped.items()]
-    return found
+    observations = []
+    for exporter in figures.exporters:
+        attributes = _queue_of(exporter)
+        observations.append(Observation(exporter.stats.passed_spans, attributes))
+        dropped = Counter(exporter.stats.dropped) - Counter(exporter.stats.dropped_passed)
+        dropped[QUEUE_FULL] += dropped.pop(OUTAGE, 0)  # to the conventions, an outage is a full queue
+        observations += [Observation(count, {**attributes, ERROR: reason}) for reason, count in dropped.items()]
+    return observations
 
 
 def _inflight(figures: RecorderFigures) -> list[Observation]:
-    found = []
-    for each in figures.exporters:
-        stats = each.stats
+    observations = []
+    for exporter in figures.exporters:
+        stats = exporter.stats
         ended = stats.exported_spans + stats.failed_spans + sum(stats.dropped_passed.values())
-        found.append(Observation(stats.passed_spans - ended, {NAME: each.name, TYPE: each.type}))
-    return found
+        observations.append(Observation(stats.passed_spans - ended, {NAME: exporter.name, TYPE: exporter.type}))
+    return observations
 
 
 def _waiting(figures: RecorderFigures) -> list[Observation]:
-    return [Observation(each.stats.waiting_spans, _queue_of(each)) for each in figures.exporters]
+    return [Observation(exporter.stats.waiting_spans, _queue_of(exporter)) for exporter in figures.exporters]
 
 
 def _waiting_bytes(figures: RecorderFigures) -> list[Observation]:
-    return [Observation(each.stats.waiting_bytes, _queue_of(each)) for each in figures.exporters]
+    return [Observation(exporter.stats.waiting_bytes, _queue_of(exporter)) for exporter in figures.exporters]
 
 
 def _outage(figures: RecorderFigures) -> list[Observation]:
-    return [Observation(each.stats.outage_seconds, {NAME: each.name, TYPE: each.type}) for each in figures.exporters]
+    return [
+        Observation(exporter.stats.outage_seconds, {NAME: exporter.name, TYPE: exporter.type})
+        for exporter in figures.exporters
+    ]
 
 
 def _capacity(figures: RecorderFigures) -> list[Observation]:
-    return [Observation(each.capacity, _queue_of(each)) for each in figures.exporters]
+    return [Observation(exporter.capacity, _queue_of(exporter)) for exporter in figures.exporters]
 
 
 def _queue_of(exporter: ExporterFigures) -> dict[str, str]:
@@ -224,10 +227,10 @@ _INSTRUMENTS = (
 
 
 class RecorderMetrics:
-    """The instruments; without a :attr:`source` they show nothing. Reading is for any thread.
+    """The instruments of the recorder; without a :attr:`source` they report nothing. Reading is thread-safe.
 
-    Names are those of OpenTelemetry's conventions for what an SDK reports about itself (``otel.sdk.*``) where it is the same thing: spans
-    in queues and exporters. An exporter's queue is what a processor is there: one each.
+    Spans in queues and exporters have the metrics of OpenTelemetry's conventions for SDKs (``otel.sdk.*``), in which the queue of
+    each exporter is a processor.
     """
 
     def __init__(self, meter: Meter) -> None:

@@ -1,6 +1,6 @@
-"""Spans of a black box: what an instrumentation would have made of its events, with steps and phases, up to the end.
+"""Spans of a black box: those that an instrumentation makes of the same events, with steps and phases.
 
-Their ids are the same whenever the box is read: a box that was half sent, or sent twice, is one trace at the receiver.
+Their ids are the same at every reading, so that a box that is sent partly or twice is one trace at the receiver.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 
 
 _MOST_BUFFERED = 32 << 20
-"""Bytes of spans: a command has less memory than the program had."""
+"""Limit of the span buffer in bytes: a command has less memory than the program had."""
 
 
 def recovered_spans(contents: Contents) -> Iterator[SpanList]:
-    """The spans of an image, in pieces. What was open at the end has the attribute ``torch.unfinished``."""
+    """Yields the spans of an image in pieces. Spans that were open at the end have the attribute ``torch.unfinished``."""
     recording = Recording()
     recording.start(_BoxEvents(contents))
     ids, resource = _IdsOfBox(contents), _resource(contents.info, contents.pid)
     limits = span_limits_of_environment()
-    found = LiveRecording(
+    live = LiveRecording(
         Provider(TracerProvider(ALWAYS_ON, resource, id_generator=ids, span_limits=limits), None),
         recording,
         contexts=ContextTable(),
         averages=RunningAverages(),
         expects_steps=lambda: True,
-        now=lambda: contents.last_ns,  # the last that is known of the process
+        now=lambda: contents.last_ns,  # the time of the last event
         id_key=ids.generate_span_id(),
         step_rule=_UnendedRule(),
         most_buffered=_MOST_BUFFERED,
     )
     recording.stop()
     while True:
-        drained = found.finish()
+        drained = live.finish()
         if len(drained.spans):
             yield drained.spans
         if drained.watermark == NEVER:
@@ -68,7 +68,7 @@ def recovered_spans(contents: Contents) -> Iterator[SpanList]:
 
 
 class _BoxEvents:
-    """The events of an image, which is all there is: batches of a recording."""
+    """The events of an image in the form of a session of the recorder."""
 
     def __init__(self, contents: Contents) -> None:
         self._batches = contents.events(SLICE_BYTES)
@@ -76,41 +76,41 @@ class _BoxEvents:
         self._recorded = 0
 
     def start(self) -> None:
-        """They were recorded long ago."""
+        """Does nothing: the events are complete."""
 
     def stop(self) -> None:
-        """As the start."""
+        """Does nothing."""
 
     def drain(self, max_bytes: int = 0) -> Batch:  # noqa: ARG002 - all slices are of one size
-        found = next(self._batches, None)
-        if found is None:  # asked once more, after something has failed
+        batch = next(self._batches, None)
+        if batch is None:  # a repeated call, after a failure
             return self._rest
-        self._recorded += len(found)
-        context = np.zeros(len(found), np.uint32)  # spans of the application are not known here
-        columns = {**found.columns, "context": context}
+        self._recorded += len(batch)
+        context = np.zeros(len(batch), np.uint32)  # spans of the application are not known here
+        columns = {**batch.columns, "context": context}
         self._rest = replace(
-            found,
+            batch,
             columns={name: column[:0] for name, column in columns.items()},
-            outer_rows=found.outer_rows[:0],
-            outer_parents=found.outer_parents[:0],
+            outer_rows=batch.outer_rows[:0],
+            outer_parents=batch.outer_parents[:0],
         )
-        return replace(found, columns=columns)
+        return replace(batch, columns=columns)
 
     def discard(self) -> None:
-        """The file keeps them."""
+        """Does nothing: the events stay in the file."""
 
     def stats(self) -> SessionStats:
         return SessionStats(self._recorded, {}, 0, 0, 0, 0)
 
     def reserve(self, reserved: bool) -> None:
-        """Nobody knows it by a number."""
+        """Does nothing: no recorder has this session."""
 
     def after_fork_in_child(self) -> None:
-        """It has no locks."""
+        """Does nothing: there are no locks."""
 
 
 class _UnendedCycle(StepCycle):
-    """Of a process that died: nobody knows that its loop had ended, so what it did last is in a step that had not."""
+    """A cycle whose last step stays unfinished: whether the loop of a dead process had ended is not known."""
 
     def finish(self, end: int) -> list[Boundary]:  # noqa: ARG002 - it is no end
         return self.settle()
@@ -122,7 +122,7 @@ class _UnendedRule(StepRule):
 
 
 class _IdsOfBox(IdGenerator):
-    """The same ones for the same box. Another has others: of one process there is one at a time."""
+    """Generates the same ids for the same box, and different ids for other boxes, by process and time of opening."""
 
     def __init__(self, contents: Contents) -> None:
         self._box = f"{contents.pid} {contents.info.get('opened', contents.last_ns)}"

@@ -1,6 +1,6 @@
-"""Which steps are recorded, so that recording costs no more than a share of the time: an account of what it cost.
+"""Selects the steps to record, within an overhead budget, from measurements of the cost of recording.
 
-Nothing here knows of torch or of threads: times are given, in seconds of any clock that does not go back.
+Independent of torch and threads: callers pass times, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ NEVER = math.inf
 _NEAR = 3
 """Steps before and after a recorded segment that it is compared with."""
 _COMPARED = 15
-"""Comparisons whose median counts."""
+"""Number of latest comparisons of which the median is used."""
 _ENOUGH = 5
-"""Comparisons before which they are not believed."""
+"""Comparisons needed before their median is used."""
 _COLD = 5.0
-"""How many times dearer an event may be inside a model than in a loop of nothing else: what counts until it was seen."""
+"""Cost of an event inside a model relative to its cost in a tight loop, assumed until there are enough comparisons."""
 _SOME_TIME = 10.0
-"""Seconds over which what is spent all the time is averaged."""
+"""Time constant, in seconds, of the average of continuous costs."""
 _SEGMENT = 0.02
-"""Seconds that a segment of steps has at least: reading it out costs the same for one short step as for many."""
+"""Least seconds of a recorded segment: draining it costs the same for one short step as for many."""
 _STEP_TIMEOUT = 10.0
 _PATIENT_STEPS = 20
-"""A segment is broken off when a step takes longer than both, and then there are taken to be no steps any more."""
+"""Seconds, and multiple of the median step: after the longer of both a segment ends, and the loop counts as ended."""
 
 
 class Allowance:
-    """Spends no more than a share of the time, but for what is spent at once. Saves nothing up for later.
+    """A budget of a share of the time. A cost may exceed it, and delays the next one; unused time is not saved up.
 
     Args:
-        share: above 0.
-        now: when it begins.
+        share: share of the time, above 0.
+        now: start of the budget.
     """
 
     def __init__(self, share: float, now: float) -> None:
         self._share = share
         self.free_at = now
-        """When what was spent has been earned."""
+        """Time from which the budget allows the next cost."""
         self.spent = 0.0
-        """Seconds, since the begin."""
+        """Seconds spent since the start."""
 
     def spend(self, seconds: float, now: float, *, less: float = 0.0) -> None:
-        """So much was spent, where ``less`` of the share was spent elsewhere; a quarter of it remains in any case."""
+        """Charges a cost. ``less``: share that was spent elsewhere; at least a quarter of the budget remains."""
         self.spent += seconds
         self.free_at = max(self.free_at, now) + seconds / max(self._share - less, self._share / 4)
 
 
 class Rate:
-    """What is spent all the time, as a share of it: of the last seconds, the latest counting most."""
+    """Share of the time that continuous costs take: an exponential average over the last seconds."""
 
     def __init__(self, now: float) -> None:
         self._at = now
         self._rate = 0.0
         self.spent = 0.0
-        """Seconds, in all."""
+        """Seconds spent in total."""
 
     def spend(self, seconds: float, now: float) -> None:
-        """So much was spent."""
+        """Charges a cost."""
         self.spent += seconds
         self._rate = self.rate(now) + seconds / _SOME_TIME
         self._at = max(now, self._at)
@@ -73,17 +73,17 @@ class Rate:
 
 
 def _median(values: Iterable[float]) -> float:
-    # Not the one of statistics, which brings fractions and decimals, and those take longer to import than all of this folder.
+    # Not statistics.median: importing statistics, with fractions and decimal, takes longer than importing this whole folder.
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class Comparison:
-    """What recording adds to a step, from how long recorded steps took and how long those beside them.
+    """Cost of recording per step, from the durations of recorded steps and of unrecorded steps beside them.
 
-    The median of each side, of three steps before and after, and of the last 15 such differences: a step that is slow for
-    another reason, or steps that grow, do not count.
+    Uses medians of the recorded steps, of the three steps before and after, and of the last 15 differences, so that single slow
+    steps and growing steps have no effect.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Comparison:
         self._differences: deque[float] = deque(maxlen=_COMPARED)
 
     def add(self, duration: float, *, recorded: bool) -> None:
-        """The next step, in order."""
+        """Adds the next step; call it in order."""
         if recorded:
             if self._after:
                 self._compare()
@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def added(self) -> float | None:
-        """Seconds by which a recorded step is longer; None while that is not known."""
+        """Seconds by which a recorded step is longer; None until there are enough comparisons."""
         return _median(self._differences) if len(self._differences) >= _ENOUGH else None
 
     def _compare(self) -> None:
@@ -120,20 +120,19 @@ class Comparison:
 
 
 class Sampler:
-    """Says when recording begins and ends. For one thread at a time.
+    """Decides when recording begins and ends. For one thread at a time.
 
-    Recorded are segments: a step, or as many short ones as make 20 ms; where there are no steps, windows. What a segment
-    cost is what its events cost and what reading them out took. An event costs what was measured in a loop of nothing
-    else, or more where the comparison of steps says so; the higher of the two counts. The next segment begins when the
-    share that is allowed has paid for it, less what is spent all the time (noting the ends of steps, looking after things); with steps so short
-    that this is most of what is allowed, a quarter of the share still goes to segments.
-    A step at least lies between two, to compare with.
+    Records segments: a step, or several short ones of 20 ms together; without steps, windows. The cost of a segment is the
+    cost of its events and the time to drain them. The cost of an event is the larger of its cost in a tight loop and the
+    one from the comparison of steps. The next segment begins when the budget allows it, less the continuous costs (noting the
+    ends of steps, periodic work); if steps are so short that these use up most of the budget, a quarter remains for segments.
+    At least one unrecorded step separates two segments, for the comparison.
 
     Args:
-        share: of the time that recording may cost, above 0; from 1 on everything is recorded, and nothing is measured.
-        now: when it begins.
-        switch: ``switch(True)`` begins to record and returns whether it could: if not, it is not asked again;
-            ``switch(False)`` ends it.
+        share: share of the time that recording may cost, above 0; from 1 on everything is recorded and nothing is measured.
+        now: the current time.
+        switch: ``switch(True)`` starts recording and returns whether that succeeded; after a failure, it is not called again.
+            ``switch(False)`` stops recording.
     """
 
     def __init__(self, share: float, now: float, switch: Callable[[bool], bool]) -> None:
@@ -142,11 +141,11 @@ class Sampler:
         self._standing = Rate(now)
         self.is_on = False
         self.ask_at = NEVER
-        """When a boundary of steps is next to be told by :meth:`boundary`, at once; all are told by :meth:`step_ended`."""
+        """Time from which :meth:`boundary` is to be called at the end of a step; :meth:`step_ended` is called for every step."""
         self.steps = 0
-        """Steps that have ended."""
+        """Number of ended steps."""
         self.recorded_steps = 0
-        """Those that were recorded from begin to end."""
+        """Number of steps that were recorded from begin to end."""
         self._switch = switch
         self._begin = now
         self._event_cost: float | None = None
@@ -160,7 +159,7 @@ class Sampler:
         self._events_per_step = 0.0
 
     def begin(self, event_cost: float, now: float) -> None:
-        """Recording is possible from now on; ``event_cost``: seconds that an event costs in a loop of nothing else."""
+        """Allows recording from now on; ``event_cost``: cost of an event in a tight loop, in seconds."""
         self._event_cost = event_cost
         if self.always:
             self._on(now)
@@ -168,7 +167,7 @@ class Sampler:
             self.ask_at = now
 
     def step_ended(self, now: float) -> tuple[float | None, bool]:
-        """A step has ended: its duration, None where its begin is not known, and whether it was recorded as a whole."""
+        """Notes the end of a step; returns its duration (None if its begin is unknown) and whether all of it was recorded."""
         begin, self._last_boundary = self._last_boundary, now
         if begin is None:
             recorded = self.always and self.is_on
@@ -181,13 +180,13 @@ class Sampler:
         self._durations.append(now - begin)
         if recorded:
             self._segment[1] += 1
-        # One that was recorded in part is neither.
+        # A step that was recorded in part is in neither group.
         if not self.always and (recorded or not (self.is_on or self._off_since > begin)):
             self._comparison.add(now - begin, recorded=recorded)
         return now - begin, recorded
 
     def boundary(self, now: float) -> None:
-        """At a boundary of steps, of which :meth:`step_ended` was notified: recording may begin or end here."""
+        """Begins or ends recording, if due, at the end of a step for which :meth:`step_ended` was called."""
         if self.always or self._event_cost is None:
             return
         if self.is_on:
@@ -197,22 +196,22 @@ class Sampler:
             self._on(now, now + _SEGMENT)
 
     def window_may_begin(self, now: float, *, expects_steps: bool) -> bool:
-        """Whether to record for some time, whatever runs: there are no steps, or none any more."""
+        """Whether a window may be recorded now: the program has no steps, or its loop counts as ended."""
         if self.always or self._event_cost is None or self.is_on or not self._may_begin(now):
             return False
         return not expects_steps if self._last_boundary is None else now - self._last_boundary > self._step_timeout()
 
     def open_window(self, now: float) -> None:
-        """Begins to record between boundaries; :meth:`break_off` ends it."""
+        """Starts recording a window; :meth:`break_off` ends it."""
         self._on(now)
 
     def break_off(self, now: float) -> None:
-        """Ends recording wherever it is, if it is on."""
+        """Stops recording at once, if it is on."""
         if self.is_on:
             self._off(now)
 
     def watch(self, now: float) -> None:
-        """Breaks off what is recorded in a step that does not end."""
+        """Stops recording if the current step exceeds its timeout."""
         if (
             self.is_on
             and not self.always
@@ -221,7 +220,7 @@ class Sampler:
             self._off(now)
 
     def resume(self, now: float) -> None:
-        """Where everything is recorded: on again, after a break."""
+        """Starts recording again after :meth:`break_off`, if everything is recorded."""
         if self.always and self._event_cost is not None and not self.is_on:
             self._on(now)
 
@@ -237,11 +236,11 @@ class Sampler:
         return not self._is_read_out
 
     def read_out(self, events: int, seconds: float, now: float, *, whole: bool) -> None:
-        """So many events were taken from the recorder, which took so long, in a thread's own time.
+        """Charges a drain of ``events`` events, which took ``seconds`` of thread time.
 
-        ``whole``: recording was off before they were taken, so that nothing of the last segment is left.
+        ``whole``: recording was off before the drain, so that the last segment was drained completely.
         """
-        # What was recorded cannot have cost more than the time that it took, whatever disturbed steps say of an event.
+        # The cost cannot exceed the recorded time, even if slow steps distort the estimated cost of an event.
         recorded, _ = self.times(now)
         cost = min(events * self.event_cost, recorded - self._charged_time) + seconds
         self._charged_time = recorded
@@ -258,23 +257,23 @@ class Sampler:
             self.ask_at = self._allowance.free_at
 
     def spend(self, seconds: float, now: float) -> None:
-        """What it costs all the time."""
+        """Charges a continuous cost."""
         self._standing.spend(seconds, now)
 
     def share(self, now: float) -> float:
-        """Of the time so far, what all of it cost."""
+        """Share of the time so far that recording cost."""
         return (self._allowance.spent + self._standing.spent) / max(now - self._begin, 1e-9)
 
     @property
     def event_cost(self) -> float:
-        """Seconds that an event costs, as far as is known."""
+        """Estimated cost of an event, in seconds."""
         alone, added = self._event_cost or 0.0, self._comparison.added
         if added is None:
             return alone * _COLD
         return max(alone, added / self._events_per_step if self._events_per_step else 0.0)
 
     def times(self, now: float) -> tuple[float, float]:
-        """Seconds in which was recorded, and in which was not."""
+        """Seconds with and without recording."""
         recorded = self._recorded_time + (now - self._on_since if self.is_on else 0.0)
         return recorded, max(now - self._begin - recorded, 0.0)
 

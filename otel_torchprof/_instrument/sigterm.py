@@ -1,4 +1,4 @@
-"""SIGTERM in an instrumented program that does not handle it: what was recorded is sent, then the process ends of the signal."""
+"""Flushes spans and metrics at SIGTERM in programs that do not handle it; then the signal ends the process."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 _SHARE_OF_SPANS = 0.8
-"""Of the time, where metrics are to be sent too."""
+"""Share of the time limit for spans; the rest is for metrics."""
 _LONGEST_MS = (1 << 32) - 1
 _STOP_SECONDS = 10.0
 _NO_FLUSH = "SIGTERM ends the process without a flush"
 _FIRST_PROCESS = 1
-"""Of a container: the kernel ignores the default action of SIGTERM for it, so it continues after the flush."""
+"""Pid of the first process of a container: the kernel ignores SIGTERM's default action for it, so it continues after the flush."""
 
 
 class SigtermFlush:
-    """A flush at SIGTERM, from :meth:`start` to :meth:`stop`, where the signal has its default action at the start.
+    """Flushes at SIGTERM between :meth:`start` and :meth:`stop`, if the signal has its default action at the start.
 
-    Needs neither the main thread, which may be in a call that does not return, nor Python's signal handling, of which it
-    changes nothing. Native code ends the process when the flush is done, or after ``seconds`` whatever Python does. A handler
-    that the program sets later takes its place; a forked child has the default action.
+    Works while the main thread is blocked in a call, and leaves Python's signal handling alone. Native code ends the process
+    after the flush, or after ``seconds`` even if Python hangs. A handler that the program sets later replaces it; a forked child
+    has the default action.
 
     Args:
-        seconds: for all of the flush; 0: SIGTERM is left alone.
-        processor: to be shut down; None: there are no spans.
-        tracer_provider: flushed after it: the application's spans are the parents of torch's.
-        meter_provider: flushed after that; None: the global one.
+        seconds: time limit of the flush; 0: SIGTERM is left alone.
+        processor: processor to shut down; None without spans.
+        tracer_provider: flushed after it, since the application's spans are the parents of torch's.
+        meter_provider: flushed last; None: the global one.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class SigtermFlush:
     ) -> None:
         self._seconds = seconds
         self.processor = processor
-        """The one to be shut down; the instrumentation may move to another."""
+        """The processor to shut down; changes if the instrumentation moves to another."""
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
         self._thread: threads.Thread | None = None
 
     def start(self) -> None:
-        """Begins, unless the program handles or ignores SIGTERM."""
+        """Starts, unless the program handles or ignores SIGTERM."""
         milliseconds = min(round(self._seconds * 1000), _LONGEST_MS)
         try:
             is_watched = milliseconds > 0 and sigterm.watch(milliseconds)
@@ -74,7 +74,7 @@ class SigtermFlush:
             self._thread = thread
 
     def stop(self) -> None:
-        """Leaves SIGTERM alone; without effect once it has come. Also where the start was interrupted."""
+        """Restores SIGTERM, also after an interrupted start; no effect once the signal has arrived."""
         if not sigterm.unwatch() and self._thread is not None:
             self._thread.join(_STOP_SECONDS)
 
@@ -110,7 +110,7 @@ def _try_to(flush: Any, milliseconds: int) -> None:
 
 
 def _end_of_the_signal() -> None:
-    """Once SIGTERM has come, the process ends of it, and not meanwhile of its own accord with another exit status."""
+    """Keeps the process from exiting by itself once SIGTERM has arrived: its exit status must be that of the signal."""
     while sigterm.unwatch():
         threads.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Where steps begin and end: said by the program or its framework, else learned from phases, for which drained events wait."""
+"""Begins and ends of steps: reported by the program or its framework, else learned from phases. Drained events wait for them."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from .foresight import Foresight
 
 MAX_HELD_NS = 30_000_000_000
-"""How long events may wait for the rule by which steps end: two steps have to be seen."""
+"""Longest time that events are buffered until the rule that ends steps is learned, which needs two steps."""
 HELD_BETWEEN_STEPS_NS = 4_000_000_000
-"""The same where the rule is known and a loop is between two steps, as one that waits there is whenever it is looked at."""
+"""The same if the rule is known and the loop is between two steps, where it may be waiting for a long time."""
 MAX_HELD_EVENTS = 1 << 16
-"""How many may: 4 MiB of columns."""
+"""Most events that are buffered: 4 MiB of columns."""
 _MOST_CONTEXTS = 1 << 12
-"""Phases of a segment of which the context is remembered."""
+"""Most phases of a segment whose contexts are stored."""
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
 class StepRule(NamedTuple):
-    """What ends a step, as the program says: nothing, itself, an optimizer, or a loader's next batch."""
+    """What ends a step: a learned rule, ``step()`` of the program, an optimizer, or the next batch of a loader."""
 
     is_program: bool = False
-    """``step()`` only."""
+    """Whether only ``step()`` ends a step."""
     optimizer: Any = None
     loader: Any = None
 
     @property
     def is_learned(self) -> bool:
-        """Whether nothing was given."""
+        """Whether the rule is to be learned."""
         return not self.is_program and self.optimizer is None and self.loader is None
 
     @classmethod
     def checked(cls, steps: Any) -> StepRule:
-        """The argument ``steps`` of ``instrument()``.
+        """Checks the argument ``steps`` of ``instrument()``.
 
         Raises:
-            TypeError, ValueError: it is none of these; names it.
+            TypeError, ValueError: it is no allowed value; the message has the value.
         """
         allowed = "'auto', 'program', an optimizer of torch's, or a DataLoader"
         if isinstance(steps, str):
@@ -68,7 +68,7 @@ class StepRule(NamedTuple):
         raise TypeError(f"steps is {steps!r}; it must be {allowed}")
 
     def cycle(self) -> StepCycle | None:
-        """What learns or follows it; None where the program says where steps end."""
+        """A new cycle that learns or follows the rule; None if the program ends steps itself."""
         if self.is_program:
             return None
         loader = None if self.loader is None else id(self.loader.dataset)
@@ -76,29 +76,29 @@ class StepRule(NamedTuple):
 
 
 class HeldBatch(NamedTuple):
-    """A drained batch of which it is known in which segments its events are."""
+    """A drained batch that is buffered until the segments of its events are known."""
 
     batch: Batch
     final: bool
-    """Nothing more will come."""
+    """Whether it is the last one."""
 
 
 class StepSegments:
-    """The segments of one recording. For one thread at a time, but for :meth:`say`.
+    """The segments of one recording. For one thread at a time, except :meth:`say`.
 
-    There are two sources, and one order of time: what is said, and what is learned while nothing is. A framework's loop is said, from
-    its begin to its end; the loops before and after it are learned, each anew. The program's own word ends all learning. A loop that
-    begins waits for what was recorded before it, since that may be the end of another. An evaluation by itself is no such loop: it is
-    to what is learned as one that is written by hand.
+    Segments have two sources, merged in order of time: reports, and a rule that is learned while there are no reports. A framework
+    reports its loop from begin to end; the rule for loops before and after it is learned anew for each. ``step()`` of the program
+    ends all learning. The begin of a framework's loop waits until earlier events are drained, since they may contain the end of
+    another loop. An evaluation that a framework reports outside of its training loop is treated like a hand-written evaluation.
 
     Args:
-        steps: gets them.
+        steps: gets the segments.
         on_first: called with the time at which the first one begins, Unix ns.
         rule: what ends a step.
-        began: when the span that a context stands for began, Unix ns, where that is known.
-        usage: what the system said of the thread when the phase with that id began, where it was asked.
-        mute: called with whether nothing is to be recorded outside of contexts, where somebody has said what begins.
-        foresight: told what is learned; None where every step is recorded.
+        began: returns the start of the span of a context, Unix ns; None if unknown.
+        usage: returns the operating system's counters of the thread at the begin of the phase with an id, if they were read.
+        mute: called at a reported begin with True if events outside of contexts are not to be recorded, else with False.
+        foresight: gets what is learned; None if every step is recorded.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class StepSegments:
         self._said: deque[tuple[StepMark, int]] = deque()
         self._said_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._is_in_loop = self._had_loop = False
-        """Whether a framework's loop runs, and whether one did."""
+        """Whether a framework's loop runs, and whether one has run."""
         self._evaluation: StepMark | None = None
-        """With which the latest began that a framework does by itself."""
+        """Begin of the latest evaluation that a framework reported outside of a training loop."""
         self._evaluates = self._is_said = False
-        """Whether it runs, and whether it is a segment of its own."""
+        """Whether that evaluation runs, and whether it is a segment of its own."""
         self._learned_from = self._revisions = self._missing = 0
         self._later: list[Token] = []
         self._waiting: deque[HeldBatch] = deque()
@@ -143,7 +143,7 @@ class StepSegments:
 
     @property
     def rule(self) -> str:
-        """The rule that is in force, and why."""
+        """The rule in force, for health."""
         cycle = self._cycle
         if cycle is None:
             return "the program says where steps end"
@@ -157,21 +157,21 @@ class StepSegments:
 
     @property
     def events(self) -> int:
-        """Events that wait. Any thread."""
+        """Number of buffered events. Thread-safe."""
         return sum(len(held.batch) for held in tuple(self._waiting))
 
     def first_training(self, batch: Batch) -> int | None:
-        """When the first phase of training in a batch began, Unix ns; None where there is none."""
+        """Start of the first training phase in a batch, Unix ns; None without one."""
         return _first_of(PhaseTokens(self._began).take(batch))
 
     @property
     def begins_at(self) -> int:
-        """When the framework's loop begins that waits for what was recorded before it, Unix ns; NEVER where none does."""
+        """Begin of the framework's loop that waits for earlier events, Unix ns; NEVER if none waits."""
         with self._said_lock:
             return self._said[0][0].time_ns if self._said else NEVER
 
     def say(self, mark: StepMark, context: int) -> None:
-        """The program, or a framework of its own loop, says what ends and what begins, in a context. Any thread."""
+        """Takes a report by the program or a framework of what ends and what begins, in a context. Thread-safe."""
         with self._said_lock:
             self._said.append((mark, context))
             is_of_program = not mark.change.is_of_loop
@@ -179,7 +179,7 @@ class StepSegments:
                 self._change_as_said(everything=is_of_program)
 
     def _change_as_said(self, *, everything: bool = False) -> None:
-        """Up to the begin of the next loop, which waits; or ``everything``."""
+        """Applies reports up to the begin of the next loop, which waits for earlier events; with ``everything``, all."""
         is_first = True
         while self._said and (is_first or everything or self._is_in_loop or self._cycle is None):
             self._change(*self._said[0])
@@ -201,35 +201,35 @@ class StepSegments:
             self._mute(not is_detailed)
 
     def _leave_cycle(self, cycle: StepCycle, change: SegmentChange) -> None:
-        """What was learned is over; a loop that comes after the framework's has a cycle of its own."""
+        """Ends the learned rule; loops after a framework's loop are learned anew."""
         self._steps.revision = 0
         self._revisions += cycle.revision
         self._cycle = self._given.cycle() if change.is_of_loop else None
         self._had_loop = True
-        if change.ends_step:  # one that nobody has seen begin
+        if change.ends_step:  # of a step whose begin was not reported
             self._steps.first_step_is(self._first)
 
     def add(self, batch: Batch, now: int, *, settle: bool, final: bool) -> None:
-        """Takes a batch that was drained ``now`` (Unix ns).
+        """Adds a drained batch.
 
         Args:
-            batch: with the phases of all threads.
-            now: when.
-            settle: whether nothing is to wait any longer, because somebody wants to see it.
-            final: whether nothing more will come.
+            batch: a batch with the phases of all threads.
+            now: time of the drain, Unix ns.
+            settle: whether to stop buffering, because a flush was requested.
+            final: whether it is the last batch.
         """
-        # Where nothing is left there is no watermark: what comes after this drain is not known.
+        # An exhausted recorder has no watermark, so events until now are known at most.
         if self._cycle is not None:
             self._learn(self._tokens.take(batch), min(batch.watermark, now), final=final)
         if self._foresight is not None:
             self._foresight.look(now)
-        cycle = self._cycle  # the program may say in another thread that there is none
+        cycle = self._cycle  # once: a report on another thread may remove it
         if final and cycle is not None:
             self._apply(cycle, cycle.finish(now))
         is_settled = cycle is None or (cycle.is_settled and self.begins_at == NEVER)
         is_known = is_settled or settle or final or self._is_full(now)
         if not final and (self._waiting or not is_known):
-            # It is handed on later: what comes until then is not in it, though it was all there was.
+            # Returned later by next(): events recorded until then are not in it, even if it was complete when drained.
             batch = replace(batch, watermark=min(batch.watermark, now))
         self._waiting.append(HeldBatch(batch, final))
         self._has_drained = True
@@ -244,7 +244,7 @@ class StepSegments:
         self._ready, self._since, self._first = len(self._waiting), NEVER, None
 
     def next(self) -> HeldBatch | None:
-        """The oldest batch whose segments are known."""
+        """The oldest batch whose segments are known; None if there is none."""
         if not self._ready:
             return None
         self._ready -= 1
@@ -255,11 +255,11 @@ class StepSegments:
         return self.events > MAX_HELD_EVENTS or now - self._since > longest
 
     def _learn(self, tokens: list[Token], known_until: int, *, final: bool) -> None:
-        """Learns from tokens outside of frameworks' loops, up to each of these once all before it is known."""
+        """Learns from tokens outside of frameworks' loops, and begins each such loop once all earlier tokens are known."""
         tokens = self._later + tokens
         while (cycle := self._cycle) is not None and not self._is_in_loop:
             begins_at = self.begins_at
-            # By its end: a token may begin with a call in which the loop begins too.
+            # By the end of the token: its begin may be that of a call inside which the loop begins.
             own = [token for token in tokens if token.end <= begins_at and self._is_learned_from(token)]
             tokens = [token for token in tokens if token.end > begins_at]
             self._note(own)
@@ -282,12 +282,15 @@ class StepSegments:
         return token.start >= self._learned_from and not is_within
 
     def _evaluate(self, cycle: StepCycle, mark: StepMark, context: int) -> None:
-        """It is one token of what is learned, in the place of all that its thread does in it; where nothing is trained, a segment."""
+        """Handles a reported begin or end of an evaluation outside of a training loop.
+
+        It is one token for the learned rule, and replaces the tokens of its thread; if nothing was trained, it is a segment.
+        """
         now = mark.time_ns
         if begins := not self._evaluates or self._evaluation is None:
             self._evaluation, self._is_said = mark, not cycle.has_trained
         self._evaluates, begun = not mark.change.ends_loop, self._evaluation or mark
-        if not self._is_said:  # by its time, since it is no event: those have small numbers
+        if not self._is_said:  # its time is its id, which differs from the small ids of events
             end = NEVER if self._evaluates else now
             token = Token(begun.time_ns, Part.EVALUATION, 0, begun.time_ns, end, begun.thread, context)
             self._note([token])
@@ -296,7 +299,7 @@ class StepSegments:
             self._cycle, self._learned_from = self._given.cycle(), now
             self._on_first(now)
             self._begin(mark, now, context)
-        elif not cycle.revision:  # else it was over when a step began in another thread
+        elif not cycle.revision:  # else a step that began on another thread has ended it
             self._steps.end(now, context, mark.thread, mark.usage)
 
     def _note(self, tokens: Sequence[Token]) -> None:
@@ -312,7 +315,7 @@ class StepSegments:
             self._first = _first_of(tokens)
 
     def _context_before(self, time: int, thread: int) -> int:
-        """The context that a thread was last in before a time: that of the segment that ends there."""
+        """The last context of a thread before a time: that of the segment that ends there."""
         before = 0
         while self._contexts and self._contexts[0][0] < time:
             _, ident, context = self._contexts.popleft()
@@ -333,12 +336,12 @@ class StepSegments:
             segment = boundary.segment
             context, mark = self._context_before(time, thread), self._evaluation
             usage = mark.usage if mark is not None and token == mark.time_ns else self._usage(token)
-            # Before its first phase, not with it: of two slices that begin together viewers take the one that comes first
-            # for the outer one, and a span that is sent while its step runs comes before it.
+            # 1 ns before its first phase: of two slices with the same start, viewers nest the later one inside the earlier one,
+            # and a span inside a running step is sent before that of the step.
             before = time - 1
             if segment is None:
                 self._steps.end(time, context, thread)
-            elif segment is not Segment.SETUP or not self._steps.begun:  # there is none but before all steps
+            elif segment is not Segment.SETUP or not self._steps.begun:  # set-up exists only before all steps
                 if not self._steps.begun:
                     self._on_first(before)
                 self._steps.change(SegmentChange(segment, ends_step=False), before, context, thread, usage)

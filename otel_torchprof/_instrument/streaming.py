@@ -161,7 +161,7 @@ class stream:  # noqa: N801 - beside profile
         self._last = self._last or self.health
         self._seconds = timeout
         self._cleanup.close()
-        # Only now all steps are known.
+        # After the cleanup, when all steps are known.
         self._last = replace(self._last, sources={**self._last.sources, "steps": self._instrumentation.steps_state})
         self._state = _IS_STOPPED
         if self._call_off_exit is not None:
@@ -217,13 +217,13 @@ class stream:  # noqa: N801 - beside profile
 
         Also after the end.
         """
-        found = self._processor.health
+        health = self._processor.health
         if self._off or self._state is _NOT_STARTED:
-            return replace(found, sources={"recording": f"off: {self._off or self._state}"})
+            return replace(health, sources={"recording": f"off: {self._off or self._state}"})
         if self._last is None:
-            return found
+            return health
         sources = {**self._last.sources, "recording": f"off: {self._state}"}
-        return replace(found, sources=sources, notes=self._last.notes)
+        return replace(health, sources=sources, notes=self._last.notes)
 
     def after_fork_in_child(self) -> None:
         """Stops the stream in a forked child, which records nothing and sends nothing of the parent.

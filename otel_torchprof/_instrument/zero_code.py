@@ -1,4 +1,4 @@
-"""What ``opentelemetry-instrument`` and configuration files find by the package's entry point: programs that say nothing of torch's spans in their code."""
+"""The entry point for ``opentelemetry-instrument`` and configuration files, which instrument torch without a change of code."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _WITH_DETAIL = ("modules", "ops", "frames")
 _FROM_A_FILE = {"policy": SpanPolicy, "frames": FrameFilter}
-"""What a configuration file has as a mapping: the keywords of these."""
+"""Arguments that are mappings in a configuration file, and the classes that are constructed from them."""
 
 
 class ZeroCodeInstrumentor(BaseInstrumentor):
-    """:class:`TorchInstrumentor`, which it instruments with, but for the policy that counts where nobody gives one."""
+    """Calls :class:`TorchInstrumentor`, with another default policy."""
 
     def instrument(self, **given: Any) -> None:
-        """As :meth:`TorchInstrumentor.instrument`. Again without another argument it does nothing: a file's program comes here twice."""
+        """As :meth:`TorchInstrumentor.instrument`. No effect if called again without arguments, as with a configuration file."""
         if self.is_instrumented_by_opentelemetry:
             TorchInstrumentor().instrument(**{"skip_dep_check": True, **given})
         else:
@@ -40,7 +40,7 @@ class ZeroCodeInstrumentor(BaseInstrumentor):
     def _instrument(self, **given: Any) -> None:
         for name, kind in _FROM_A_FILE.items():
             if isinstance(value := given.get(name), Mapping):
-                check_names(kind.__name__, value, [each.name for each in fields(kind) if each.init])
+                check_names(kind.__name__, value, [field.name for field in fields(kind) if field.init])
                 given[name] = kind(**value)
         if given.get("detail", config.DETAIL.read()) in _WITH_DETAIL:
             given = {"policy": policy_without_code(), **given}
