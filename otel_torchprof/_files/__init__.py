@@ -1,1 +1,1 @@
-"""Files read back, in bounded memory, trusting nothing in them: traces in Chrome JSON and OTLP, merged; black boxes, and what writes them."""
+"""Reading and merging of trace files (Chrome JSON, OTLP) and black boxes, in bounded memory and without trust; writing of black boxes."""

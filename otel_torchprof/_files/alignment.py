@@ -1,7 +1,7 @@
-"""Clocks of ranks beside one another, from the ends of the same collectives.
+"""Alignment of the clocks of ranks, by the ends of the collectives that they share.
 
-No rank leaves a collective of all before the last has come: on a perfect clock its ends are the same moment, but for the time that each
-rank takes to wake up. The difference of two clocks is a straight line through the differences of those ends, offset and drift.
+No rank leaves a collective of all ranks before the last one has arrived: on one clock, its ends would be equal but for the time that each
+rank takes to wake up. The difference of two clocks is a line through the differences of these ends, with an offset and a drift.
 """
 
 from __future__ import annotations
@@ -21,72 +21,72 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 FEWEST_COMMON = 8
-"""Collectives of two ranks: a median of eight holds though a busy machine delays three of them, and what is left of eight tells the
-error to about a third of itself."""
+"""Fewest common collectives of two ranks: a median of eight tolerates three delayed ones, and the residuals of eight give the error to
+about a third of itself."""
 _FEWEST_OF_DRIFT = 20
 _LARGEST_DRIFT = 500_000.0
-"""In ns a second, 500 ppm: the kernel slews a clock by no more, and crystals differ by less than a fifth of it. What is more is no clock's."""
+"""Largest drift of a clock, ns per second (500 ppm): the kernel slews a clock by at most that, and crystals differ by less than 100 ppm."""
 _LARGEST_DRIFT_ERROR = 10_000.0
-"""In ns a second, 10 ppm: undisturbed clocks differ by some tens of ppm, so a drift that is known worse is hardly known better than as 0."""
+"""Largest error of a drift, ns per second (10 ppm): clocks differ by some tens of ppm, so a less exact drift is no better than 0."""
 _DRIFT_ERRORS = 3.0
-"""A drift is told from 0 if it is so many times its own error."""
+"""A drift is significant if it is this many times its error."""
 _IMPOSSIBLE_DRIFT, _IMPOSSIBLE_DRIFT_ERRORS = 2_000_000.0, 10.0
-"""In ns a second, 0.2 %: times that run so much faster, and surely, were changed by somebody."""
+"""A drift, ns per second (0.2 %), and its significance, from which on the times of a file must have been edited."""
 _MOST_SEGMENTS = 100
-"""Of a recording, for whose medians all pairs are looked at."""
+"""Most segments of a recording; all pairs of their medians are compared."""
 _NORMAL = 1.4826
-"""A median deviation as a standard deviation: a few ends that a busy machine delayed do not count."""
+"""Ratio of the standard deviation to the median absolute deviation, which ignores a few delayed ends."""
 _OF_MEDIAN = 1.2533
-"""The standard deviation of a median beside that of a mean."""
+"""Ratio of the standard deviations of a median and of a mean."""
 
 
 class ClockLine(NamedTuple):
-    """One clock beside another, in ns: it is ahead by the offset at its origin, and by the drift more with each ns from there on."""
+    """The difference of a clock from another one: ahead by ``offset`` ns at ``origin``, and by ``drift`` ns more per ns after it."""
 
     offset: int
     drift: float
     origin: int
 
     def corrected(self, time: int) -> int:
-        """A time on the other clock. What is later is never before what was earlier."""
+        """A time on the other clock. Keeps the order of times."""
         return time - self.offset - round(self.drift * (time - self.origin))
 
     def seconds(self, times: Numbers, begin: int) -> Floats:
-        """Times on the other clock, in seconds from a moment on."""
-        found: Floats = ((times - (self.offset + begin)) - self.drift * (times - self.origin)) / 1e9
-        return found
+        """Times on the other clock, in seconds since ``begin``."""
+        seconds_since_begin: Floats = ((times - (self.offset + begin)) - self.drift * (times - self.origin)) / 1e9
+        return seconds_since_begin
 
 
 class ClockFit(NamedTuple):
-    """A line, and how well it fits; in ns."""
+    """A line and the errors of its fit; in ns."""
 
     line: ClockLine
     error: float
-    """Standard deviation of what is left, from its median."""
+    """Standard deviation of the residuals, from their median deviation."""
     largest: float
     collectives: int
     duration: float
-    """Of a collective in the middle, on the rank that waits longer in them."""
+    """Median duration of a collective, on the rank that waits longer."""
     steep: float = 0.0
-    """As a fraction, a drift that is no clock's; 0: there is none."""
+    """An impossible drift, as a fraction; 0: there is none."""
 
     @property
     def is_useful(self) -> bool:
-        """The clocks are aligned closer than collectives last: else none is seen to be the same on both."""
+        """Whether the error is smaller than the duration of collectives, as events of two ranks cannot be compared otherwise."""
         return self.error <= self.duration and not self.steep
 
 
 class Clock(NamedTuple):
-    """How times of a rank become those of the reference, and how well that is known; in ns."""
+    """Conversion of times of a rank to those of the reference, and its errors; in ns."""
 
     lines: tuple[ClockLine, ...] = ()
-    """One after the other: the last leads to the reference."""
+    """Corrections to apply one after the other; the last one leads to the reference."""
     error: float = 0.0
     largest: float = 0.0
     collectives: int = 0
-    """In common with the rank that it is aligned by."""
+    """Number of collectives in common with the rank that it is aligned with."""
     by: int | None = None
-    """That rank; None of the reference."""
+    """That rank; None for the reference."""
 
     def corrected(self, time: int) -> int:
         """A time on the reference's clock."""
@@ -96,69 +96,69 @@ class Clock(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """By how much it is ahead of the reference, in the middle of its collectives."""
+        """How far it is ahead of the reference, at the median of its collectives."""
         origin = self.lines[0].origin if self.lines else 0
         return origin - self.corrected(origin)
 
     @property
     def drift(self) -> float:
-        """By how much it runs faster, as a fraction."""
+        """How much faster it runs, as a fraction."""
         return math.fsum(line.drift for line in self.lines)
 
 
 class Unaligned(NamedTuple):
-    """A rank that shares too little with those whose clocks are known."""
+    """A rank with too few collectives in common with aligned ranks."""
 
     most: int
-    """Collectives in common with one of them,"""
+    """Largest number of collectives in common with an aligned rank."""
     by: int
-    """with this one."""
+    """That rank."""
     fit: ClockFit | None
-    """What fits best, and is not useful; None where the collectives are too few."""
+    """The fit, which is not useful; None if the collectives are too few."""
 
 
 def fit(own: Collectives, reference: Collectives) -> tuple[int, ClockFit | None]:
-    """How many collectives two ranks have in common, and the line through the differences of their ends, where they are enough."""
+    """The number of common collectives of two ranks, and the line through the differences of their ends; None if they are too few."""
     _, mine, others = np.intersect1d(own.key, reference.key, assume_unique=True, return_indices=True)
     if len(mine) < FEWEST_COMMON:
         return len(mine), None
     ends, duration = own.end[mine], float(np.median(own.end[mine] - own.start[mine]))
-    found = _line(ends, ends - reference.end[others])
+    line = _line(ends, ends - reference.end[others])
     longer = max(duration, float(np.median(reference.end[others] - reference.start[others])))
-    return len(mine), found._replace(collectives=len(mine), duration=longer)
+    return len(mine), line._replace(collectives=len(mine), duration=longer)
 
 
 def align(ranks: Sequence[Collectives], reference: int) -> tuple[dict[int, Clock], dict[int, Unaligned]]:
-    """The clocks of ranks beside that of the reference, and the ranks of which they cannot be known.
+    """Aligns the clocks of ranks with that of the reference; returns the clocks by rank, and the ranks that cannot be aligned.
 
-    A rank that shares too little with the reference is aligned by one that is aligned already, the fewest steps away.
+    A rank with too few collectives in common with the reference is aligned with another aligned rank, over the fewest steps.
     """
     clocks = {reference: Clock()}
-    unaligned = {each: Unaligned(0, reference, None) for each in range(len(ranks)) if each != reference}
+    unaligned = {rank: Unaligned(0, reference, None) for rank in range(len(ranks)) if rank != reference}
     level = [reference]
     while level and unaligned:
         reached = []
         for by in level:
-            for each, before in list(unaligned.items()):
-                count, found = fit(ranks[each], ranks[by])
-                if found is not None and found.is_useful:
-                    clocks[each] = _through(found, clocks[by], by)
-                    del unaligned[each]
-                    reached.append(each)
+            for rank, before in list(unaligned.items()):
+                count, clock_fit = fit(ranks[rank], ranks[by])
+                if clock_fit is not None and clock_fit.is_useful:
+                    clocks[rank] = _through(clock_fit, clocks[by], by)
+                    del unaligned[rank]
+                    reached.append(rank)
                 elif count > before.most:
-                    unaligned[each] = Unaligned(count, by, found)
+                    unaligned[rank] = Unaligned(count, by, clock_fit)
         level = reached
     return clocks, unaligned
 
 
-def _through(found: ClockFit, clock: Clock, by: int) -> Clock:
-    """Errors of several steps are independent of one another."""
-    error, largest = math.hypot(found.error, clock.error), found.largest + clock.largest
-    return Clock((found.line, *clock.lines), error, largest, found.collectives, by)
+def _through(clock_fit: ClockFit, clock: Clock, by: int) -> Clock:
+    """The clock of a rank that is aligned with rank ``by``; errors of several steps count as independent."""
+    error, largest = math.hypot(clock_fit.error, clock.error), clock_fit.largest + clock.largest
+    return Clock((clock_fit.line, *clock.lines), error, largest, clock_fit.collectives, by)
 
 
 def _line(times: Numbers, differences: Numbers) -> ClockFit:
-    """The line, and what is known of it from the differences alone."""
+    """Fits a line to the differences of two clocks."""
     origin, base = int(np.sort(times)[len(times) // 2]), int(differences[0])
     x, y = (times - origin) / 1e9, (differences - base).astype(np.float64)
     drift, steep = _drift(x, y)
@@ -169,15 +169,15 @@ def _line(times: Numbers, differences: Numbers) -> ClockFit:
 
 
 def _drift(x: Floats, y: Floats) -> tuple[float, float]:
-    """The slope, where it is known and is not 0: the median of those between all pairs of segments (Theil 1950, Sen 1968).
+    """The slope, 0 if it is not significant: the median of the slopes between all pairs of segments (Theil 1950, Sen 1968).
 
-    Second, in its place, a slope that is no clock's.
+    Returns 0 and the slope if it is impossible for a clock.
     """
     if len(x) < _FEWEST_OF_DRIFT or x.min() == x.max():
         return 0.0, 0.0
     order = np.argsort(x, kind="stable")
     segments = min(len(x), _MOST_SEGMENTS)
-    at, value = (np.array([np.median(each) for each in np.array_split(column[order], segments)]) for column in (x, y))
+    at, value = (np.array([np.median(part) for part in np.array_split(column[order], segments)]) for column in (x, y))
     first, second = np.triu_indices(segments, 1)
     apart = at[second] > at[first]
     if not apart.any():

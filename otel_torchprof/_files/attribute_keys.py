@@ -1,4 +1,4 @@
-"""The attributes of spans that readers of trace files look at, and what each may be."""
+"""Keys of the span attributes that readers of trace files use, and the types of their values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
 RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
 RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
-"""Of resources."""
+"""Attributes of resources."""
 
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
-"""By attribute of a step, the phase whose time it is."""
+"""By attribute of a step, the phase whose duration it is."""
 DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )
-"""Those that are seconds."""
+"""Attributes in seconds."""
 TEXTS = frozenset((PHASE_NAME, KIND, COLLECTIVE, GROUP, BACKEND))
-"""Those that are texts, and :data:`AVERAGES` and :data:`COLLECTIVES` are JSON. The others are whole numbers from 0 on, or true and false."""
+"""Attributes that are texts. :data:`AVERAGES` and :data:`COLLECTIVES` are JSON, all others integers from 0 on or booleans."""

@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from otel_torchprof.parsers import BlackBoxOptions
 
 
-# ---- The hang watch: says when a thread of the training loop hangs ----
-# Its stacks go into the black box, and one log record to whoever has an exporter.
+# ---- The hang watch: reports when a thread of the training loop hangs ----
+# It writes the stacks into the black box, and emits a log record.
 
 _LONG_SECONDS = 900.0
-"""What compilations, checkpoints and setup may take."""
+"""Time limit of compilations, checkpoints and setup."""
 _EVENT_NAME = "torch.hang"
 
 _logger = logging.getLogger("otel_torchprof")
 
 
 class HangWatch:
-    """Watches from :meth:`start` to :meth:`stop`, while a black box is open. Costs a look at the threads a second, natively.
+    """Watches from :meth:`start` to :meth:`stop`, while a black box is open. Native code checks the threads once a second.
 
     Args:
-        seconds: without an event from which on a thread of the loop hangs.
-        hides_code: whether files and functions are not to stand in the box.
-        running_step: the span that the log record belongs to; None: there is none.
+        seconds: time without an event after which a thread of the loop counts as hung.
+        hides_code: whether to omit files and functions from the box.
+        running_step: returns the span for the log record; None for none.
     """
 
     def __init__(self, seconds: float, *, hides_code: bool, running_step: Callable[[], SpanContext | None]) -> None:
@@ -68,13 +68,13 @@ class HangWatch:
         self._running_step = running_step
         self._thread: threads.Thread | None = None
         self.without_stacks = ""
-        """Why Python's stacks cannot be read here; empty where they can, or are not to be."""
+        """Why Python's stacks cannot be read here; empty if they can, or are not requested."""
 
     def start(self) -> None:
-        """Begins.
+        """Starts the watch.
 
         Raises:
-            NativeError: it is watched already, or the system gave no thread.
+            NativeError: a watch runs already, or the system has no thread left.
         """
         start_hang_watch(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
         self._thread = threads.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
@@ -88,7 +88,7 @@ class HangWatch:
             return 0
 
     def stop(self) -> None:
-        """Ends; again without effect. Any thread."""
+        """Ends the watch; may be called repeatedly, from any thread."""
         stop_hang_watch()
 
     def _wait(self) -> None:
@@ -103,17 +103,17 @@ class HangWatch:
 
     def _say(self, os_tid: int) -> None:
         has_stacks = not (self._hides_code or self.without_stacks)
-        kept = "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
+        where = "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
         body = (
             f"thread {os_tid} has begun and ended nothing for {self._seconds:.0f} s or more; "
-            f"{kept if has_stacks else 'what it had begun is in the black box: see otel-torchprof recover and autopsy'}"
+            f"{where if has_stacks else 'what it had begun is in the black box: see otel-torchprof recover and autopsy'}"
         )
         _logger.warning("%s", body)
         _emit(body, os_tid, self._running_step())
 
 
 def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
-    """As a log record of OpenTelemetry in the span of the step; nothing happens where no LoggerProvider is set."""
+    """Emits a log record of OpenTelemetry in the span of the step; no effect without a LoggerProvider."""
     try:
         from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
     except ImportError:  # an earlier API
@@ -131,13 +131,13 @@ def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
 
 
 KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
-"""What each detail records; phases and modules as far as an instrumentation finds them."""
+"""Kinds of events of each level of detail; phases and modules are recorded only while torch is instrumented."""
 _CODE = frozenset(("code.file.path", "code.function.name", "code.line.number", "code.stacktrace"))
-"""Attributes that stacks would show."""
+"""Attributes whose values are also in stacks."""
 _NAMES = _CODE | {"error.type", "torch.module"}
-"""Attributes whose values are among the names of functions, modules and exceptions, which the recorder keeps as one kind."""
+"""Attributes whose values are names of functions, modules and exceptions, which are one kind of names in the recorder."""
 _TEXTS = frozenset(("torch.label.args", "torch.op.concrete_inputs"))
-"""Attributes with texts that other recordings of the process keep of arguments, and that are among the names."""
+"""Attributes whose values are texts of arguments, which other recordings of the process may add to the names."""
 _THREAD_NAME = "thread.name"
 _NOT_STARTED = "off: not started"
 _CUT = "off: another process has cut its file; what is recorded since can be read by nobody"
@@ -173,17 +173,17 @@ class BlackBox:
 
     @property
     def state(self) -> str:
-        """``on``, followed by what it has to do without; or ``off: `` and the reason."""
+        """``on``, followed by what is missing; or ``off: `` and the reason."""
         return _CUT if self._state.startswith(ON) and is_lost() else self._state
 
     @property
     def path(self) -> Path | None:
-        """The file, where it is open and has a name."""
+        """Path of the file, if it is open and has one."""
         return None if self._file is None else self._file.path
 
     @without_waiting
     def start(self) -> None:
-        """Opens it; torch's operators are in it as soon as torch is imported. Some milliseconds: its memory is touched."""
+        """Opens the box; operators are recorded as soon as torch is imported. Takes some milliseconds to touch its memory."""
         with self._recording.lock:
             try:
                 self._open()
@@ -262,7 +262,7 @@ class BlackBox:
             self._state += f", without operators: {error}"
 
     def stop(self) -> None:
-        """Closes it and removes the file; again without effect. Any thread."""
+        """Closes the box and removes the file; may be called repeatedly, from any thread."""
         with self._recording.lock:
             self._recording.stop()
             self._file = None
@@ -270,7 +270,7 @@ class BlackBox:
                 self._state = "off: stopped"
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: what it would write is not in the file, which stays the parent's. Called by itself."""
+        """Detaches a forked child from the file, which remains the parent's. Called automatically."""
         self._recording.leave()
         if self._file is not None:
             self._file.close()

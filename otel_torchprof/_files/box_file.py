@@ -1,4 +1,4 @@
-"""The file of a black box: where it lies, how large it may be, and which of those that are left go."""
+"""Files of black boxes: folder, size, and removal of old ones."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("otel_torchprof")
 
 SUFFIX = ".otpbox"
-"""Of the names of all of them."""
+"""Suffix of their names."""
 _SENT = f".sent{SUFFIX}"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of the user's alone is made in it
 _SIZE, _SMALL = 16 << 20, 4 << 20
 _SHARE_OF_FREE = 8
-"""The ranks of a machine take no more than one part of so many of what is free: a loader that finds no room there dies."""
+"""The boxes of a machine take at most one eighth of the free memory: DataLoader workers die if shared memory is full."""
 _KEPT_SECONDS = 7 * 86_400.0
-"""Counted from when somebody has first seen that the process has died: a mapping in shared memory does not change a file's times."""
+"""Age at which boxes of dead processes are removed, from when the death was first noticed: writes to a mapping do not change file times."""
 _KEPT_BYTES = 1 << 30
-"""Or the same share of the whole file system, where that is less: a process that dies again and again must not fill it."""
+"""Total size of the boxes of dead processes, or one eighth of the file system if that is less: repeated crashes must not fill it."""
 _PIECE = 1 << 20
 _MFD_CLOEXEC = 1
 _HIGH = 200
 _MODE, _MODE_SEEN = 0o600, 0o400
-"""Of a file, and of one whose process has been seen to have died."""
+"""Mode of a file, and of one whose process is known to be dead."""
 _INFO_AT, _INFO_BYTES = 4096, 8192
-"""Where an image has what its process says of itself, as JSON (``blackbox_format.h``)."""
+"""Offset and size of the metadata of the process in an image, as JSON (``blackbox_format.h``)."""
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class BoxFileError(TorchProfError):
-    """There is no file for a black box; the text says why."""
+    """The file of a black box could not be created; the message has the reason."""
 
 
 class BoxFile:
-    """A file that has all of its blocks, open. As long as it is, others can tell that its process lives.
+    """An open file with all its blocks allocated. While it is open, other processes can detect that its process is alive.
 
     Args:
-        descriptor: of the file.
-        size: in bytes.
-        path: None: it has no name, and goes with the last process that has it open.
+        descriptor: its descriptor.
+        size: its size in bytes.
+        path: None if it has no name; it is then freed when the last process closes it.
     """
 
     def __init__(self, descriptor: int, size: int, path: Path | None) -> None:
@@ -65,13 +65,13 @@ class BoxFile:
         self._is_kept = False
 
     def keep_if_failed(self) -> None:
-        """At the interpreter's exit: where an unhandled exception has ended the program, a copy takes the file's place.
+        """Replaces the file by a copy, at exit after an unhandled exception.
 
-        The recorder empties the file itself when it stops, which it has to before the interpreter ends.
+        The recorder, which has to stop before the interpreter ends, empties the file itself.
         """
         if self.path is None or self._is_kept or not _has_failed():
             return
-        copy = self.path.with_suffix(f".copy{SUFFIX}")  # removed like others where the process is killed in the middle
+        copy = self.path.with_suffix(f".copy{SUFFIX}")  # if the process is killed now, it is removed like other boxes
         try:
             with self.path.open("rb") as source, open(copy, "xb", opener=_private) as target:
                 shutil.copyfileobj(source, target, _PIECE)
@@ -83,14 +83,14 @@ class BoxFile:
             _logger.warning("the black box of a program that failed is not kept: %s", error)
 
     def remove(self) -> None:
-        """Takes its name away, unless it is to be kept, and closes it; again without effect."""
+        """Removes the file, unless it was kept, and closes it; may be called repeatedly."""
         if self.path is not None and not self._is_kept:
-            with suppress(OSError):  # somebody was faster
+            with suppress(OSError):  # another process has removed it
                 self.path.unlink()
         self.close()
 
     def close(self) -> None:
-        """Closes it, and leaves it where it is; again without effect: the number may be another file's by then."""
+        """Closes the file without removing it; a second call has no effect, since the descriptor may be reused."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):
@@ -98,7 +98,7 @@ class BoxFile:
 
 
 def memory_file(size: int | None) -> BoxFile:
-    """A file without a name, in memory; it counts to what the process uses, not to the shared memory file system.
+    """Creates a file in memory without a name; it counts as memory of the process, not of the shared memory file system.
 
     Raises:
         BoxFileError: there is no memory.
@@ -121,24 +121,24 @@ def _memory() -> int:
     import ctypes  # only for interpreters that were built for an older system, as uv's are
 
     libc = ctypes.CDLL(None, use_errno=True)
-    found = int(libc.memfd_create(name.encode(), _MFD_CLOEXEC)) if hasattr(libc, "memfd_create") else -1
-    if found < 0:
+    descriptor = int(libc.memfd_create(name.encode(), _MFD_CLOEXEC)) if hasattr(libc, "memfd_create") else -1
+    if descriptor < 0:
         number = ctypes.get_errno() or errno.ENOSYS
         raise OSError(number, os.strerror(number))
-    return found
+    return descriptor
 
 
 def named_file(name: str, directory: str, size: int | None, processes: int) -> BoxFile:
-    """A new file in a folder of the user's alone, after those that nobody needs have been removed.
+    """Creates a file in a folder of the user, after removing old boxes.
 
     Args:
-        name: of the file, without its suffix; must be no other process's.
-        directory: that it lies in; empty: one under the shared memory file system.
-        size: in bytes; None: 16 MiB, or 4 MiB where there is no room.
-        processes: of this machine that will have one.
+        name: unique name of the file, without suffix.
+        directory: its folder; empty: one in the shared memory file system.
+        size: size in bytes; None: 16 MiB, or 4 MiB if there is not enough space.
+        processes: number of processes of this machine that create a box.
 
     Raises:
-        BoxFileError: it cannot be made, or there is no room.
+        BoxFileError: the file cannot be created, or there is not enough space.
     """
     folder = _folder(directory)
     path = folder / f"{name}{SUFFIX}"
@@ -159,7 +159,7 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
 
 
 def _has_failed() -> bool:
-    """Whether an exception that nobody handled has ended the program: it has left the main program's first frame.
+    """Whether an unhandled exception has ended the program: one that has left the main program's first frame.
 
     Interactive sessions, and programs that run others, as pytest does, note errors in the same place.
     """
@@ -169,12 +169,12 @@ def _has_failed() -> bool:
 
 
 def _private(path: str, flags: int) -> int:
-    """Opens a file that no other user can open, from the first moment on."""
+    """Opens a file for this user only; it is private from its creation on."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
 
 
 def _moved_up(descriptor: int) -> int:
-    """The same file under a high number: programs close low ones that they do not know, and get them for files of their own."""
+    """Moves a descriptor to a high number: programs close low descriptors that they do not know, and reuse the numbers."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
     except OSError:  # the limit of the process is lower
@@ -184,12 +184,12 @@ def _moved_up(descriptor: int) -> int:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file, open to be read; nothing waits for whoever would write to a pipe.
+    """Opens a regular file for reading; never blocks on a pipe.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    _check_is_file(path.stat())  # before it is opened: who waits to write to a pipe must not meet a reader that leaves
+    _check_is_file(path.stat())  # before opening: a writer that waits at a pipe must not get a reader that leaves again
     file = cast("BinaryIO", open(path, "rb", buffering=0, opener=_without_waiting))  # noqa: SIM115 - the caller's
     try:
         _check_is_file(os.fstat(file.fileno()))
@@ -210,7 +210,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def is_of_the_living(path: Path) -> bool:
-    """Whether the process that writes the file still lives: it holds a lock then, and so does a child that native code forked.
+    """Whether the process of a box is alive: it then holds a lock. A child that native code forked holds it too.
 
     Raises:
         OSError: it cannot be opened.
@@ -225,9 +225,9 @@ def is_of_the_living(path: Path) -> bool:
 
 @contextmanager
 def sole_sender(folder: Path) -> Iterator[bool]:
-    """Whether no other process is sending the boxes of a folder; none can begin within the context.
+    """Yields whether no other process is sending the boxes of a folder; none can begin to inside the context.
 
-    The folder is locked, not its files: whose lock is held is a box of the living.
+    Locks the folder, since a lock on a box means that its process is alive.
 
     Raises:
         OSError: the folder cannot be opened or locked.
@@ -245,17 +245,17 @@ def sole_sender(folder: Path) -> Iterator[bool]:
 
 def unsent(folder: Path) -> list[Path]:
     """Files of black boxes in a folder, oldest first, without those that :func:`mark_sent` renamed."""
-    found = []
+    files = []
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):  # another process has removed it
             info = path.lstat()
             if stat.S_ISREG(info.st_mode) and not path.name.endswith(_SENT):
-                found.append((info.st_mtime_ns, path))
-    return [path for _, path in sorted(found)]
+                files.append((info.st_mtime_ns, path))
+    return [path for _, path in sorted(files)]
 
 
 def mark_sent(path: Path) -> None:
-    """Renames a file so that :func:`unsent` leaves it out. Other readers still find it, and it is removed like the others."""
+    """Renames a box so that :func:`unsent` omits it. Other commands still read it, and it is removed like the others."""
     stem, number = path.name.removesuffix(SUFFIX), 1
     target = path.with_name(f"{stem}{_SENT}")
     while target.exists():  # of an earlier process whose box had the same name
@@ -265,12 +265,12 @@ def mark_sent(path: Path) -> None:
 
 
 def default_folder() -> Path:
-    """Where boxes lie when nobody says otherwise."""
+    """The default folder of black boxes."""
     return Path(_SHARED_MEMORY) / f"otel-torchprof-{os.geteuid()}"
 
 
 def _folder(directory: str) -> Path:
-    """Raises BoxFileError for one that others can write to, or that is a link: it would lead elsewhere."""
+    """Creates and checks the folder; raises BoxFileError if other users can write to it, or if the default one is a link."""
     try:
         folder = Path(directory).expanduser() if directory else default_folder()
     except RuntimeError as error:  # there is no such user
@@ -278,16 +278,16 @@ def _folder(directory: str) -> Path:
     try:
         if directory:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = folder.stat()
+            info = folder.stat()
         else:
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            found = folder.lstat()
+            info = folder.lstat()
     except OSError as error:
         raise BoxFileError(f"{folder} cannot be made: {error.strerror}; name another folder") from error
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(info.st_mode):
         raise BoxFileError(f"{folder} is no folder; remove it, or name another")
-    if found.st_uid != os.geteuid() or (not directory and found.st_mode & 0o077) or found.st_mode & stat.S_IWOTH:
+    if info.st_uid != os.geteuid() or (not directory and info.st_mode & 0o077) or info.st_mode & stat.S_IWOTH:
         raise BoxFileError(f"{folder} belongs to somebody else, or others can write to it; name another folder")
     return folder
 
@@ -296,9 +296,9 @@ def _fitting(size: int | None, folder: Path, processes: int) -> int:
     free = os.statvfs(folder)
     available = free.f_bavail * free.f_frsize
     most = available // _SHARE_OF_FREE // max(processes, 1)
-    for each in (size,) if size else (_SIZE, _SMALL):
-        if each <= most:
-            return each
+    for candidate in (size,) if size else (_SIZE, _SMALL):
+        if candidate <= most:
+            return candidate
     needed = size or _SMALL
     raise BoxFileError(
         f"{folder} has {available >> 20} MiB free, and a box of {needed >> 20} MiB for each of {processes} processes would be more than an "
@@ -307,7 +307,7 @@ def _fitting(size: int | None, folder: Path, processes: int) -> int:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    """Shows others that the process lives, as long as it does."""
+    """Locks a file as long as the process lives, for :func:`is_of_the_living`."""
     try:
         fcntl.flock(
             descriptor, fcntl.LOCK_SH
@@ -315,11 +315,11 @@ def _lock(descriptor: int, folder: Path) -> None:
     except OSError as error:  # Lustre without the mount option flock
         raise BoxFileError(f"{folder} cannot lock files: {error.strerror}; name another folder") from error
     with suppress(OSError):
-        os.fchmod(descriptor, _MODE)  # who looked before that has taken it for one of the dead
+        os.fchmod(descriptor, _MODE)  # a process that looked before the lock has marked it as dead
 
 
 def _allocated(descriptor: int, size: int, where: str) -> int:
-    """Gives the file all of its blocks: to run out of them later would be a SIGBUS in the program."""
+    """Allocates all blocks of the file, since a missing one would later be a SIGBUS in the program; returns the size."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
@@ -332,7 +332,7 @@ def _allocated(descriptor: int, size: int, where: str) -> int:
 
 
 def _prune(folder: Path) -> None:
-    """Removes what processes that have died left: after seven days, and the oldest of more than 1 GiB."""
+    """Removes boxes of dead processes: those older than seven days, and the oldest beyond 1 GiB in total."""
     system, now, left = os.statvfs(folder), time.time(), 0
     most = min(_KEPT_BYTES, system.f_blocks * system.f_frsize // _SHARE_OF_FREE)
     for seen, _, size, path in sorted(_left_behind(folder, now), reverse=True):
@@ -343,7 +343,7 @@ def _prune(folder: Path) -> None:
 
 
 def _left_behind(folder: Path, now: float) -> Iterator[tuple[float, float, int, Path]]:
-    """Files of processes that have died: since when that is known, when each was written last, its size and its path."""
+    """Yields the boxes of dead processes: when the death was first noticed, time of the last change, size and path."""
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             info = path.lstat()
@@ -355,23 +355,23 @@ def _left_behind(folder: Path, now: float) -> Iterator[tuple[float, float, int, 
             yield now if is_new else info.st_ctime, info.st_mtime, info.st_size, path
 
 
-# ---- whose a black box is: tells a process from others that have its number, or its lock ----
+# ---- identity of the process of a black box, since another process may have its pid or its lock ----
 
 
 _STARTED_AT = 19
-"""Of ``/proc/<pid>/stat``, behind the name: the ticks from the start of the machine to that of the process."""
+"""Index, after the name, of the process's start time in ``/proc/<pid>/stat``, in ticks since boot."""
 _DEAD = frozenset("ZXx")
 
 
 def owner_info() -> dict[str, Any]:
-    """What the box of this process says of it; empty where the system does not tell."""
+    """Identity of this process for its box; empty if the system does not provide it."""
     with suppress(OSError, ValueError, IndexError):
         return {"owner": os.getpid(), "started": _stat("/proc/self")[1], "machine": _boot(), "pids": _namespace()}
     return {}
 
 
 def has_ended(text: bytes) -> bool:
-    """Whether the process of a box does not run any more, by the box's info; False where that cannot be known."""
+    """Whether the process of a box has ended, by the box's metadata; False if unknown."""
     with suppress(OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
         info = json.JSONDecoder().raw_decode(text.decode(errors="replace"))[0]
         if (info["machine"], info["pids"]) == (_boot(), _namespace()):
@@ -380,7 +380,7 @@ def has_ended(text: bytes) -> bool:
 
 
 def _runs(pid: int, started: int) -> bool:
-    """Also where its main thread has ended and others have not."""
+    """Whether a process runs; True also if only its main thread has ended."""
     try:
         state, since = _stat(f"/proc/{pid}")
         if since != started:
@@ -393,7 +393,7 @@ def _runs(pid: int, started: int) -> bool:
 
 
 def _stat(folder: str) -> tuple[str, int]:
-    """The state of a process or thread, and when it started."""
+    """The state of a process or thread, and its start time in ticks."""
     words = Path(folder, "stat").read_bytes().rpartition(b")")[2].split()
     return words[0].decode(), int(words[_STARTED_AT])
 

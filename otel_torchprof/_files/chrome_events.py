@@ -1,4 +1,4 @@
-"""What the events of a Chrome trace mean: spans, steps, and slices on tracks of a processor or a device; the rest is counted."""
+"""Interprets the events of a Chrome trace: spans, steps, and slices of the CPU or of devices; others are only counted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     Track = tuple[Any, Any]
 
 _STEPS_TRACK = 2**31 - 1
-"""On which this package's profiles draw their steps, beside what they hold."""
+"""Track on which profiles of this package have their steps, beside the events in them."""
 _MOST_WAITING = _MOST_OPEN = 20_000
 _MOST_PROCESSES = 10_000
 _LONGEST_NAME = 500
-"""Characters of the name of a slice that waits; readers look at no more."""
+"""Characters of the name of a buffered slice; readers use no more."""
 _PROCESS_METADATA = {"process_labels": "labels", "process_name": "name"}
-"""Names of events, and the argument of each."""
+"""Metadata events of processes, and their arguments."""
 _OTHER_EVENTS = {
     phase: name
     for name, phases in {
@@ -40,16 +40,16 @@ _OTHER_EVENTS = {
     }.items()
     for phase in phases
 }
-"""By phase, events that are no slices."""
+"""Events that are no slices, by phase."""
 
 
 if TYPE_CHECKING:
 
     class Events(Protocol):
-        """Takes the events of a file one by one; its length is how many it counted. Times are in ns."""
+        """Receives the events of a file one by one; its length is the number of counted events. Times are in ns."""
 
         wanted: frozenset[str]
-        """The attributes that it looks at."""
+        """Keys of the attributes to pass to :meth:`add_span`."""
 
         def __len__(self) -> int: ...
 
@@ -64,20 +64,20 @@ if TYPE_CHECKING:
             *,
             process: Hashable,
         ) -> None:
-            """A span with its id, that of its parent (0: none), its trace, those attributes that are wanted, its process."""
+            """Adds a span; ``ids``: its id, that of its parent (0: none) and its trace; ``attributes``: those in ``wanted``."""
 
         def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool, /) -> None:
-            """An event whose parent is the one around it on its track, its process and its thread; whether it is work of a device."""
+            """Adds an event whose parent is the enclosing one on its track, a process and a thread; ``on_device``: work of a device."""
 
         def add_step(self, name: str, start: int, duration: int, process: Hashable, /) -> None:
-            """A step of a profile that is drawn beside what it holds."""
+            """Adds a step of a profile; it is not a parent of events."""
 
         def name_rank(self, process: Hashable, rank: int, /) -> None:
-            """The rank of a process; process None: of all in the file."""
+            """Sets the rank of a process; process None: of the whole file."""
 
 
 class _OpenSlice(NamedTuple):
-    """One that waits for its end, or for the name of its process."""
+    """A slice that is buffered until its end, or the name of its process, is known."""
 
     name: str
     start: int
@@ -87,10 +87,10 @@ class _OpenSlice(NamedTuple):
 
 
 class ChromeEvents:
-    """Hands over what the events of a Chrome trace are.
+    """Passes the events of a Chrome trace on as spans, slices and steps.
 
-    A slice of no known category is a device's where its process is one. Kineto wrote what tells this after the events until 2025,
-    so such slices wait.
+    A slice of unknown category is of a device if its process is one. Until 2025, Kineto wrote the metadata of processes after the
+    events, so such slices are buffered.
     """
 
     def __init__(self, events: Events) -> None:
@@ -99,16 +99,16 @@ class ChromeEvents:
         self._open_count = 0
         self._waiting: list[_OpenSlice] | None = []
         self._devices: dict[Hashable, bool] = {}
-        """By process that says whether it is one."""
+        """Whether a process is a device, for processes whose metadata says so."""
         self.left_out = Counter[str]()
-        """What was handed over as nothing, by what it is."""
+        """Number of events that were not passed on, by kind."""
 
     def __len__(self) -> int:
-        """Of those that wait for the name of their process."""
+        """Number of slices that are buffered until the name of their process is known."""
         return len(self._waiting or ())
 
     def add(self, event: dict[str, Any]) -> None:
-        """Takes an event. Raises MalformedError."""
+        """Adds an event. Raises MalformedError."""
         if event.get("ph") != "X":
             self._add_other(event)
             return
@@ -136,7 +136,7 @@ class ChromeEvents:
             self._events.add_slice(name, start, duration, track, kind is SliceKind.DEVICE)
 
     def settle(self) -> None:
-        """The file has been read."""
+        """Passes on buffered slices; call it at the end of the file."""
         self._end_waiting()
         if self._open_count:
             self.left_out["slices without end"] += self._open_count
@@ -182,7 +182,7 @@ class ChromeEvents:
         self._open_count += 1
 
     def _end(self, event: dict[str, Any]) -> None:
-        """Ends what began last on its track."""
+        """Ends the slice that began last on the track."""
         end, track = nanoseconds(event.get("ts"), "ts"), (key_of(event.get("pid")), key_of(event.get("tid")))
         if track not in self._open:
             self.left_out["ends of no slice"] += 1
@@ -209,29 +209,29 @@ class ChromeEvents:
 
     def _end_waiting(self) -> None:
         waiting, self._waiting = self._waiting or [], None
-        for each in waiting:
-            self._add_slice(*each)
+        for waiting_slice in waiting:
+            self._add_slice(*waiting_slice)
 
     def _name_process(self, event: dict[str, Any]) -> None:
-        """A process that is labelled as a processor and as a device is both: Kineto's numbers of devices may be those of programs."""
+        """Notes whether a process is a device. One labelled as CPU and as device counts as CPU: Kineto's device ids may equal pids."""
         kind, args, process = event.get("name"), event.get("args"), key_of(event.get("pid"))
         if not isinstance(kind, str) or kind not in _PROCESS_METADATA or not isinstance(args, dict):
             return
-        found = is_device(kind, args.get(_PROCESS_METADATA[kind]))
-        if found is not None and (process in self._devices or len(self._devices) < _MOST_PROCESSES):
-            self._devices[process] = found and self._devices.get(process, True)
+        device_state = is_device(kind, args.get(_PROCESS_METADATA[kind]))
+        if device_state is not None and (process in self._devices or len(self._devices) < _MOST_PROCESSES):
+            self._devices[process] = device_state and self._devices.get(process, True)
 
 
-# ---- which slices of a Chrome trace are a device's: by their category, or by their process ----
+# ---- kinds of slices of a Chrome trace, by category or process ----
 
 
 class SliceKind(Enum):
-    """What a slice is, in the words in which those that are left out are reported."""
+    """Kinds of slices; the values are the words in which omitted ones are reported."""
 
     HOST = "slices of the program"
     DEVICE = "slices of devices"
     BESIDE = "waits and ranges of devices"
-    """On a device, but none of its work."""
+    """On a device, but not work of it."""
     PROFILER = "slices of the profiler"
 
 
@@ -260,16 +260,16 @@ KINDS: dict[str, SliceKind] = {
     ),
     **dict.fromkeys(("Trace", "overhead"), SliceKind.PROFILER),
 }
-"""By category: those of Kineto's activity types, the names with capitals that it wrote until 2022, and this package's own."""
+"""Kinds by category: Kineto's activity types, its capitalized names until 2022, and those of this package."""
 
 _DEVICE = r"(?:GPU|CUDA|HIP|XPU|NPU|HPU|TPU|IPU|MLU|MTIA|XLA)"
 _NAME = re.compile(rf"(?:rank \d+ )?{_DEVICE}(?:[ :]?\d+)?|CUDA functions|/device:(?!CPU).*")
 
 
 def is_device(kind: str, text: Any) -> bool | None:
-    """Whether a process is a device, by its label or its name; None where that does not tell.
+    """Whether a process is a device, by its label or its name; None if unknown.
 
-    Kineto names a device's process as the program's, and labels both.
+    Kineto gives the processes of devices the program's name, and labels both.
     """
     if not isinstance(text, str):
         return None
@@ -279,7 +279,7 @@ def is_device(kind: str, text: Any) -> bool | None:
 
 
 def kind_by_stream(event: Mapping[str, Any]) -> SliceKind | None:
-    """That of a slice which says that it is on a device's stream; None where it does not."""
+    """The kind of a slice that is on a stream of a device; None for other slices."""
     args, process = event.get("args"), event.get("pid")
     if isinstance(args, dict) and "stream" in args and "device" in args:
         return SliceKind.DEVICE

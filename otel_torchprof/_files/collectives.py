@@ -1,4 +1,4 @@
-"""The collectives of a rank: when it came to each, and when all had come."""
+"""The collectives of a rank, with the times at which it began and ended each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .self_times import Numbers
 
 MOST_COLLECTIVES = 50_000
-"""Of a process: the first of them."""
+"""Number of collectives read per process; later ones are ignored."""
 OF_COLLECTIVES = frozenset(
     (
         attribute_keys.COLLECTIVE,
@@ -31,47 +31,47 @@ OF_COLLECTIVES = frozenset(
         attribute_keys.COLLECTIVES,
     )
 )
-"""The attributes that are looked at."""
+"""Attributes that are read."""
 _BARRIER_LIKE = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
-"""None of these ends on any rank before it has begun on all."""
+"""Collectives that end on no rank before they have begun on all."""
 _PLACE = {name: place for place, name in enumerate(_BARRIER_LIKE)}
 _NO_PLACE = len(_BARRIER_LIKE)
 WORKS = ("gloo:", "nccl:")
-"""Begins of the names of what backends do on threads of their own."""
+"""Prefixes of the names of events on the backends' own threads."""
 _RETURN_AT_ONCE = frozenset(("gloo", "nccl", "xccl", "ucc"))
-"""Backends to which an operator hands its work, and does not wait, also where the program does: it waits after the operator."""
+"""Backends whose operators return before the collective is complete, even if it is synchronous: the program waits later."""
 _DEFAULT_GROUP = "0"
-"""In which a rank's number is that of its process."""
+"""The group of all ranks."""
 
 
 class Collectives(NamedTuple):
-    """Those that all ranks take part in and that have a number, each once, by key; times in ns."""
+    """Numbered collectives in which all ranks of a group take part, sorted by unique key; times in ns."""
 
     key: npt.NDArray[np.uint64]
-    """Of group and number, the same on every rank."""
+    """Hash of group and number, the same on every rank."""
     start: Numbers
     end: Numbers
-    """After the last rank has come."""
+    """Later than the start on every rank."""
 
     def chosen(self, which: Any) -> Collectives:
-        """Some of them."""
+        """Selects some of them by a mask or indices."""
         return Collectives(*(column[which] for column in self))
 
 
 class CollectiveList:
-    """Takes the spans of one process, and keeps its collectives and the work of backends."""
+    """Collects the collectives of one process, and the work of its backends."""
 
     def __init__(self) -> None:
         self._key, self._start, self._end = array("Q"), array("q"), array("q")
         self._name, self._returns_at_once = array("B"), array("B")
         self._works: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        """By name of a collective, begin and end of each on the threads of its backend."""
+        """By name of a collective, begins and ends of the work on the backend's threads."""
         self.count = 0
         self.rank: int | None = None
-        """Of the process, where a collective says it."""
+        """Rank of the process, if a collective has it."""
 
     def add_call(self, start: int, duration: int, attributes: Mapping[str, Any]) -> None:
-        """The span of a collective."""
+        """Adds the span of a collective."""
         self.count += 1
         name, group = attributes[attribute_keys.COLLECTIVE], attributes.get(attribute_keys.GROUP, "")
         if group == _DEFAULT_GROUP and self.rank is None:
@@ -89,7 +89,7 @@ class CollectiveList:
             )
 
     def add_step(self, start: int, attributes: Mapping[str, Any]) -> None:
-        """The span of a step, which has those that have no spans."""
+        """Adds the collectives without spans that the span of a step has as an attribute."""
         for group, number, begin, end in attributes.get(attribute_keys.COLLECTIVES, ()):
             self.count += 1
             self._add(group, number, (start + begin, start + end), _NO_PLACE, returns_at_once=False)
@@ -103,7 +103,7 @@ class CollectiveList:
             self._returns_at_once.append(returns_at_once)
 
     def add_work(self, name: str, start: int, duration: int) -> None:
-        """A slice of a thread on which a backend works; others have no effect."""
+        """Adds an event of a backend's thread; other events have no effect."""
         if name.startswith(WORKS):
             self.count += 1
             name = name.partition(":")[2]
@@ -111,10 +111,10 @@ class CollectiveList:
                 self._works[name].append((start, start + duration))
 
     def settled(self) -> Collectives:
-        """Those whose end is known: that of the work on a thread of the backend, where there is such work; it is in the order of the calls."""
+        """The collectives whose ends are known. An end is that of the backend's work, if recorded; work is in the order of the calls."""
         _, first = np.unique(np.array(self._key, np.uint64), return_index=True)
         columns = zip((self._key, self._start, self._end), ("u8", "i8", "i8"), strict=True)
-        found = Collectives(*(np.array(column, dtype)[first] for column, dtype in columns))
+        collectives = Collectives(*(np.array(column, dtype)[first] for column, dtype in columns))
         names, is_known = np.array(self._name)[first], np.array(self._returns_at_once)[first] == 0
         for name, works in self._works.items():
             calls = np.flatnonzero(names == _PLACE[name])
@@ -122,6 +122,6 @@ class CollectiveList:
                 len(works) > len(calls) and len(self._key) == MOST_COLLECTIVES
             )
             if is_known[calls].any():
-                calls = calls[np.argsort(found.start[calls], kind="stable")]
-                found.end[calls] = [end for _, end in sorted(works)[: len(calls)]]
-        return found.chosen(is_known)
+                calls = calls[np.argsort(collectives.start[calls], kind="stable")]
+                collectives.end[calls] = [end for _, end in sorted(works)[: len(calls)]]
+        return collectives.chosen(is_known)

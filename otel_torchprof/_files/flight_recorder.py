@@ -1,4 +1,4 @@
-"""What PyTorch's flight recorder wrote of a rank's collectives: for NCCL it knows what the black box cannot, namely what is complete.
+"""Reads dumps of PyTorch's flight recorder, which know which NCCL collectives are complete; black boxes do not.
 
 The format is that of ``torch._C._distributed_c10d._dump_fr_trace`` (a pickle, also in the files that NCCL's watchdog writes on a timeout)
 and ``_dump_fr_trace_json``, version 2.x: ``entries`` of single operations, and ``pg_config`` with the ranks of each group.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME = re.compile(r"(?:rank|dump)_(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
-"""Of a dump's file: the rank ends it, whatever prefix ``TORCH_FR_DUMP_TEMP_FILE`` gives."""
+"""Matches the name of a dump's file, which ends with the rank after the prefix of ``TORCH_FR_DUMP_TEMP_FILE``."""
 _LARGEST, _HEAD = 1 << 28, 4096
 _DEFAULT_DESCRIPTION = "default_pg"
 _MOST_TENSORS, _MOST_DIMENSIONS = 65_536, 64
@@ -39,9 +39,9 @@ _BYTES = {
 }
 _MILLISECOND = 10**6
 _MOST = 1 << 62
-"""Of numbers that can be."""
+"""Upper bound of valid numbers."""
 _OF_ONE_HANG_NS = 600 * 10**9
-"""All ranks write their dumps within this time, from the first timeout on."""
+"""Time within which all ranks write their dumps after a timeout."""
 
 
 class Dump(NamedTuple):
@@ -52,13 +52,13 @@ class Dump(NamedTuple):
     """Unix ns."""
     calls: Sequence[Collective]
     sizes: Mapping[GroupKey, int]
-    """How many ranks each group has, where the dump says it."""
+    """Number of ranks of each group, if the dump has it."""
 
 
 def rank_of_file(path: Path) -> int | None:
-    """The rank in the name of a dump's file; None: the name is not one of a dump."""
-    found = _NAME.search(path.name)
-    return None if found is None else int(found[1])
+    """The rank in the name of a dump's file; None if it is not the name of a dump."""
+    match = _NAME.search(path.name)
+    return None if match is None else int(match[1])
 
 
 def is_dump(path: Path) -> bool:
@@ -75,10 +75,10 @@ def is_dump(path: Path) -> bool:
 
 
 def read_dump(path: Path, rank: int) -> Dump:
-    """Reads a dump, of which nothing is trusted.
+    """Reads a dump, without trust in its contents.
 
     Raises:
-        TorchProfError: it cannot be read, is none, or has entries that are not understood: without them, the rank would seem late.
+        TorchProfError: it cannot be read, is no dump, or has unknown entries: without them, the rank would seem late.
     """
     try:
         with opened(path) as file:
@@ -86,12 +86,12 @@ def read_dump(path: Path, rank: int) -> Dump:
         written = path.stat().st_mtime_ns
     except OSError as error:
         raise TorchProfError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    found = _loaded(data)
-    if not isinstance(found, dict) or not isinstance(found.get("entries", []), list) or "version" not in found:
+    contents = _loaded(data)
+    if not isinstance(contents, dict) or not isinstance(contents.get("entries", []), list) or "version" not in contents:
         raise TorchProfError(f"cannot read {str(path)!r}: no dump of PyTorch's flight recorder")
-    sizes = _groups(found.get("pg_config"))
+    sizes = _groups(contents.get("pg_config"))
     keys = {key.name: key for key in sizes}
-    entries = found.get("entries", [])
+    entries = contents.get("entries", [])
     calls = [call for entry in entries if (call := _collective(entry, keys)) is not None]
     if len(calls) < len(entries):
         unknown = f"{len(entries) - len(calls):,} of its {len(entries):,} entries"
@@ -100,12 +100,12 @@ def read_dump(path: Path, rank: int) -> Dump:
 
 
 def with_dumps(states: Sequence[RankState], dumps: Iterable[Dump]) -> tuple[list[RankState], list[int]]:
-    """States with what the dumps know beyond the boxes, and the ranks whose dumps are left out.
+    """Adds what the dumps know to the states of boxes; returns the states, and the ranks whose dumps are left out.
 
-    Ranks that have no box have a state of their dump. Left out are dumps of an earlier run, and those after which the rank enqueued
-    more collectives.
+    Ranks without a box get a state from their dump. Left out are dumps of an earlier run, and dumps that are older than later
+    collectives in the box.
     """
-    latest = {dump.rank: dump for dump in sorted(dumps, key=lambda each: each.written_ns)}
+    latest = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written_ns)}
     opened = [state.opened_ns for state in states if state.opened_ns]
     began = min(opened) if opened else max((dump.written_ns for dump in latest.values()), default=0) - _OF_ONE_HANG_NS
     known = {state.rank: state for state in states}
@@ -130,7 +130,7 @@ def _is_behind(dump: Dump, state: RankState) -> bool:
 
 
 class _Plain(pickle.Unpickler):
-    """Makes texts, numbers, lists and dictionaries, and nothing else."""
+    """Unpickles only texts, numbers, lists and dictionaries."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
@@ -144,22 +144,22 @@ def _loaded(data: bytes) -> Any:
 
 
 def _groups(config: Any) -> dict[GroupKey, int]:
-    """The groups, and how many ranks each has."""
-    found = {}
-    for name, each in config.items() if isinstance(config, dict) else ():
-        if isinstance(name, str) and isinstance(each, dict):
-            text = each.get("ranks")
+    """The groups, and the number of ranks of each."""
+    sizes = {}
+    for name, group in config.items() if isinstance(config, dict) else ():
+        if isinstance(name, str) and isinstance(group, dict):
+            text = group.get("ranks")
             ranks = re.findall(r"\d+", text) if isinstance(text, str) else []
-            is_default = each.get("desc") == _DEFAULT_DESCRIPTION
-            found[GroupKey(name, "" if is_default else ",".join(ranks))] = len(ranks)
-    return found
+            is_default = group.get("desc") == _DEFAULT_DESCRIPTION
+            sizes[GroupKey(name, "" if is_default else ",".join(ranks))] = len(ranks)
+    return sizes
 
 
 def _collective(entry: Any, keys: Mapping[str, GroupKey]) -> Collective | None:
     try:
         return _read(entry, keys)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-        return None  # a later version's, or damaged
+        return None  # of a later version, or damaged
 
 
 def _read(entry: Mapping[str, Any], keys: Mapping[str, GroupKey]) -> Collective:
@@ -212,30 +212,30 @@ def _number(value: Any) -> int:
 
 
 def _shapes(sizes: Any) -> list[list[int]]:
-    """Of a few tensors, so that nothing that a pickle shares or nests becomes large here."""
+    """Checks the shapes of tensors; limits their number, since a small pickle may expand to many by sharing objects."""
     if not isinstance(sizes, list) or len(sizes) > _MOST_TENSORS:
         raise ValueError("no sizes of tensors")
-    found = [[_number(size) for size in shape[:_MOST_DIMENSIONS]] for shape in sizes if isinstance(shape, list)]
-    if len(found) < len(sizes):
+    shapes = [[_number(size) for size in shape[:_MOST_DIMENSIONS]] for shape in sizes if isinstance(shape, list)]
+    if len(shapes) < len(sizes):
         raise ValueError("no sizes of tensors")
-    return found
+    return shapes
 
 
 def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
-    """0 where a type is not known, or the product is none of a tensor."""
-    each = [math.prod(shape) * _BYTES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False)]
-    return sum(each) if all(each) and sum(each) < _MOST else 0
+    """Total bytes of tensors; 0 if a type is unknown, or if the sum is too large."""
+    sizes = [math.prod(shape) * _BYTES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    return sum(sizes) if all(sizes) and sum(sizes) < _MOST else 0
 
 
 def _by_group(calls: Iterable[Collective]) -> Mapping[GroupKey, list[Collective]]:
-    found: dict[GroupKey, list[Collective]] = defaultdict(list)
+    calls_by_group: dict[GroupKey, list[Collective]] = defaultdict(list)
     for call in calls:
-        found[GroupKey(call.group, call.ranks)].append(call)
-    return found
+        calls_by_group[GroupKey(call.group, call.ranks)].append(call)
+    return calls_by_group
 
 
 def _merged(state: RankState, dump: Dump) -> RankState:
-    """The box of a rank, with the states that its dump has for groups of which the box knows only what was enqueued."""
+    """The state of a rank's box, with the dump's states for groups of which the box only knows what was enqueued."""
     groups, calls, transfers = dict(state.groups), dict(state.calls), list(state.transfers)
     for dumped, entries in _by_group(dump.calls).items():
         key = next((key for key in groups if key == dumped or (key.name == dumped.name and not key.ranks)), None)
@@ -265,7 +265,7 @@ def _completed(call: Collective, dumped: Collective) -> Collective:
 
 
 def _alone(dump: Dump, world: int) -> RankState:
-    """The state of a rank that has no box."""
+    """The state of a rank without a box."""
     calls, repeated = by_number(dump.calls)
     transfers = [call for call in dump.calls if call.is_transfer and call.is_pending]
     return RankState(
@@ -282,7 +282,7 @@ def _alone(dump: Dump, world: int) -> RankState:
         since_ns=0,
         groups={key: _group(key, known, dump) for key, known in calls.items()},
         transfer_groups={
-            key: _group(key, {}, dump) for key in {GroupKey(each.group, each.ranks) for each in transfers}
+            key: _group(key, {}, dump) for key in {GroupKey(call.group, call.ranks) for call in transfers}
         },
         calls=calls,
         repeated=repeated,

@@ -1,4 +1,4 @@
-"""The trace files of several ranks as one: a Chrome trace of all on one clock. Each file is read twice, and never in memory whole."""
+"""Merges trace files of several ranks into one Chrome trace on one clock. Reads each file twice, as a stream."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ if TYPE_CHECKING:
     from .alignment import Clock, Unaligned
 
 
-# ---- Spans of OTLP as events of a merged Chrome trace ----
-# On the track of their thread, with the arguments of this package's own traces.
+# ---- OTLP spans as events of a merged Chrome trace ----
+# They are on the tracks of their threads, with the arguments of this package's own traces.
 
 _MOST_PARTS = 10_000
-"""Attributes, events and links of a span: each is an object of some hundred bytes."""
+"""Most attributes, events and links of a span: each is an object of some hundred bytes."""
 _MOST_WAITING = 1 << 19
-"""Bytes of spans that are placed together."""
+"""Bytes of spans that are buffered and placed on tracks together."""
 _MOST_THREADS = 4096
-"""Of all ranks: of each is remembered what is on its track."""
+"""Most threads of all ranks, since the state of each track is stored."""
 _MOST_SLICES = 200_000
-"""Of all ranks, that are remembered on tracks which are no thread's."""
+"""Most slices of all ranks that are stored for tracks without a thread."""
 _MOST_NESTED = 50
 _LONGEST_REASON = 500
 _RESOURCE = Resource({})
-_CODES = frozenset(each.value for each in StatusCode)
-_KINDS = {each.value + 1: each for each in SpanKind}
-"""OTLP has a kind more, the unknown one, and begins with it."""
+_CODES = frozenset(code.value for code in StatusCode)
+_KINDS = {kind.value + 1: kind for kind in SpanKind}
+"""Kinds by their number in OTLP, where 0 is unspecified."""
 
 
 class MergedSpans:
-    """Turns the spans of all ranks into lines, some at a time.
+    """Converts the spans of all ranks to lines of JSON, in blocks.
 
     Args:
-        ranks: how many there are.
+        ranks: number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -73,23 +73,23 @@ class MergedSpans:
         self._waiting = 0
 
     def lines(self, span: Any, scope: str, target: MergeTarget) -> Iterator[str]:
-        """Takes a span, an object of JSON or a message; the lines of those that wait, once they are enough. Raises MalformedError."""
+        """Adds a span, a JSON object or a message; yields the lines of buffered spans once there are enough. Raises MalformedError."""
         message = _message(span) if isinstance(span, dict) else span
-        found = _readable(message, scope, target)
-        self._note_thread(target, (found.attributes or {}).get(THREAD))
+        readable_span = _readable(message, scope, target)
+        self._note_thread(target, (readable_span.attributes or {}).get(THREAD))
         of_rank = self._ranks.get(target.place)
         if of_rank is None:
             of_rank = self._ranks[target.place] = _SpansOfRank(target, self._most_slices)
-        of_rank.waiting.append(found)
+        of_rank.waiting.append(readable_span)
         self._waiting += message.ByteSize()
         if self._waiting >= _MOST_WAITING:
             yield from self.rest()
 
     def rest(self) -> Iterator[str]:
-        """The lines of what waits."""
+        """Yields the lines of buffered spans."""
         self._waiting = 0
-        for each in self._ranks.values():
-            yield from each.taken()
+        for spans in self._ranks.values():
+            yield from spans.taken()
 
     def _note_thread(self, target: MergeTarget, thread: Any) -> None:
         if type(thread) is int and (target.place, thread) not in self._threads:
@@ -99,7 +99,7 @@ class MergedSpans:
 
 
 class _SpansOfRank:
-    """Spans of one rank that wait until they are placed together."""
+    """Buffers spans of one rank to place them on tracks together."""
 
     def __init__(self, target: MergeTarget, most_slices: int) -> None:
         self.waiting: list[ReadableSpan] = []
@@ -108,7 +108,7 @@ class _SpansOfRank:
         self._arrows = target.place * LARGEST_ID
 
     def taken(self) -> Iterator[str]:
-        """Their lines; none waits any more."""
+        """Yields the lines of the buffered spans and clears the buffer."""
         spans, self.waiting = self.waiting, []
         if not spans:
             return
@@ -131,12 +131,13 @@ def _message(span: dict[str, Any]) -> Any:
 
 
 def _readable(span: Any, scope: str, target: MergeTarget) -> ReadableSpan:
-    """The span, its times on the reference's clock."""
+    """A span with its times on the reference's clock."""
     if len(span.attributes) + len(span.events) + len(span.links) > _MOST_PARTS:
         raise MalformedError(f"a span with more than {_MOST_PARTS:,} attributes, events and links")
     start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
     events = [
-        Event(each.name, _attributes(each), _unix(whole(each.time_unix_nano, "time"), target)) for each in span.events
+        Event(event.name, _attributes(event), _unix(whole(event.time_unix_nano, "time"), target))
+        for event in span.events
     ]
     is_error = span.status.code == StatusCode.ERROR.value
     code = StatusCode(span.status.code) if span.status.code in _CODES else StatusCode.UNSET
@@ -147,7 +148,7 @@ def _readable(span: Any, scope: str, target: MergeTarget) -> ReadableSpan:
         resource=_RESOURCE,
         attributes=_attributes(span),
         events=events,
-        links=[Link(_context(each.trace_id, each.span_id), _attributes(each)) for each in span.links],
+        links=[Link(_context(link.trace_id, link.span_id), _attributes(link)) for link in span.links],
         kind=_KINDS.get(span.kind, SpanKind.INTERNAL),
         status=Status(code, span.status.message or None if is_error else None),
         start_time=_unix(start, target),
@@ -165,7 +166,7 @@ def _context(trace_id: bytes, span_id: bytes) -> SpanContext:
 
 
 def _attributes(parent: Any) -> dict[str, Any]:
-    return {each.key: _value(each.value) for each in parent.attributes}
+    return {attribute.key: _value(attribute.value) for attribute in parent.attributes}
 
 
 def _value(value: Any, depth: int = 0) -> Any:
@@ -173,30 +174,30 @@ def _value(value: Any, depth: int = 0) -> Any:
     if depth > _MOST_NESTED:
         raise MalformedError("an attribute that is nested too deeply")
     if which == "array_value":
-        return [_value(each, depth + 1) for each in value.array_value.values]
+        return [_value(item, depth + 1) for item in value.array_value.values]
     if which == "kvlist_value":
-        return {each.key: _value(each.value, depth + 1) for each in value.kvlist_value.values}
+        return {entry.key: _value(entry.value, depth + 1) for entry in value.kvlist_value.values}
     return getattr(value, which) if which else None
 
 
-# ---- The first reading of files that are to be merged: which ranks they hold, and the collectives of each ----
+# ---- The first reading of the files: their ranks, and the collectives of each rank ----
 
 MOST_RANKS = 1024
-"""Viewers show no more, and so many bound what is kept of each."""
+"""Most ranks: viewers display no more, and it limits the memory per rank."""
 FIRST_OTHER_PID = 1_000_000
-"""Process ids of what is no rank begin here: devices."""
+"""First process id of processes that are no ranks, such as devices."""
 _MOST_KEPT = 2_000_000
-"""Collectives of all ranks together: 24 bytes each."""
+"""Most collectives of all ranks together, at 24 bytes each."""
 _MOST_COLLECTIVES = 400_000
-"""Of a file, with the work of backends, on the way."""
+"""Most collectives of a file while it is read, including the work of backends."""
 _MOST_NAMES = 100
-"""Of other processes in a file, such as devices."""
+"""Most names of other processes in a file, such as devices."""
 _LONGEST_NAME = 200
 
 
 @dataclass
 class MergedProcess:
-    """What the first reading finds of a process that may be a rank."""
+    """A process that may be a rank, as found by the first reading."""
 
     rank: int | None = None
     instance: Any = None
@@ -205,7 +206,7 @@ class MergedProcess:
 
 
 class CollectiveCalls:
-    """Takes the events of a file, of which it keeps the collectives by process; those on clocks that cannot be are left out."""
+    """Receives the events of a file, and stores the collectives of each process."""
 
     wanted = OF_COLLECTIVES
 
@@ -218,7 +219,7 @@ class CollectiveCalls:
         return self._events
 
     def name_rank(self, process: Hashable, rank: int) -> None:
-        """The rank of a process, or of the file."""
+        """Sets the rank of a process, or of the file if ``process`` is None."""
         if process is None:
             self.rank = rank
         else:
@@ -234,7 +235,7 @@ class CollectiveCalls:
         *,
         process: Hashable,
     ) -> None:
-        """A span, maybe of a collective, or of the work of one."""
+        """Adds a span, if it is of a collective or of its work on a backend's thread."""
         self._events += 1
         if attribute_keys.COLLECTIVES in attributes and self._kept < _MOST_COLLECTIVES:
             self._kept += len(attributes[attribute_keys.COLLECTIVES])
@@ -248,43 +249,43 @@ class CollectiveCalls:
                 self.process(process).calls.add_work(name, start, duration)
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:  # noqa: ARG002 - a protocol
-        """Without effect: slices do not say which collective they are."""
+        """Counts a slice: slices do not have the numbers of collectives."""
         self._events += 1
 
     def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """Without effect."""
+        """No effect."""
 
     def process(self, key: Hashable) -> MergedProcess:
-        """The process of that key. Raises TorchProfError where there are too many."""
-        found = self.processes.get(key)
-        if found is None:
+        """The process with a key. Raises TorchProfError if there are too many."""
+        merged_process = self.processes.get(key)
+        if merged_process is None:
             if len(self.processes) == MOST_RANKS:
                 raise TorchProfError(f"more than {MOST_RANKS:,} processes in one file: merge those that matter")
-            found = self.processes[key] = MergedProcess()
-        return found
+            merged_process = self.processes[key] = MergedProcess()
+        return merged_process
 
 
 class FileOutline(Interpreted):
-    """Takes the records of a file: its ranks, their collectives, and what is needed to write them anew."""
+    """Receives the records of a file: its ranks, their collectives, and metadata that the second reading needs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.calls = CollectiveCalls()
         super().__init__(self.calls)
         self.base = 0
-        """Of the times of a Chrome trace, Unix ns."""
+        """Time base of a Chrome trace, Unix ns."""
         self.main: Hashable = None
-        """Of a Chrome trace, the process that is the rank."""
+        """The process of a Chrome trace that is the rank."""
         self.is_chrome = False
         self.names: dict[Hashable, str] = {}
-        """Of processes of a Chrome trace."""
+        """Names of the processes of a Chrome trace."""
         self._labels: dict[Hashable, str] = {}
         self._of_file = MergedProcess()
         self.problems: list[str] = []
         """What could not be read."""
 
     def add_member(self, name: str, value: Any) -> None:
-        """The times' base, and which rank it is."""
+        """Reads the time base and the rank."""
         super().add_member(name, value)
         if name == BASE_TIME:
             self.base = whole(value, name)
@@ -295,7 +296,7 @@ class FileOutline(Interpreted):
             raise TorchProfError(f"{self.path!r} was merged already: give the files of its ranks")
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """An event: a collective, the name of a process, or another."""
+        """Adds an event: a collective, the name of a process, or another."""
         self.is_chrome = True
         args = event.get("args")
         if event.get("ph") == "M" and isinstance(args, dict) and len(self.names) < _MOST_NAMES:
@@ -307,38 +308,38 @@ class FileOutline(Interpreted):
         super().add_event(event)
 
     def begin_resource(self, attributes: dict[str, Any]) -> None:
-        """The process of the spans that follow."""
+        """Sets the process of the spans that follow."""
         super().begin_resource(attributes)
         process, service = self.calls.process(process_of(attributes)), attributes.get(attribute_keys.SERVICE)
         process.instance = key_of(attributes.get(attribute_keys.INSTANCE))
         process.service = service[:_LONGEST_NAME] if isinstance(service, str) else ""
 
     def settle(self) -> dict[Hashable, MergedProcess]:
-        """The file has been read: its ranks, by process; that of a Chrome trace is the process None.
+        """Returns the ranks by process, at the end of the file; the process of a Chrome trace is None.
 
         Raises:
             TorchProfError: a Chrome trace has collectives of several processes.
         """
         if not self.is_chrome:
             return self.calls.processes
-        pids = [pid for pid, each in self.calls.processes.items() if each.calls.count]
+        pids = [pid for pid, process in self.calls.processes.items() if process.calls.count]
         if len(pids) > 1:
             raise TorchProfError(
                 f"{self.path!r} has collectives of {len(pids)} processes: it was merged already; give the files of its ranks"
             )
         self.main = pids[0] if pids else next(iter(self.names), None)
-        found = self._of_file
-        found.service = self.names.get(self.main, "")
+        merged_process = self._of_file
+        merged_process.service = self.names.get(self.main, "")
         self.names |= {pid: label for pid, label in self._labels.items() if pid != self.main}
         if pids:
-            found.calls = self.calls.processes[pids[0]].calls
-        found.rank = self.calls.rank
-        return {None: found}
+            merged_process.calls = self.calls.processes[pids[0]].calls
+        merged_process.rank = self.calls.rank
+        return {None: merged_process}
 
 
 @dataclass
 class RankFiles:
-    """A rank, and where it is."""
+    """A rank, and the files that contain it."""
 
     rank: int | None
     name: str
@@ -346,19 +347,19 @@ class RankFiles:
     service: str
     instance: Any
     parts: list[tuple[FileOutline, Hashable]]
-    """Files, and its process in each."""
+    """Files, and the key of its process in each."""
     collectives: Collectives
     pid: int = 0
-    """In the merged trace."""
+    """Its process id in the merged trace."""
 
 
 def read_rank_files(
     paths: Sequence[str], watch: Callable[[str, ByteStream], None]
 ) -> tuple[list[FileOutline], list[RankFiles]]:
-    """The files, and the ranks that they hold, by rank.
+    """Reads the files for the first time; returns them, and their ranks in order.
 
     Raises:
-        TorchProfError: a file cannot be read, two are the same rank's, or are of too many ranks.
+        TorchProfError: a file cannot be read, two files are of the same rank, or there are too many ranks.
     """
     outlines, ranks = [], list[RankFiles]()
     for path in paths:
@@ -373,53 +374,53 @@ def read_rank_files(
             _add(ranks, outline, key, process, _MOST_KEPT // max(len(paths), 1))
         outline.calls.processes = {}
     _number(ranks)
-    return outlines, sorted(ranks, key=lambda each: each.pid)
+    return outlines, sorted(ranks, key=lambda rank: rank.pid)
 
 
 def _add(ranks: list[RankFiles], outline: FileOutline, key: Hashable, process: MergedProcess, most: int) -> None:
-    """A rank of its own, or the continuation of one."""
+    """Adds a process to the ranks, as a new rank or as the continuation of one."""
     rank = process.calls.rank if process.rank is None else process.rank
-    found = _thinned(_on_unix_clock(process.calls.settled(), outline.base), most)
-    twin = next((each for each in ranks if rank is not None and each.rank == rank), None)
+    collectives = _thinned(_on_unix_clock(process.calls.settled(), outline.base), most)
+    twin = next((other for other in ranks if rank is not None and other.rank == rank), None)
     if twin is None:
         if len(ranks) == MOST_RANKS:
             raise TorchProfError(f"there are more than {MOST_RANKS:,} ranks: merge those that matter")
         name = Path(outline.path).name if rank is None else f"rank {rank}"
-        ranks.append(RankFiles(rank, name, process.service, process.instance, [(outline, key)], found))
+        ranks.append(RankFiles(rank, name, process.service, process.instance, [(outline, key)], collectives))
         return
     other = twin.parts[-1][0].path
     if process.instance is None or process.instance != twin.instance:
         raise TorchProfError(f"{other!r} and {outline.path!r} are both of rank {rank}: give files of one run")
-    if np.isin(found.key, twin.collectives.key).any():
+    if np.isin(collectives.key, twin.collectives.key).any():
         raise TorchProfError(
             f"{other!r} and {outline.path!r} hold the same collectives of rank {rank}: give one of them"
         )
     twin.parts.append((outline, key))
-    columns = (np.concatenate(pair) for pair in zip(twin.collectives, found, strict=True))
+    columns = (np.concatenate(pair) for pair in zip(twin.collectives, collectives, strict=True))
     twin.collectives = _thinned(Collectives(*columns), most)
 
 
-def _on_unix_clock(found: Collectives, base: int) -> Collectives:
-    """Times that count from a base, which may stand behind the events; without those that no clock says."""
-    moved = found._replace(start=found.start + base, end=found.end + base)
+def _on_unix_clock(collectives: Collectives, base: int) -> Collectives:
+    """Collectives with Unix times, from times relative to ``base``; without impossible times."""
+    moved = collectives._replace(start=collectives.start + base, end=collectives.end + base)
     return moved.chosen(np.abs(moved.start) <= LARGEST_NUMBER)
 
 
-def _thinned(found: Collectives, most: int) -> Collectives:
-    """At most so many, the same ones on every rank: those whose keys are the smallest after they are mixed."""
-    if len(found.key) <= most:
-        return found
-    mixed = (found.key ^ (found.key >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
-    return found.chosen(np.sort(np.argpartition(mixed, most)[:most]))
+def _thinned(collectives: Collectives, most: int) -> Collectives:
+    """At most ``most`` collectives, the same ones on every rank: those with the smallest hashes."""
+    if len(collectives.key) <= most:
+        return collectives
+    mixed = (collectives.key ^ (collectives.key >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+    return collectives.chosen(np.sort(np.argpartition(mixed, most)[:most]))
 
 
 def _number(ranks: list[RankFiles]) -> None:
-    """A process id for each: its rank, where that is known and one that viewers take."""
-    taken = {each.rank for each in ranks}
+    """Sets the process ids: the rank, if it is known and small enough for viewers."""
+    taken = {rank.rank for rank in ranks}
     free = (number for number in range(2 * MOST_RANKS) if number not in taken)
-    for each in ranks:
-        is_small = each.rank is not None and each.rank < FIRST_OTHER_PID
-        each.pid = each.rank if is_small and each.rank is not None else next(free)
+    for rank in ranks:
+        is_small = rank.rank is not None and rank.rank < FIRST_OTHER_PID
+        rank.pid = rank.rank if is_small and rank.rank is not None else next(free)
 
 
 _PIECE = 1 << 20
@@ -431,10 +432,10 @@ _WAY_OUT = (
 
 
 class MergeResult(NamedTuple):
-    """What was merged."""
+    """Result of a merge."""
 
     ranks: tuple[str, ...]
-    """One line about the clock of each."""
+    """One line about the clock of each rank."""
     problems: tuple[str, ...]
     """What could not be read."""
 
@@ -444,7 +445,7 @@ def merge(
     out: str,
     watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None,
 ) -> MergeResult:
-    """Writes the merged trace to ``out``, compressed where the name ends in ``.gz``; whole or not at all.
+    """Writes the merged trace to ``out``, compressed if the name ends in ``.gz``; an error leaves no partial file.
 
     Args:
         paths: the files of the ranks.
@@ -460,16 +461,16 @@ def merge(
         raise TorchProfError(
             f"{', '.join(map(repr, paths))} {'is' if len(paths) == 1 else 'are'} of one rank: there is nothing to merge; give the files of several ranks"
         )
-    reference = next((place for place, each in enumerate(ranks) if each.rank == 0), _place_of_first(ranks, outlines))
-    found, unaligned = align([each.collectives for each in ranks], reference)
+    reference = next((place for place, rank in enumerate(ranks) if rank.rank == 0), _place_of_first(ranks, outlines))
+    clock_by_place, unaligned = align([rank.collectives for rank in ranks], reference)
     if unaligned:
         raise TorchProfError(_refusal(ranks, unaligned))
-    clocks = [found[place] for place in range(len(ranks))]
+    clocks = [clock_by_place[place] for place in range(len(ranks))]
     base = _base(ranks[reference])
     named: set[Hashable] = set()
     targets = [
-        MergeTarget(place, each.pid, each.name, clock, base, named)
-        for place, (each, clock) in enumerate(zip(ranks, clocks, strict=True))
+        MergeTarget(place, rank.pid, rank.name, clock, base, named)
+        for place, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
     ]
     problems: list[str] = []
     head = _head(ranks, targets, reference)
@@ -486,33 +487,36 @@ def _check(paths: Sequence[str], out: str) -> None:
 
 
 def _place_of_first(ranks: list[RankFiles], outlines: list[FileOutline]) -> int:
-    return next(place for place, each in enumerate(ranks) if each.parts[0][0] is outlines[0])
+    return next(place for place, rank in enumerate(ranks) if rank.parts[0][0] is outlines[0])
 
 
 def _base(reference: RankFiles) -> int:
-    """The start of a week, at least one before its first collective: viewers drop negative times, and a double tells nanoseconds apart."""
+    """Time base of the merged trace, Unix ns: the start of a week, at least a week before the reference's first collective.
+
+    Viewers drop negative times, and times since then are exact to the nanosecond in a double.
+    """
     return max(0, (int(reference.collectives.start.min()) // BASE_GRID_NS - 1) * BASE_GRID_NS)
 
 
-# ---- what is said of clocks ----
+# ---- messages about clocks ----
 
 
 def _refusal(ranks: list[RankFiles], unaligned: dict[int, Unaligned]) -> str:
-    """Names ranks and files, counts, and the way out."""
+    """The error for ranks that cannot be aligned: ranks, files, counts, and what to do."""
     reasons = []
-    for place, each in itertools.islice(unaligned.items(), 3):
-        own, by = ranks[place], ranks[each.by]
+    for place, failure in itertools.islice(unaligned.items(), 3):
+        own, by = ranks[place], ranks[failure.by]
         files = ", ".join(repr(outline.path) for outline, _ in own.parts)
-        if each.fit is None:
-            count = f"{each.most} collective{'' if each.most == 1 else 's'}"
+        if failure.fit is None:
+            count = f"{failure.most} collective{'' if failure.most == 1 else 's'}"
             why = f"{count} whose end is known in common with {by.name}, and {FEWEST_COMMON} are needed"
-        elif each.fit.steep:
-            faster = f"{abs(each.fit.steep) * 1e6:,.0f} ppm {'faster' if each.fit.steep > 0 else 'slower'}"
+        elif failure.fit.steep:
+            faster = f"{abs(failure.fit.steep) * 1e6:,.0f} ppm {'faster' if failure.fit.steep > 0 else 'slower'}"
             why = (
                 f"its times run {faster} than those of {by.name}, which no two clocks do: one of the files was changed"
             )
         else:
-            error, duration = format_time(each.fit.error / 1000), format_time(each.fit.duration / 1000)
+            error, duration = format_time(failure.fit.error / 1000), format_time(failure.fit.duration / 1000)
             why = f"its clock differs from that of {by.name} by {error} from one collective to another, and these last {duration}"
         reasons.append(f"{own.name} ({files}): {why}")
     more = f"; and {len(unaligned) - 3} more ranks" if len(unaligned) > len(reasons) else ""
@@ -532,8 +536,8 @@ def _line(ranks: list[RankFiles], clocks: list[Clock], place: int, reference: in
 
 
 def _head(ranks: list[RankFiles], targets: list[MergeTarget], reference: int) -> bytes:
-    """The document up to its events: with the errors of the clocks, and the processes of the ranks."""
-    info = [_info(each, target, ranks) for each, target in zip(ranks, targets, strict=True)]
+    """The document up to its events, with the errors of the clocks and the processes of the ranks."""
+    info = [_info(rank, target, ranks) for rank, target in zip(ranks, targets, strict=True)]
     fields = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -541,19 +545,19 @@ def _head(ranks: list[RankFiles], targets: list[MergeTarget], reference: int) ->
         "otherData": {"reference": ranks[reference].name, MERGED_RANKS: info},
     }
     processes = itertools.chain.from_iterable(
-        process_lines(target, each.service) for each, target in zip(ranks, targets, strict=True)
+        process_lines(target, rank.service) for rank, target in zip(ranks, targets, strict=True)
     )
     return (f'{compact(fields)[:-1]},\n"traceEvents":[\n' + ",\n".join(processes)).encode()
 
 
 def _info(rank: RankFiles, target: MergeTarget, ranks: list[RankFiles]) -> dict[str, Any]:
     clock = target.clock
-    found: dict[str, Any] = {"pid": target.pid, "name": rank.name}
+    info: dict[str, Any] = {"pid": target.pid, "name": rank.name}
     if rank.rank is not None:
-        found["rank"] = rank.rank
-    found["files"] = [Path(outline.path).name for outline, _ in rank.parts]
+        info["rank"] = rank.rank
+    info["files"] = [Path(outline.path).name for outline, _ in rank.parts]
     if clock.by is not None:
-        found |= {
+        info |= {
             "clock_offset_ns": clock.offset,
             "clock_drift_ppm": clock.drift * 1e6,
             "alignment_error_ns": round(clock.error),
@@ -561,10 +565,10 @@ def _info(rank: RankFiles, target: MergeTarget, ranks: list[RankFiles]) -> dict[
             "aligned_with": ranks[clock.by].name,
             "collectives": clock.collectives,
         }
-    return found
+    return info
 
 
-# ---- the second reading ----
+# ---- The second reading ----
 
 
 def _pieces(
@@ -574,13 +578,13 @@ def _pieces(
     watch: Callable[[str, ByteStream], None],
     problems: list[str],
 ) -> Iterator[bytes]:
-    """The events of all files, file by file."""
+    """Yields the events of all files, file by file."""
     free, spans = itertools.count(FIRST_OTHER_PID), MergedSpans(len(ranks))
     for outline in outlines:
         of_file = {
             key: target
-            for each, target in zip(ranks, targets, strict=True)
-            for part, key in each.parts
+            for rank, target in zip(ranks, targets, strict=True)
+            for part, key in rank.parts
             if part is outline
         }
         records = _MergedRecords(outline, of_file, spans, free)
@@ -594,13 +598,13 @@ def _pieces(
 
 
 class _MergedRecords:
-    """Takes the records of a file again, and writes them as events of the merged trace.
+    """Receives the records of a file in the second reading, and writes them as events of the merged trace.
 
     Args:
-        outline: what is known of the file.
-        targets: the ranks in it, by process.
-        spans: writes those of OTLP.
-        free: process ids for what is no rank.
+        outline: the result of the first reading.
+        targets: the ranks in the file, by process.
+        spans: converts OTLP spans.
+        free: process ids for processes that are no ranks.
     """
 
     def __init__(
@@ -618,7 +622,7 @@ class _MergedRecords:
         return self._count
 
     def add_member(self, name: str, value: Any) -> None:
-        """Raises as in the first reading; else without effect: what is to be known of the file is."""
+        """Raises errors as the first reading does; else no effect."""
         FileOutline(self._path).add_member(name, value)
 
     def add_event(self, event: dict[str, Any]) -> None:
@@ -628,24 +632,24 @@ class _MergedRecords:
             self._count += 1
 
     def begin_resource(self, attributes: dict[str, Any]) -> None:
-        """The rank of the spans that follow."""
+        """Sets the rank of the spans that follow."""
         self._of_resource = self._targets.get(process_of(attributes))
 
     def add_span(self, span: Any, scope: str) -> None:
-        """Writes a span, maybe with those after it."""
+        """Writes a span, now or together with later ones."""
         if self._of_resource is not None:
             self._extend(self._spans.lines(span, scope, self._of_resource))
             self._count += 1
 
     def settle(self) -> None:
-        """The file has been read."""
+        """Writes buffered spans, at the end of the file."""
         self._extend(self._spans.rest())
 
     def taken(self) -> bytes:
-        """What has been written since the last time."""
-        found = "".join(self._lines).encode()
+        """Returns the lines written since the last call."""
+        lines = "".join(self._lines).encode()
         self._lines, self.size = [], 0
-        return found
+        return lines
 
     def _extend(self, lines: Iterator[str]) -> None:
         for line in lines:

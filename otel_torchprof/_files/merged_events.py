@@ -1,4 +1,4 @@
-"""Events of one rank's Chrome trace as events of the merged one: on its clock, as its process, with ids that no other rank has."""
+"""Converts events of one rank's Chrome trace to events of the merged trace: with corrected times, process ids and unique ids."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 _OF_PROCESSES = frozenset(("process_name", "process_sort_index"))
 _FLOWS, _ASYNCHRONOUS = frozenset("stf"), frozenset("bneSTFpNOD")
 LARGEST_ID = 1 << 40
-"""Ids of a rank: with that of the rank before them they are exact in a double, which is how viewers have them."""
+"""Number of ids per rank; combined with the rank, they are exact in a double, as viewers store them."""
 _MOST_PROCESSES = 1000
-"""Of a file, beside the rank itself; later ones are one."""
+"""Most other processes of a file; further ones share the last one."""
 _MOST_NAMED = 100_000
-"""Tracks and processes whose names are told apart."""
+"""Most tracks and processes that are stored as named."""
 _LARGE_INTEGER = re.compile(r"[:,\[]-?\d{19}")
 
 
 @dataclass
 class MergeTarget:
-    """What a rank is in the merged trace."""
+    """A rank in the merged trace."""
 
     place: int
-    """Among the ranks."""
+    """Its index among the ranks."""
     pid: int
     name: str
     clock: Clock
     base: int
-    """What times count from, Unix ns."""
+    """Time base of the merged trace, Unix ns."""
     named: set[Hashable]
-    """Tracks and processes of all ranks that have a name."""
+    """Tracks and processes of all ranks that are named already."""
     pids: dict[Hashable, int] = field(default_factory=dict)
-    """By process of its files."""
+    """Process ids in the merged trace, by process of its files."""
 
     def time(self, time: int) -> int:
         """Unix ns of the rank's clock, as ns of the merged trace."""
@@ -52,13 +52,13 @@ class MergeTarget:
 
 
 class MergedEvents:
-    """Turns the events of one file into lines.
+    """Converts the events of one file to lines of JSON.
 
     Args:
         target: the rank.
-        base: of the file's times, Unix ns.
+        base: time base of the file, Unix ns.
         main: the process of the file that is the rank.
-        names: of its other processes.
+        names: names of its other processes.
         free: process ids for these.
     """
 
@@ -69,7 +69,7 @@ class MergedEvents:
         target.pids[main] = target.pid
 
     def lines(self, event: dict[str, Any]) -> Iterator[str]:
-        """An event, and before it what has to be known of its process. Raises MalformedError; the event is changed."""
+        """Yields the event, after metadata of its process if that is new. Changes the event. Raises MalformedError."""
         phase, name, ts, dur = event.get("ph"), event.get("name"), event.pop("ts", None), event.pop("dur", None)
         if not isinstance(phase, str):
             raise malformed(phase, "ph", "a text")
@@ -107,7 +107,7 @@ class MergedEvents:
             event["bind_id"] = self._id(event["bind_id"])
 
     def _id(self, value: Any) -> int:
-        """One that no other rank has. Texts, and numbers that are too large, become others that are as good as unique."""
+        """An id that no other rank has; texts and large numbers are hashed."""
         if type(value) is int and 0 <= value < LARGEST_ID:
             return self._target.place * LARGEST_ID + value
         digest = hashlib.blake2s(repr(value).encode("utf-8", "replace"), digest_size=5).digest()
@@ -133,12 +133,12 @@ class MergedEvents:
 
 
 def process_lines(target: MergeTarget, label: str) -> Iterator[str]:
-    """Name and place of a rank's process."""
+    """Yields the metadata of a rank's process: name and sort index."""
     yield from process_events(target.pid, json_value(f"{target.name}: {label}" if label else target.name), target.place)
 
 
 def text_of(event: dict[str, Any]) -> str:
-    """An event as JSON that viewers take, whatever stood in the file. Raises MalformedError."""
+    """An event as JSON that viewers accept, whatever the file contained. Raises MalformedError."""
     try:
         text = json.dumps(event, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=float)
         text.encode()

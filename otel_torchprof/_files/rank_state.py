@@ -1,4 +1,4 @@
-"""What the black box of one rank says of its collectives, of where the rank is, and of what its threads were doing at the end."""
+"""The state of one rank from its black box: its collectives, its place in the program, and the last moments of its threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from otel_torchprof._native.blackbox import Collective, Contents, Group
 
 
-# ---- what threads were doing at the end ----
+# ---- the last moments of threads ----
 
 
 class OpenEvent(NamedTuple):
@@ -31,38 +31,38 @@ class OpenEvent(NamedTuple):
     name: str
     kind: Kind
     seconds: float
-    """How long it had been open."""
+    """Seconds since its start."""
 
 
 class LastMoment(NamedTuple):
-    """A thread at the end."""
+    """State of a thread at the end of the recording."""
 
     name: str
     os_tid: int
     open: Sequence[OpenEvent]
-    """The root first; none where nothing was open."""
+    """Open events, the root first."""
     last_ended: str
-    """The event that ended last; empty where none did."""
+    """Name of the event that ended last; empty if none did."""
     idle_seconds: float
-    """Since the thread last began or ended anything."""
+    """Seconds since the thread last began or ended an event."""
 
 
 def last_moments(contents: Contents) -> tuple[list[LastMoment], int]:
-    """By thread, without those of this package, those first that did something last; and how many events there are."""
+    """The last moments of all threads but this package's own, the most recently active first; and the number of events."""
     threads: dict[int, _Seen] = {}
     count = 0
     for batch in contents.events(SLICE_BYTES):
         count += len(batch)
         for index in distinct_values(batch["thread"]).tolist():
             rows = np.flatnonzero(batch["thread"] == index)
-            thread = int(batch["id"][rows[0]]) >> THREAD_AT  # the system gives a number again
+            thread = int(batch["id"][rows[0]]) >> THREAD_AT  # the recorder's id, since the system reuses thread ids
             threads.setdefault(thread, _Seen(batch.threads[index])).add(batch, rows, contents)
     moments = [seen.moment(contents) for seen in threads.values() if not seen.is_own]
     return sorted(moments, key=lambda moment: moment.idle_seconds), count
 
 
 class _Seen:
-    """A thread, as far as its events have been read."""
+    """The state of a thread after the events read so far."""
 
     def __init__(self, thread: RecordedThread) -> None:
         self._thread = thread
@@ -72,7 +72,7 @@ class _Seen:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is one of this package's."""
+        """Whether it is a thread of this package."""
         return self._thread.name.startswith(NAME)
 
     def add(self, batch: Batch, rows: Array, contents: Contents) -> None:
@@ -97,7 +97,7 @@ class _Seen:
 
 
 def python_line(contents: Contents, os_tid: int) -> str:
-    """Where Python was on a thread when the watch saw a thread hang: ``train.py:41 load_batch``; empty where that is not known."""
+    """Where Python was on a thread when a hang was detected: ``train.py:41 load_batch``; empty if unknown."""
     parts = re.split(r"^Thread ", contents.stacks, flags=re.MULTILINE)[1:]
     own = [part for part in parts if part.startswith(f"{os_tid} ")]
     for path, line, function in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', own[0] if own else "", re.MULTILINE):
@@ -107,7 +107,7 @@ def python_line(contents: Contents, os_tid: int) -> str:
 
 
 def stacks_of_program(stacks: str) -> list[str]:
-    """Lines of Python's stacks, without the threads in which only this package runs."""
+    """Lines of Python's stacks, without threads that run only this package."""
     parts = re.split(r"^(?=(?:Current t|T)hread )", stacks, flags=re.MULTILINE)
     return [line for part in parts if not _is_own(part) for line in part.splitlines()]
 
@@ -126,16 +126,16 @@ def _seconds(contents: Contents, since: int) -> float:
     return max(contents.last_ns - int(since), 0) / 1e9
 
 
-# ---- where a rank is ----
+# ---- the state of a rank ----
 
 
 _DEFAULT_NAME = "0"
-"""Of the group of all ranks: torch counts groups from there."""
+"""Name of the group of all ranks: torch numbers groups from 0."""
 _MOST_DIGITS = 10
 _JITTER_NS = 10**7
-"""Between two clocks."""
+"""Tolerance between two clocks."""
 _SLACK_NS = 60 * 10**9
-"""Ranks of one run start within a minute of one another."""
+"""Time within which the ranks of one run start."""
 
 
 class GroupKey(NamedTuple):
@@ -143,7 +143,7 @@ class GroupKey(NamedTuple):
 
     name: str
     ranks: str
-    """Global ranks, separated by commas; empty in the group of all ranks, and in every group with torch releases that do not say."""
+    """Global ranks, separated by commas; empty for the group of all ranks, and for all groups if this torch does not report them."""
 
     @property
     def text(self) -> str:
@@ -157,26 +157,26 @@ class GroupKey(NamedTuple):
 
     @property
     def listed(self) -> list[int]:
-        """The global ranks, in the group's order; none where the text does not have them."""
+        """The global ranks, in the group's order; empty if unknown."""
         texts = self.ranks.split(",")
         is_sound = all(text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS for text in texts)
         return [int(text) for text in texts] if is_sound else []
 
 
 class RunKey(NamedTuple):
-    """Tells runs apart whose boxes lie in one folder."""
+    """Distinguishes runs whose boxes are in the same folder."""
 
     run_id: str
     restart: int
     world_size: int
-    """0: not known."""
+    """0: unknown."""
 
 
 class RankState(NamedTuple):
-    """What the box of one rank says, without its events."""
+    """State of one rank from its box, without events."""
 
     rank: int
-    """Negative: not known."""
+    """Negative: unknown."""
     pid: int
     host: str
     run: RunKey
@@ -184,56 +184,56 @@ class RankState(NamedTuple):
     is_closed: bool
     """Whether the process has ended its box."""
     opened_ns: int
-    """Unix ns; 0: not known."""
+    """Unix ns; 0: unknown."""
     last_ns: int
-    """Unix ns: now for a living process, else the last that is known of it."""
+    """Unix ns: now for a living process, else the time of its last event."""
     place: str
-    """What the thread of its training loop was in; empty where that is not known."""
+    """Open events of the thread of the training loop; empty if unknown."""
     last_ended: str
-    """The last event that ended there; empty where none did."""
+    """The event that ended last on that thread; empty if none did."""
     since_ns: int
-    """Unix ns from which on it was there; 0: not known."""
+    """Unix ns since when the thread is there; 0: unknown."""
     groups: Mapping[GroupKey, Group]
     transfer_groups: Mapping[GroupKey, Group]
-    """Groups of which only the sends and receives are counted."""
+    """Groups with counts of sends and receives only."""
     calls: Mapping[GroupKey, Mapping[int, Collective]]
-    """The last collectives, by their numbers."""
+    """The last collectives, by number."""
     repeated: Mapping[GroupKey, frozenset[int]]
-    """Numbers that several collectives share, as coalesced ones do."""
+    """Numbers that several collectives share, such as coalesced ones."""
     transfers: Sequence[Collective]
-    """Sends and receives that are not complete, and those that failed after the last complete one."""
+    """Incomplete sends and receives, and those that failed after the last complete one."""
     has_box: bool = True
-    """False: only PyTorch's flight recorder wrote of the rank, and whether it still runs is not known."""
+    """False for a rank that is only known from a flight recorder; whether it still runs is then unknown."""
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process does not run any more and has not ended its box."""
+        """Whether the process has ended without closing its box."""
         return self.has_box and not self.is_alive and not self.is_closed
 
     @property
     def has_groups(self) -> bool:
-        """Whether it communicates; child processes of a rank do not."""
+        """Whether it has process groups; child processes of a rank have none."""
         return bool(self.groups or self.transfer_groups)
 
     @property
     def begin_ns(self) -> int:
-        """Where its life begins, as far as that is known."""
+        """When it opened its box, Unix ns; if unknown, its last time."""
         return self.opened_ns or self.last_ns
 
     def last_number(self, key: GroupKey) -> int:
-        """Of the group's collectives that were enqueued; -1 for none."""
+        """Number of the last enqueued collective of a group; -1 for none."""
         group = self.groups.get(key)
         last = -1 if group is None else group.last_enqueued
         numbers = self.calls.get(key, {})
         return max(last, *numbers, -1)
 
     def pending(self, key: GroupKey) -> Collective | None:
-        """The group's first collective that is known not to be complete."""
+        """The first collective of a group that is known to be incomplete; None if there is none."""
         pending = [call for call in self.calls.get(key, {}).values() if call.is_pending]
         return min(pending, key=lambda call: call.sequence_nr, default=None)
 
     def failed(self, key: GroupKey) -> Collective | None:
-        """The group's first collective that failed after its last complete one: a program may survive a failure."""
+        """The first collective of a group that failed after the last complete one; None if there is none."""
         calls = self.calls.get(key, {}).values()
         complete = max((call.sequence_nr for call in calls if _is_complete(call)), default=-1)
         failed = [call for call in calls if call.has_failed and call.sequence_nr > complete]
@@ -241,7 +241,7 @@ class RankState(NamedTuple):
 
 
 def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) -> RankState:
-    """What an image says of its rank; ``number``, a negative one, stands for a rank that it does not tell."""
+    """The state of a rank from an image; ``number``, a negative one, is used if the rank is unknown."""
     info, rank = contents.info, _rank_of(contents)
     moment = _moment_of_loop(contents)
     calls, repeated = by_number(contents.collectives)
@@ -267,9 +267,9 @@ def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) ->
 
 
 def of_one_run(states: Sequence[RankState]) -> tuple[list[RankState], list[RankState]]:
-    """Splits states into those of the run that lives, or else was seen last, and those of other runs.
+    """Splits states into those of the living or else the latest run, and those of other runs.
 
-    Boxes of dead processes stay for days in the folder of the next run.
+    Boxes of dead processes remain in the folder for days.
     """
     runs: dict[RunKey, list[RankState]] = defaultdict(list)
     for state in states:
@@ -286,7 +286,7 @@ def _relevance(state: RankState) -> tuple[bool, bool, int]:
 
 
 def _rank_of(contents: Contents) -> int | None:
-    """As the launcher told it, else as a group does: a program that starts its ranks itself may set no variables."""
+    """The rank from the launcher, else from a process group, since a program that starts its own ranks may set no variables."""
     rank = contents.info.get("rank")
     if isinstance(rank, int) and rank >= 0:
         return rank
@@ -302,7 +302,7 @@ def _rank_of(contents: Contents) -> int | None:
 def by_number(
     collectives: Iterable[Collective],
 ) -> tuple[dict[GroupKey, dict[int, Collective]], dict[GroupKey, frozenset[int]]]:
-    """Numbered collectives, and the numbers that several share: of those the first that is not complete, else the first."""
+    """Collectives by number, and numbers that several share; these have the first incomplete collective, else the first."""
     calls: dict[GroupKey, dict[int, Collective]] = defaultdict(dict)
     repeated: dict[GroupKey, set[int]] = defaultdict(set)
     for call in collectives:
@@ -327,9 +327,9 @@ def _is_complete(call: Collective) -> bool:
 
 
 def _moment_of_loop(contents: Contents) -> LastMoment | None:
-    """The moment of the main thread, of one that was seen to hang or of that of the last collective, whichever is in an event.
+    """The last moment of the training loop's thread: the main thread, a hung one, or that of the last collective, with open events.
 
-    Others, such as those that prefetch, count only where none of these recorded anything.
+    Other threads, such as those that prefetch, are used only if none of these has events.
     """
     loop = {contents.pid, contents.hang_os_tid, *(call.os_tid for call in contents.collectives[-1:])}
 
@@ -347,14 +347,14 @@ def _open_seconds(moment: LastMoment) -> float:
 
 
 def _line(contents: Contents, moment: LastMoment) -> str:
-    """Where Python is on the thread, if it has not moved since its stack was written."""
+    """The line of Python on the thread, if it has been idle since its stack was written; else empty."""
     last_active = contents.last_ns - round(moment.idle_seconds * 1e9)
     is_there = last_active <= contents.hang_since_ns + _JITTER_NS
     return python_line(contents, moment.os_tid) if is_there else ""
 
 
 def _place(moment: LastMoment, line: str) -> str:
-    """Where Python is, and the innermost events."""
+    """The line of Python and the innermost events."""
     inside = " > ".join(event.name for event in moment.open[-3:])
     return f"{line}, in {inside}" if line and inside else line or inside
 

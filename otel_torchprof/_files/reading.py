@@ -1,4 +1,4 @@
-"""Reading trace files event by event: what each record means, in whichever format it stands in the file."""
+"""Reads the events of trace files one by one, in any of the formats."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from .chrome_events import Events
 
 _WITH_RANK = frozenset(("distributedInfo", "otherData"))
-"""Members of a Chrome trace's document that say which rank it is of."""
+"""Members of a Chrome trace's document that contain its rank."""
 MERGED_RANKS = "merged_ranks"
-"""In the ``otherData`` of a trace that was merged: its processes and their ranks."""
+"""Key in ``otherData`` of a merged trace, with its processes and their ranks."""
 
 
 class Reading(NamedTuple):
-    """What is to be said of a file."""
+    """Result of reading a file."""
 
     problems: list[str]
-    """What could not be read; nothing where all was."""
+    """What could not be read; empty if all was."""
     left_out: Counter[str]
-    """What was read and handed over as nothing, by what it is."""
+    """Number of records that are no events, by kind."""
 
 
 def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] = lambda _stream: None) -> Reading:
-    """Hands over what a file holds.
+    """Passes the events of a file to ``events``.
 
     Args:
-        path: of the file.
-        events: takes them.
-        watch: gets the file, to see how far it has been read.
+        path: path of the file.
+        events: receives the events.
+        watch: gets the open file, to display how much has been read.
 
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
@@ -67,7 +67,7 @@ def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] =
 
 
 def hand_over(spans: SpanList, events: Events) -> None:
-    """Hands over spans that stand in no file, as :func:`read_events` would those of a file with them. Some microseconds each."""
+    """Passes spans to ``events`` as :func:`read_events` does for a file with these spans. Costs some microseconds each."""
     records, table = Interpreted(events), spans.table
     records.begin_resource(dict(spans.resource.attributes))
     attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
@@ -82,41 +82,41 @@ def hand_over(spans: SpanList, events: Events) -> None:
     traces = [trace_id.tobytes() for trace_id in table.trace_ids]
     columns = (table.name, table.start, table.end, table.span_id, table.parent_span_id, table.trace)
     for (name, start, end, *ids, trace), given in zip(
-        zip(*(each.tolist() for each in columns), strict=True), attributes, strict=True
+        zip(*(column.tolist() for column in columns), strict=True), attributes, strict=True
     ):
         of_span = (*ids, traces[trace])
         records.add_own_span(table.names[name], start, end, of_span, values_of(given.items()))
 
 
 class Interpreted:
-    """Takes records, and hands over the events that they are."""
+    """Interprets records and passes them on as events."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._process: Hashable = None
         self.chrome = ChromeEvents(events)
-        """Takes those of a Chrome trace."""
+        """Interprets events of a Chrome trace."""
 
     def __len__(self) -> int:
         return len(self._events) + len(self.chrome)
 
     def add_member(self, name: str, value: Any) -> None:
-        """The rank of torch's ``distributedInfo``, or of the resource in this package's ``otherData``; those of merged ranks."""
-        found = object_of(value, name) if name in _WITH_RANK else {}
-        resource = found.get("resource")
-        rank = resource.get(RANK) if isinstance(resource, dict) else found.get("rank")
+        """Reads the rank in torch's ``distributedInfo`` or this package's ``otherData``, and the ranks of a merged trace."""
+        member = object_of(value, name) if name in _WITH_RANK else {}
+        resource = member.get("resource")
+        rank = resource.get(RANK) if isinstance(resource, dict) else member.get("rank")
         if rank is not None:
             self._events.name_rank(None, whole(rank, "rank"))
-        for each in objects(found, MERGED_RANKS):
-            if each.get("rank") is not None:
-                self._events.name_rank(key_of(each.get("pid")), whole(each["rank"], "rank"))
+        for process in objects(member, MERGED_RANKS):
+            if process.get("rank") is not None:
+                self._events.name_rank(key_of(process.get("pid")), whole(process["rank"], "rank"))
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """An event of a Chrome trace."""
+        """Adds an event of a Chrome trace."""
         self.chrome.add(event)
 
     def begin_resource(self, attributes: dict[str, Any]) -> None:
-        """The process of the spans that follow; its rank is made known."""
+        """Sets the process of the spans that follow, and passes on its rank."""
         rank = attributes.get(RANK)
         self._process = process_of(attributes)
         if rank is not None:
@@ -125,18 +125,18 @@ class Interpreted:
     def add_own_span(
         self, name: str, start: int, end: int, ids: tuple[int, int, Hashable], values: Mapping[str, Any]
     ) -> None:
-        """A span of that process, read already."""
+        """Adds a span of the current process from its fields."""
         name = event_name(name, values)
         self._events.add_span(name, start, max(0, end - start), ids, values, process=self._process)
 
     def add_span(self, span: Any, _scope: str) -> None:
-        """A span of that process."""
+        """Adds a span of the current process, a JSON object or a message."""
         add = _add_json_span if isinstance(span, dict) else _add_protobuf_span
         add(span, self._events, self._process)
 
 
 def process_of(attributes: dict[str, Any]) -> Hashable:
-    """What tells the process of a resource apart."""
+    """The key of a process, from the attributes of its resource."""
     return key_of(attributes.get(INSTANCE)), key_of(attributes.get(RANK))
 
 
@@ -152,7 +152,10 @@ def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> N
 
 
 def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
-    ids = (*(int.from_bytes(each[-8:], "big") for each in (span.span_id, span.parent_span_id)), span.trace_id[:16])
+    ids = (
+        *(int.from_bytes(span_id[-8:], "big") for span_id in (span.span_id, span.parent_span_id)),
+        span.trace_id[:16],
+    )
     start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
     values = values_of(
         (key, value) for key, value in protobuf_attributes(span) if key in events.wanted or key == PHASE_NAME

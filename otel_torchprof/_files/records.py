@@ -1,6 +1,6 @@
-"""What trace files hold, record by record, as it stands there: events of Chrome JSON, this package's and torch's; spans of OTLP.
+"""Reads the records of trace files one by one: events of Chrome JSON, of this package and torch, and OTLP spans.
 
-Nothing in a file is trusted: whatever it holds, memory is bounded, what can be read is handed over, and the rest is reported.
+Files are not trusted: memory is bounded for any content, readable records are passed on, and the rest is reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from otel_torchprof._export.otlp_reading import Content
 
 BASE_TIME = "baseTimeNanoseconds"
-"""The member of a Chrome trace's document that says when its times count from."""
+"""The member of a Chrome trace's document with its time base."""
 _MEMBERS = frozenset(("distributedInfo", "otherData", BASE_TIME))
 _DESCRIPTIONS = frozenset(
     (
@@ -35,36 +35,36 @@ _DESCRIPTIONS = frozenset(
         *("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"),
     )
 )
-"""Members that say how a trace was recorded: none holds events, and nothing is missed without them."""
+"""Members that describe the recording; they contain no events and are ignored."""
 _MOST_NAMED = 5
 _LONGEST_MEMBER = 40
 _decode = json.JSONDecoder(parse_float=Decimal).raw_decode
-"""Numbers keep all their digits: a double has no room for microseconds since 1970."""
+"""Decodes numbers as Decimal: a double cannot represent microseconds since 1970 to the nanosecond."""
 _OF_RESOURCES = frozenset((RANK, INSTANCE, SERVICE))
 
 
 if TYPE_CHECKING:
 
     class Records(Protocol):
-        """Takes the records of a file one by one; its length is how many it counted. Each may raise MalformedError."""
+        """Receives the records of a file one by one; its length is the number of counted ones. Methods may raise MalformedError."""
 
         def __len__(self) -> int: ...
 
         def add_member(self, name: str, value: Any, /) -> None:
-            """A member of a Chrome trace's document."""
+            """Adds a member of a Chrome trace's document."""
 
         def add_event(self, event: dict[str, Any], /) -> None:
-            """An event of a Chrome trace."""
+            """Adds an event of a Chrome trace."""
 
         def begin_resource(self, attributes: dict[str, Any], /) -> None:
-            """The resource of the OTLP spans that follow: its rank, instance and service."""
+            """Sets the resource of the OTLP spans that follow: rank, instance and service."""
 
         def add_span(self, span: Any, scope: str, /) -> None:
-            """A span of OTLP, an object of JSON or a protobuf message, and the name of its scope."""
+            """Adds an OTLP span, a JSON object or a protobuf message, and the name of its scope."""
 
 
 class MalformedError(ValueError):
-    """A record that cannot be counted; those after it can."""
+    """A record is malformed; later records can still be read."""
 
 
 def check_can_be_read_twice(path: str) -> None:
@@ -76,7 +76,7 @@ def check_can_be_read_twice(path: str) -> None:
 
 
 def check_given_once(paths: Sequence[str]) -> None:
-    """Raises TorchProfError where two paths are one file."""
+    """Raises TorchProfError if two paths are the same file."""
     files = [os.path.realpath(path) for path in paths]
     for path, file in zip(paths, files, strict=True):
         if files.count(file) > 1:
@@ -84,14 +84,14 @@ def check_given_once(paths: Sequence[str]) -> None:
 
 
 class RecordReading:
-    """A file on its way to what takes its records; each turn of the iteration reads one.
+    """Reads a file and passes on its records, one per iteration.
 
-    Iterating raises TorchProfError where nothing of the file can be read; it names the file, the place and the way out.
+    Iterating raises TorchProfError if nothing of the file can be read; it names the file, the place and the way out.
 
     Args:
-        path: of the file.
-        records: takes what is in it.
-        watch: gets the file, to see how far it has been read.
+        path: path of the file.
+        records: receives the records.
+        watch: gets the open file, to display how much has been read.
     """
 
     def __init__(self, path: str, records: Records, watch: Callable[[ByteStream], None] = lambda _stream: None) -> None:
@@ -99,11 +99,11 @@ class RecordReading:
         self._unusable = 0
         self._first = ""
         self.problems: list[str] = []
-        """After the iteration: what could not be read; nothing where all was."""
+        """What could not be read; complete after the iteration."""
         self.members_left_out = 0
-        """Members of a Chrome trace's document that are not read,"""
+        """Number of ignored members of a Chrome trace's document."""
         self.first_left_out: list[str] = []
-        """and the names of the first of them."""
+        """Names of the first of these members."""
 
     def __iter__(self) -> Iterator[None]:
         try:
@@ -117,7 +117,7 @@ class RecordReading:
         self.end()
 
     def end(self) -> None:
-        """No more is read. Raises TorchProfError where nothing was counted."""
+        """Ends the reading. Raises TorchProfError if nothing was counted."""
         if self._unusable:
             self.problems.append(f"{self._path!r}: not counted: {self._unusable:,}; the first: {self._first}")
         if not len(self._records):
@@ -125,7 +125,7 @@ class RecordReading:
             raise TorchProfError("; ".join(self.problems) or nothing)
 
     def _read(self, stream: ByteStream) -> Iterator[None]:
-        """Reads all of it. Raises UnexpectedError, or OSError, where no more can be read."""
+        """Reads the whole file. Raises UnexpectedError, or OSError, if no more can be read."""
         if is_json(stream.peek(SNIFFED)):
             if stream.peek(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
                 stream.skip(len(BYTE_ORDER_MARK))
@@ -149,7 +149,7 @@ class RecordReading:
                     self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
 
     def _read_chrome(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
-        """Members may stand before and behind the events, where Kineto wrote the times' base until 2025."""
+        """Reads a Chrome trace. Members may follow the events: Kineto wrote the time base there until 2025."""
         if text.peek() == "{":
             has_events = False
             for name in text.members():
@@ -200,7 +200,7 @@ class RecordReading:
 
 
 def _spans(content: Content, records: Records) -> Iterator[tuple[Any, str]]:
-    """Of JSON the objects, of protobuf the messages; each with the name of its scope."""
+    """Yields the spans of a request, JSON objects or protobuf messages, each with the name of its scope."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = content.request
@@ -235,37 +235,37 @@ def _parsed(kind: Any, message: bytes) -> Any:
 
 
 def json_attributes(parent: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values of the attributes of an object of OTLP/JSON."""
-    for each in objects(parent, "attributes"):
-        key = each.get("key")
+    """Yields names and values of the attributes of an OTLP/JSON object."""
+    for attribute in objects(parent, "attributes"):
+        key = attribute.get("key")
         if isinstance(key, str):
-            yield key, next(iter(object_of(each.get("value"), key).values()), 0)
+            yield key, next(iter(object_of(attribute.get("value"), key).values()), 0)
 
 
 def protobuf_attributes(parent: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of the attributes of a message."""
-    for each in parent.attributes:
-        yield each.key, getattr(each.value, each.value.WhichOneof("value") or "int_value")
+    """Yields names and values of the attributes of a message."""
+    for attribute in parent.attributes:
+        yield attribute.key, getattr(attribute.value, attribute.value.WhichOneof("value") or "int_value")
 
 
 def object_of(value: Any, what: str) -> dict[str, Any]:
-    """The value, which has to be an object. Raises MalformedError."""
+    """Returns the value; raises MalformedError if it is no object."""
     if not isinstance(value, dict):
         raise malformed(value, what, "an object")
     return value
 
 
 def objects(parent: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """The objects of a member that is a list. Raises MalformedError."""
-    found = parent.get(name) or []
-    if not isinstance(found, list):
-        raise malformed(found, name, "a list")
-    for each in found:
-        yield object_of(each, name)
+    """Yields the objects of a member that is a list. Raises MalformedError."""
+    items = parent.get(name) or []
+    if not isinstance(items, list):
+        raise malformed(items, name, "a list")
+    for item in items:
+        yield object_of(item, name)
 
 
 def malformed(value: Any, what: str, expected: str) -> MalformedError:
-    """The error for a value that is something else than expected."""
+    """The error for an unexpected value."""
     displayed = (
         repr(value[:30])
         if isinstance(value, str)

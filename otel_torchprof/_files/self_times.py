@@ -1,4 +1,4 @@
-"""Self times of events that come in any order, from columns, so that an event costs some bytes."""
+"""Self times of events that come in any order, computed in columns with some bytes per event."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.int64]
 
 Row = tuple[int, int, int, int, int, int]
-"""Start, duration, duration without what was collapsed into it, track or -1, id, parent's id."""
+"""Start, duration, duration without collapsed children, track or -1, id, id of the parent."""
 
 _NS = 1e9
 MOST_ROWS = 200_000
-"""Events whose parents are looked for among one another; then half of them are settled, those that ended first."""
+"""Most buffered events; then the half of them that ended first is settled."""
 
 
 def span_times(duration: int, attributes: Mapping[str, Any]) -> tuple[int, int]:
-    """What a span took, and without what was collapsed into it, in ns: of an aggregate span the sum of those that it stands for."""
+    """Duration of a span, and its duration without collapsed children, in ns; for an aggregate span, of all that it replaces."""
     if AGGREGATED_COUNT in attributes:
         duration = round(float(attributes.get(AGGREGATED_DURATION, duration / _NS)) * _NS)
     return duration, duration - round(float(attributes.get(COLLAPSED_DURATION, 0)) * _NS)
 
 
 class SelfTimes:
-    """Events whose self time is not known before their children are.
+    """Buffers events until their children are known, and computes their self times.
 
     Args:
-        settled: takes the keys, starts and self times of events whose children have all come.
-        key_of: gets the keys of events and of each the place of its parent among them, or -1; returns those that are handed over.
-        nested: takes keys, parents and durations as above, and which events have a parent there: each event once.
+        settled: gets keys, starts and self times of events whose children are all known.
+        key_of: gets the keys of events and the index of each one's parent among them, or -1; returns the keys for ``settled``.
+        nested: gets keys, parents and durations, and the indices of events with a parent; each event once.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class SelfTimes:
         self._checked = 0
         self._settled_until = np.empty(0, dtype=np.int64)
         self.is_incomplete = False
-        """An event came that began before the end of one on its track that was settled: they may be parent and child."""
+        """Whether an event began before the end of a settled event of its track: they may be parent and child."""
 
     def __len__(self) -> int:
         return len(self._key)
 
     def append(self, key: int, row: Row) -> None:
-        """One event. Once there are :data:`MOST_ROWS`, half of them are settled."""
+        """Adds an event. At :data:`MOST_ROWS` events, half of them are settled."""
         start, duration, own, track, span_id, parent_id = row
         self._key.append(key)
         self._start.append(start)
@@ -74,14 +74,14 @@ class SelfTimes:
             self.settle(MOST_ROWS // 2)
 
     def settle(self, keep: int = 0) -> None:
-        """Hands over all but those ``keep`` that end last, of which more children may come."""
+        """Settles all events but the ``keep`` that end last, which may still get children."""
         if not len(self):
             return
         key, track, start, duration, own, ids, parents = (np.array(column) for column in self._columns())
         self._check(track[self._checked :], start[self._checked :])
         of_ids = _parents_by_id(ids, parents)
         parent = np.where(of_ids >= 0, of_ids, _parents_by_time(track, start, duration))
-        # Of those that end together, what is inside goes first: it began later, or came later.
+        # Of events with the same end, inner ones first: they began later, or came later.
         order = np.lexsort((-np.arange(len(key)), -start, start + duration))
         is_settled = np.zeros(len(key), dtype=bool)
         is_settled[order[: len(key) - keep]] = True
@@ -99,7 +99,7 @@ class SelfTimes:
             column[:] = array(column.typecode, values[~is_settled].tobytes())
 
     def _check(self, track: Numbers, start: Numbers) -> None:
-        """Events that came since some were settled."""
+        """Checks new events for starts before the end of settled ones on their track."""
         place = track + 1
         known = place < len(self._settled_until)
         self.is_incomplete |= bool((start[known] < self._settled_until[place[known]]).any())
@@ -116,12 +116,12 @@ class SelfTimes:
 
 def _parents_by_id(ids: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Numbers:
     order = np.argsort(ids, kind="stable")
-    found = order[np.minimum(np.searchsorted(ids, parents, sorter=order), len(ids) - 1)]
-    return np.where((parents != 0) & (ids[found] == parents), found, -1)
+    candidate = order[np.minimum(np.searchsorted(ids, parents, sorter=order), len(ids) - 1)]
+    return np.where((parents != 0) & (ids[candidate] == parents), candidate, -1)
 
 
 def _parents_by_time(track: npt.NDArray[np.int32], start: Numbers, duration: Numbers) -> Numbers:
-    """Of what is on tracks: the nearest that was begun before, or with it, and lasts at least as long."""
+    """For events on tracks, the index of the nearest event that encloses it on its track; -1 for none."""
     end = start + duration
     rows = np.flatnonzero(track >= 0)
     rows = rows[np.lexsort((-end[rows], start[rows], track[rows]))]

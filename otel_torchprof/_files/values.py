@@ -1,4 +1,4 @@
-"""What the values in trace files may be: times, ids, keys, texts, and the attributes of spans that readers look at."""
+"""Parses and checks values of trace files: times, ids, keys, texts, and the span attributes that readers use."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 LARGEST_NUMBER = 1 << 61
-"""Of nanoseconds: sums of two are 64-bit numbers."""
+"""Largest number of nanoseconds: the sum of two fits in 64 bits."""
 _LARGEST_TIME = Decimal(LARGEST_NUMBER // 1000)
-"""Microseconds."""
+"""The same in microseconds."""
 _LONGEST_KEY = 64
-"""Characters of what tells tracks and traces apart."""
+"""Most characters of keys of tracks and traces."""
 _OF_ENTRY = ("group", "number", "begin", "end")
 _LONGEST_LIST = 4096
-"""Characters. This package writes 1,279 at most."""
+"""Most characters of a JSON list in an attribute; this package writes at most 1,279."""
 _NUMBERS = frozenset((int, Decimal))
 _KEYS = frozenset((int, float, Decimal, bool, type(None)))
 _NUMBER = re.compile(r"[-+]?(?:\d{1,20}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,2})?")
-"""In a text."""
+"""Matches a number in a text."""
 _THOUSAND = Decimal(1000)
 _multiplied = Context(prec=64, traps=[]).multiply
-"""Whatever context the program has set."""
+"""Multiplies in a fixed context, independent of the program's."""
 
 
 class StepAverage(NamedTuple):
-    """What the events of one name took in a step that has no others of it: of the attribute ``torch.averages``."""
+    """Sums over the events of one name in a step, from the attribute ``torch.averages``."""
 
     name: str
     calls: int
     self_seconds: float
     in_data: bool
-    """Whether the loop waited for data meanwhile."""
+    """Whether they are in the phase in which the loop waits for data."""
 
 
 def nanoseconds(value: Any, what: str) -> int:
-    """Microseconds of a Chrome trace, to the nanosecond: a double has no room for those since 1970. Raises MalformedError."""
+    """Converts microseconds of a Chrome trace to nanoseconds, exactly. Raises MalformedError."""
     number = Decimal(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
     if type(number) in _NUMBERS and -_LARGEST_TIME < number < _LARGEST_TIME:
-        found: int = round(_multiplied(number, _THOUSAND) if type(number) is Decimal else number * 1000)
-        return found
+        converted: int = round(_multiplied(number, _THOUSAND) if type(number) is Decimal else number * 1000)
+        return converted
     raise malformed(value, what, f"a number up to {_LARGEST_TIME}")
 
 
 def values_of(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
-    """The attributes that are looked at, as numbers that can be added up, as short texts, and as lists of what is in them."""
+    """Parses attributes: as numbers, short texts and lists. Raises MalformedError."""
     return {key: _reader_of(key)(value, key) for key, value in attributes}
 
 
 def event_name(name: str, attributes: Mapping[str, Any]) -> str:
-    """The name of the event that a span is of: a call of ``generate`` is a phase, whose span is named as the conventions say."""
+    """The name of the event of a span. The span of a phase such as ``generate`` has a name of the conventions instead."""
     phase = attributes.get(PHASE_NAME)
     return name if phase is None else f"{PHASE_PREFIX}{phase}"
 
@@ -85,32 +85,32 @@ def _averages(value: Any, what: str) -> list[StepAverage]:
             _seconds(entry.get("self"), "self"),
             entry.get("phase") == "data",
         )
-        for entry in (object_of(each, what) for each in _list(value, what))
+        for entry in (object_of(item, what) for item in _list(value, what))
     ]
 
 
 def _collectives(value: Any, what: str) -> list[tuple[str, int, int, int]]:
-    """Group, number, begin and end; the last two in ns."""
-    found = []
+    """Parses a list of group, number, begin and end, the last two in ns."""
+    collectives = []
     for entry in _list(value, what):
         if not isinstance(entry, list) or len(entry) != len(_OF_ENTRY):
             raise malformed(entry, what, f"lists of {', '.join(_OF_ENTRY)}")
         group, number, *times = entry
         begin, end = (_rounded(time, 1e3, what) for time in times)
-        found.append((text_in(group, what)[:_LONGEST_KEY], whole(number, what), begin, end))
-    return found
+        collectives.append((text_in(group, what)[:_LONGEST_KEY], whole(number, what), begin, end))
+    return collectives
 
 
 def _list(value: Any, what: str) -> list[Any]:
-    """Of a text in JSON."""
+    """Parses a JSON list."""
     text = text_in(value, what)
     try:
-        found = json.loads(text) if len(text) <= _LONGEST_LIST else None
+        items = json.loads(text) if len(text) <= _LONGEST_LIST else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
+        items = None
+    if not isinstance(items, list):
         raise malformed(text, what, f"a JSON list of at most {_LONGEST_LIST:,} characters")
-    return found
+    return items
 
 
 def _seconds(value: Any, what: str) -> float:
@@ -119,45 +119,45 @@ def _seconds(value: Any, what: str) -> float:
 
 def _rounded(value: Any, scale: float, what: str) -> int:
     try:
-        found = round(float(value) * scale)
+        rounded = round(float(value) * scale)
     except (TypeError, ValueError, OverflowError):
         raise malformed(value, what, "a number") from None
-    if abs(found) > LARGEST_NUMBER:
+    if abs(rounded) > LARGEST_NUMBER:
         raise malformed(value, what, f"at most {LARGEST_NUMBER / scale:.0f}")
-    return found
+    return rounded
 
 
 def whole(value: Any, what: str) -> int:
-    """A number from 0 on; protobuf writes those of 64 bits as texts into JSON."""
+    """Parses an integer from 0 on, also from a text: protobuf writes 64-bit numbers as texts into JSON. Raises MalformedError."""
     try:
-        found = int(float(value) if type(value) is Decimal else value)  # an int of any exponent would be too large
+        number = int(float(value) if type(value) is Decimal else value)  # an int of any exponent would be too large
     except (TypeError, ValueError, OverflowError):
         raise malformed(value, what, "a whole number") from None
-    if not 0 <= found <= LARGEST_NUMBER:
+    if not 0 <= number <= LARGEST_NUMBER:
         raise malformed(value, what, f"a number from 0 to {LARGEST_NUMBER}")
-    return found
+    return number
 
 
 def id_in(value: Any, what: str) -> int:
-    """The id of a span."""
+    """Parses the id of a span. Raises MalformedError."""
     try:
-        found = int(value, 16)
+        number = int(value, 16)
     except (TypeError, ValueError):
-        found = -1
-    if not 0 <= found < 1 << 64:
+        number = -1
+    if not 0 <= number < 1 << 64:
         raise malformed(value, what, "16 hexadecimal digits")
-    return found
+    return number
 
 
 def text_in(value: Any, what: str) -> str:
-    """The value, which has to be a text."""
+    """Returns the value; raises MalformedError if it is no text."""
     if not isinstance(value, str):
         raise malformed(value, what, "a text")
     return value
 
 
 def key_of(value: Any) -> Any:
-    """What may tell tracks, or traces, apart."""
+    """A hashable key of a track or trace, shortened; None for values of other types."""
     if type(value) in _KEYS:
         return value
     return value[:_LONGEST_KEY] if isinstance(value, str) else None
@@ -168,4 +168,4 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     AVERAGES: _averages,
     COLLECTIVES: _collectives,
 }
-"""Of attributes that are neither durations, nor texts, nor whole numbers."""
+"""Parsers of attributes that are neither durations, texts nor integers."""

@@ -1,7 +1,7 @@
-"""Ids that every rank of a run can compute for every other: of traces, of the spans of steps, and of collectives.
+"""Ids of traces, step spans and collectives that every rank of a run can compute for every other rank.
 
-All of them are keyed hashes of what the ranks agreed on once, so that a link from one rank to another needs no message. They
-are spread evenly over all their bits: a sampler that goes by the trace id takes the share that it is to take.
+All ids are keyed hashes, with a key that the ranks agree on once, so a link from one rank to another needs no message. They are
+uniformly distributed, as samplers by trace id require.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MOST_LINKED = 16
 
 
 class Run(NamedTuple):
-    """What the ids of a run are made from; all ranks have the same."""
+    """Seed of the ids of a run, the same on all ranks."""
 
     run_id: str
     restart: int = 0
     attempt: str = ""
-    """Tells apart what has the same id and number: a run id that is used again, processes that a launcher began anew."""
+    """Distinguishes attempts with the same run id and restart: a reused run id, or processes restarted by a launcher."""
 
 
 class StepIds(NamedTuple):
@@ -34,9 +34,9 @@ class StepIds(NamedTuple):
     trace_id: int
     span_id: int
     parent_span_id: int = 0
-    """Of the same trace, on another rank; 0 for a root."""
+    """Span of the same trace on another rank; 0 for a root."""
     links: tuple[tuple[int, int], ...] = ()
-    """Trace and span ids of the same step elsewhere."""
+    """Trace and span ids of the same step on other ranks."""
 
 
 def _blake2b(text: str, **options: Any) -> bytes:
@@ -53,22 +53,22 @@ def run_key(run: Run) -> bytes:
 
 
 def step_trace_id(run: Run, step: int, rank: int | None) -> int:
-    """The trace of a step on a rank; with None the one that all ranks share."""
+    """Id of the trace of a step on a rank; with None, of the trace that all ranks share."""
     return _hash(run, 16, "trace", step, "" if rank is None else rank)
 
 
 def step_span_id(run: Run, step: int, rank: int) -> int:
-    """The span of a step on a rank."""
+    """Id of the span of a step on a rank."""
     return _hash(run, 8, "step", step, rank)
 
 
 def collective_span_id(run: Run, rank: int, group: str, sequence: int, operation: str = "") -> int:
-    """The span of a rank's part in a collective: the ``sequence``-th of its group."""
+    """Id of the span of a rank in a collective, the ``sequence``-th of its group."""
     return _hash(run, 8, "collective", rank, group, sequence, operation)
 
 
 def step_ids(run: Run, step: int, rank: int, *, layout: str, first: int) -> StepIds:
-    """The ids of a step on a rank; ``first`` is the first rank that exports: what others hang under, or link to."""
+    """The ids of a step on a rank; ``first``: the first rank that exports, to which the others link or whose children they are."""
     span_id = step_span_id(run, step, rank)
     if layout == TOGETHER:
         parent = 0 if rank == first else step_span_id(run, step, first)
@@ -78,10 +78,10 @@ def step_ids(run: Run, step: int, rank: int, *, layout: str, first: int) -> Step
 
 
 def linked_peers(ranks: Sequence[int], rank: int, most: int = MOST_LINKED) -> tuple[int, ...]:
-    """To which other ranks of its group a rank's part in a collective links, at most ``most``.
+    """The ranks to which a rank's span in a collective links, at most ``most``.
 
-    To all in a group of up to :data:`MOST_LINKED`; in a larger one to the first and to its neighbours: by these every other can
-    be reached, and the number of links does not grow with the square of the ranks.
+    All others in a group of up to :data:`MOST_LINKED`; in a larger group, the first rank and the neighbours, by which all others can
+    be reached without a quadratic number of links.
     """
     if rank not in ranks:
         return ()
@@ -94,6 +94,6 @@ def linked_peers(ranks: Sequence[int], rank: int, most: int = MOST_LINKED) -> tu
 
 
 def _hash(run: Run, size: int, *parts: object) -> int:
-    """Never 0, which is no valid id. The parts cannot run into each other: only the last but one or two are free text."""
+    """A hash of the parts, never 0, which is no valid id. Joined parts are unambiguous: only one near the end is free text."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(_blake2b(text, digest_size=size, key=run_key(run)), "big") or 1

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
     from .rank_ids import StepIds
 
-# ---- The process groups that a rank is in, as torch.distributed knows them ----
+# ---- The process groups of a rank, from torch.distributed ----
 
 _MOST_GROUPS = 32
-"""Groups that a resource names."""
+"""Most groups in a resource."""
 _LONGEST = 200
-"""Characters of the list of a group's ranks."""
+"""Most characters of the list of a group's ranks."""
 _NO_NAME = {"", "undefined", "default_pg"}
 
 
 class Groups:
-    """Looked up in torch's own books, which are small dictionaries; cheap to ask again. Thread-safe.
+    """Process groups, read from small dictionaries of torch at every call. Thread-safe.
 
     Args:
-        c10d: ``torch.distributed.distributed_c10d``; None: there are none.
-        rank: this process's.
+        c10d: ``torch.distributed.distributed_c10d``; None: there are no groups.
+        rank: rank of this process.
     """
 
     def __init__(self, c10d: Any = None, rank: int = -1) -> None:
@@ -60,12 +60,12 @@ class Groups:
         self._names: tuple[str, ...] = ()
 
     def texts(self) -> tuple[str, ...]:
-        """Each group but that of the whole world, once: ``name:ranks``, such as ``mesh_tp:0-3``, at most 32."""
+        """All groups but that of all ranks as ``name:ranks``, such as ``mesh_tp:0-3``, at most 32."""
         self._read()
         return self._texts
 
     def _read(self) -> None:
-        """Takes up groups that are new; those that the program has destroyed are remembered: their work may be drained later."""
+        """Adds new groups. Keeps destroyed groups, since their events may be drained later."""
         if self._c10d is None:
             return
         try:
@@ -77,7 +77,7 @@ class Groups:
             texts, is_whole = list(self._texts), True
             for group, name in names.items():
                 ranks = tuple(world.pg_group_ranks.get(group, ()))
-                is_whole = is_whole and bool(ranks)  # torch enters a group into one book after the other
+                is_whole = is_whole and bool(ranks)  # torch adds a group to one dictionary after the other
                 if name not in self._ranks and self._rank in ranks:
                     self._ranks[name] = ranks
                     if len(ranks) != every:
@@ -88,19 +88,19 @@ class Groups:
             AttributeError,
             RuntimeError,
             ValueError,
-        ):  # another thread makes groups, or this torch keeps other books
+        ):  # another thread creates groups, or this torch has other dictionaries
             self._names = ()
 
 
 def _displayed(group: Any, name: str) -> str:
-    """What the program calls it, such as the dimension of a device mesh; else torch's own name of it."""
+    """The program's name of a group, such as the dimension of a device mesh; else torch's own name."""
     description = str(getattr(group, "group_desc", ""))
     return name if description in _NO_NAME else description
 
 
 def ranges(ranks: tuple[int, ...]) -> str:
-    """``0-3,8``; of evenly spaced ones ``0-12/4``: from 0 to 12, every fourth. Cut where it gets too long."""
-    steps = {following - one for one, following in itertools.pairwise(ranks)}
+    """``0-3,8``; evenly spaced ranks as ``0-12/4``: from 0 to 12, every fourth. Cut if too long."""
+    steps = {following - rank for rank, following in itertools.pairwise(ranks)}
     if len(ranks) > 2 and len(steps) == 1 and (step := steps.pop()) > 1:  # noqa: PLR2004 - two are written out
         return f"{ranks[0]}-{ranks[-1]}/{step}"
     parts: list[str] = []
@@ -111,20 +111,20 @@ def ranges(ranks: tuple[int, ...]) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-# ---- How ranks agree on something by the store of their process group, without waiting for each other ----
-# Everything is one operation of the store: what it holds under a key, or, where it holds nothing, what is offered.
+# ---- Agreement of ranks through the store of their process group, without waiting ----
+# Uses one operation of the store: it returns the value of a key and, if there is none, first sets the offered one.
 
 _KEY = "otel_torchprof/run"
 _MOST_GENERATIONS = 1000
-"""Processes of one rank that have started and ended, as far as they are looked through."""
+"""Most earlier processes of one rank in the store."""
 
 _own_words: dict[int, str] = {}
-"""By the id of a process, a word that is its own: a forked child has another."""
+"""A random word for each process id: a forked child has another one."""
 
 
 def made_id(store: Any) -> str:
-    """A new run id, or the one that was made before the launcher began the processes anew, if its store has lived on."""
-    while hasattr(store, "underlying_store"):  # around it are prefixes, which may be those of one attempt
+    """A new run id, or an earlier one if the store has outlived a restart of the processes."""
+    while hasattr(store, "underlying_store"):  # without its prefixes, which may differ per attempt
         store = store.underlying_store
     return _held(store, f"{_KEY}/id", os.urandom(16).hex())
 
@@ -156,7 +156,7 @@ def _held(store: Any, key: str, offered: str) -> str:
 
 
 def _own_word() -> str:
-    """The same whenever this process asks; a forked child has another."""
+    """The random word of this process."""
     return _own_words.setdefault(os.getpid(), os.urandom(8).hex())
 
 
@@ -174,14 +174,14 @@ class _Agreement(NamedTuple):
 
 
 class Ranks:
-    """A process among the ranks of its run. Thread-safe; all but :meth:`look` and :meth:`start` cost microseconds at most.
+    """The ranks of a run, seen from this process. Thread-safe; all but :meth:`look` and :meth:`start` cost microseconds at most.
 
     Args:
-        choice: which ranks export.
-        layout: a trace per step and rank, or one for all ranks: ``apart`` or ``together``.
-        environ: what the launcher said.
-        session: which recording of this process it is, from 1: steps are counted anew, and must not have the same ids again.
-        on_not_exporting: called once, in the thread that makes the process group, where only that tells that this rank does not
+        choice: selects the ranks that export.
+        layout: a trace per step and rank, or one per step for all ranks: ``apart`` or ``together``.
+        environ: environment variables of the launcher.
+        session: number of the recording in this process, from 1: steps of each are counted from 0 and need other ids.
+        on_not_exporting: called once, on the thread that creates the process group, if that shows that this rank does not
             export.
     """
 
@@ -211,15 +211,15 @@ class Ranks:
         self._call_off: Callable[[], None] | None = None
         self._unwatch: Callable[[], None] | None = None
 
-    # ---- from when to when ----
+    # ---- start and stop ----
 
     def start(self) -> None:
-        """Learns of the process group when it is made, or of the one that is there. Once."""
+        """Reads the process group now or when it is created. Call it once."""
         self._call_off = when_imported(_C10D, self._watch)
         self.look()
 
     def stop(self) -> None:
-        """Takes back what :meth:`start` has put into torch; what is known stays."""
+        """Removes the hook of :meth:`start` from torch; keeps what is known."""
         if self._call_off is not None:
             self._call_off()
         with self._lock:
@@ -228,58 +228,58 @@ class Ranks:
             self._unwatch = None
 
     def look(self) -> None:
-        """Looks for torch's process group, until there is one; then agrees with the other ranks, by a round trip to its store."""
+        """Looks for torch's process group, if it was not found before; then agrees with the other ranks, by a round trip to its store."""
         if not self._has_asked and not self._in_child and (c10d := sys.modules.get(_C10D)) is not None:
             self._join(c10d)
 
     def after_fork(self) -> None:
-        """A forked child is no rank, until it makes a process group of its own: its steps would have the parent's ids."""
+        """Resets a forked child, which is no rank until it creates a process group: its steps would have the parent's ids."""
         self._lock = threads.RLock()
         self._link, self._in_child = None, True
         self._unlinked = "this is a forked child of a rank"
         self._groups = Groups()
         self._merged = None
 
-    # ---- what is known ----
+    # ---- queries ----
 
     @property
     def place(self) -> Place | None:
-        """Rank and the like: torch.distributed's word, else the launcher's."""
+        """Rank and sizes, from torch.distributed, else from the launcher."""
         link = self._link
         return self._place if link is None else link.place
 
     @property
     def run(self) -> Run | None:
-        """What ids are derived from; None as long as the ranks have not agreed on it, or where there is one rank only."""
+        """Seed of the ids; None before the ranks have agreed on it, and with one rank."""
         link = self._link
         return None if link is None else link.run
 
     @property
     def exporting(self) -> Exporting | None:
-        """Which ranks export; None where this process is not known to be one of several."""
+        """Which ranks export; None if this process is not known to be one of several."""
         place = self.place
         if place is None or place.world_size <= 1:
             return None
-        # The name in a form that the ranks knew before they agreed on anything: the choice must not change then.
+        # A name that is known before the ranks agree on a run: the selection must not change then.
         seed = self._name.text if self._name is not None and self._name.is_same else ""
         return exporting(self._choice, place, seed)
 
     @property
     def not_exporting_reason(self) -> str | None:
-        """Why this rank exports nothing, where it does not."""
-        found, place = self.exporting, self.place
-        if found is None or found.own or place is None:
+        """Why this rank does not export; None if it does."""
+        selection, place = self.exporting, self.place
+        if selection is None or selection.own or place is None:
             return None
         return f"rank {place.rank} of {place.world_size} does not export: export_ranks is {self._choice!r}"
 
     @property
     def budget_share(self) -> int:
         """Number of ranks that share one trace's size limit: the exporting ranks if they share a trace, else 1."""
-        found = self.exporting
-        return found.total if found is not None and self._link is not None and self._layout == TOGETHER else 1
+        selection = self.exporting
+        return selection.total if selection is not None and self._link is not None and self._layout == TOGETHER else 1
 
     def state(self) -> dict[str, str]:
-        """For health: ``ranks`` is on where ids are derived; nothing where there is one rank only."""
+        """State for health: ``ranks`` is on if ids are derived; empty with one rank."""
         if self._link is not None:
             return {_SOURCE: ON}
         place = self.place
@@ -288,12 +288,12 @@ class Ranks:
     # ---- ids ----
 
     def step_ids(self, step: int) -> StepIds | None:
-        """The ids of a step of this rank; None where they are the provider's affair."""
+        """The ids of a step of this rank; None if the provider generates them."""
         link = self._link
         return None if link is None else self._ids(link, step, link.place.rank)
 
     def step_context(self, rank: int, step: int) -> SpanContext | None:
-        """The span of any rank's step; None as long as the ranks have not agreed on their run."""
+        """The context of any rank's step span; None before the ranks have agreed on their run."""
         link = self._link
         if link is None or not 0 <= rank < link.place.world_size:
             return None
@@ -303,14 +303,14 @@ class Ranks:
     def collective_span(
         self, group: str, sequence: int, rank: int, step: int, operation: str = ""
     ) -> tuple[int, int] | None:
-        """Trace and span id of any rank's part in a collective, the ``sequence``-th of its group; None as for steps."""
+        """Trace and span id of any rank's span in a collective, the ``sequence``-th of its group; None as for steps."""
         link = self._link
         if link is None:
             return None
         return self._ids(link, step, rank).trace_id, collective_span_id(link.run, rank, group, sequence, operation)
 
     def linked_ranks(self, ranks: Sequence[int], most: int = MOST_LINKED) -> tuple[int, ...]:
-        """To which of a group's ranks this one's part in a collective links: to those that export, and not to itself."""
+        """The ranks of a group to which this rank's span in a collective links: others that export."""
         link = self._link
         if link is None:
             return ()
@@ -320,12 +320,12 @@ class Ranks:
         return tuple(rank for rank in chosen if self._exports(link.place, rank))
 
     def _ids(self, link: _Agreement, step: int, rank: int) -> StepIds:
-        found = self.exporting
-        return step_ids(link.run, step, rank, layout=self._layout, first=0 if found is None else found.first)
+        selection = self.exporting
+        return step_ids(link.run, step, rank, layout=self._layout, first=0 if selection is None else selection.first)
 
     def _exports(self, place: Place, rank: int) -> bool:
         local = place.local_world_size
-        # Of others it is known only by this how they stand in their nodes: launchers number them node by node.
+        # Local ranks of other processes are derived: launchers number ranks node by node.
         other = place._replace(rank=rank, local_rank=rank % local if local and place.local_rank is not None else None)
         seed = self._name.text if self._name is not None and self._name.is_same else ""
         return exporting(self._choice, other, seed).own
@@ -333,11 +333,11 @@ class Ranks:
     # ---- resource ----
 
     def attributes(self) -> dict[str, AttributeValue]:
-        """What a resource has of the rank: nothing where this is not known to be a rank."""
+        """Resource attributes of the rank; empty if this is not known to be a rank."""
         place, run = self.place, self.run
         if place is None:
             return {}
-        found: dict[str, AttributeValue] = {
+        attributes: dict[str, AttributeValue] = {
             "torch.distributed.rank": place.rank,
             "torch.distributed.world_size": place.world_size,
         }
@@ -346,21 +346,21 @@ class Ranks:
             "local_world_size": place.local_world_size,
             "node_rank": place.node_rank,
         }
-        found |= {f"torch.distributed.{key}": value for key, value in more.items() if value is not None}
+        attributes |= {f"torch.distributed.{key}": value for key, value in more.items() if value is not None}
         name = run.run_id if run is not None else self._name.text if self._name is not None else None
         if name is not None:
-            found["torch.run.id"] = name
-            found["torch.run.restart"] = self._restart if run is None else run.restart
+            attributes["torch.run.id"] = name
+            attributes["torch.run.restart"] = self._restart if run is None else run.restart
             if not self._in_child:
-                found["service.instance.id"] = f"{name}/{place.rank}"
+                attributes["service.instance.id"] = f"{name}/{place.rank}"
         if run is not None and run.attempt:
-            found["torch.run.attempt"] = run.attempt
+            attributes["torch.run.attempt"] = run.attempt
         if groups := self._groups.texts():
-            found["torch.distributed.groups"] = groups
-        return found
+            attributes["torch.distributed.groups"] = groups
+        return attributes
 
     def resource(self, own: Resource) -> Resource:
-        """A resource with :meth:`attributes`, of which its own come first. The same object as long as nothing changes."""
+        """A resource with :meth:`attributes`, over which its own have precedence. The same object until something changes."""
         attributes, merged = self.attributes(), self._merged
         if not attributes:
             return own
@@ -385,14 +385,14 @@ class Ranks:
                 self._join(c10d)
 
         def unwatch() -> None:
-            if c10d._update_default_pg is updated:  # noqa: SLF001 - else somebody has put something over it
+            if c10d._update_default_pg is updated:  # noqa: SLF001 - else the program has wrapped it again
                 c10d._update_default_pg = original  # noqa: SLF001
 
         with self._lock:
             c10d._update_default_pg, self._unwatch = updated, unwatch  # noqa: SLF001
 
     def _join(self, c10d: Any) -> None:
-        """Takes up what torch says, and agrees with the others; whatever that raises, the program continues."""
+        """Reads torch's process group and agrees with the other ranks; errors are logged."""
         try:
             with self._lock:
                 if not c10d.is_initialized():
@@ -424,7 +424,7 @@ class Ranks:
             self._link, self._in_child = _Agreement(run, self._place or Place(rank, size)), False
 
     def _agreed(self, c10d: Any, rank: int) -> Run | None:
-        """The same for all ranks: what the first of them has offered."""
+        """The run, the same for all ranks: that of the first rank that wrote it. None without a usable store or name."""
         name = self._name
         try:
             store = c10d._get_default_store()  # noqa: SLF001 - there is no public one
@@ -437,31 +437,31 @@ class Ranks:
         return Run(name.text, self._restart) if name is not None and is_enough else None
 
 
-# ---- what launchers tell a process of its run, by environment variables: torchrun, SLURM, MPI, Kubernetes ----
+# ---- environment variables of launchers: torchrun, SLURM, MPI, Kubernetes ----
 
 
 _TORCHRUN_NO_ID = "none"
-"""What torchrun says where nobody gave the run an id."""
+"""torchrun's default run id."""
 _TORCHRUN_NO_ROLE = "default"
-"""Likewise of the role."""
+"""torchrun's default role."""
 _SLURM_NO_STEP = 0xFFFFFFF0
-"""From here on numbers of steps have meanings of their own: the batch script, the prolog."""
+"""First step number with a special meaning: the batch script, the prolog."""
 _POD = r"(.+)-(?:master|worker|chief|launcher|node)-\d+"
 """Host names of the pods of a Kubeflow job."""
 
 
 class RunName(NamedTuple):
-    """What a launcher calls the run."""
+    """The launcher's name of the run."""
 
     text: str
     is_same: bool
-    """Whether all ranks are told the same."""
+    """Whether it is the same on all ranks."""
     is_unique: bool
-    """Whether no other run has it, as long as nobody makes it so."""
+    """Whether no other run has it, unless a user reuses it."""
 
 
 def place_in(environ: Mapping[str, str]) -> Place | None:
-    """Rank and the like, as the launcher nearest to the process tells them; None where none does."""
+    """Rank and sizes from the variables of the innermost launcher; None without one."""
     for read in (_torchrun_place, _slurm_place, _open_mpi_place, _hydra_place):
         place = read(environ)
         if place is not None and 0 <= place.rank < place.world_size:
@@ -470,7 +470,7 @@ def place_in(environ: Mapping[str, str]) -> Place | None:
 
 
 def run_name_in(environ: Mapping[str, str], host: str | None = None) -> RunName | None:
-    """The run's name; None where nobody gave it one. ``host``: the host's name, if not as the system says."""
+    """The run's name; None without one. ``host``: the host's name, if not the system's."""
     if own := config.RUN_ID.text(environ):
         return RunName(own, True, True)
     elastic = environ.get("TORCHELASTIC_RUN_ID", "").strip()
@@ -485,7 +485,7 @@ def run_name_in(environ: Mapping[str, str], host: str | None = None) -> RunName 
 
 
 def identity_in(environ: Mapping[str, str]) -> dict[str, str | int | None]:
-    """What is said of a process where it is to be told from the others of its run: its place, role, restart and run."""
+    """Identity of a process in its run: place, role, restart and run id."""
     place, name = place_in(environ), run_name_in(environ)
     return {
         **({} if place is None else place._asdict()),
@@ -496,31 +496,31 @@ def identity_in(environ: Mapping[str, str]) -> dict[str, str | int | None]:
 
 
 def restart_in(environ: Mapping[str, str]) -> int:
-    """How often the run was begun anew, by torchrun or by SLURM."""
+    """How often torchrun or SLURM has restarted the run."""
     for variable in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        if found := _number(environ, variable):
-            return found
+        if restarts := _number(environ, variable):
+            return restarts
     return 0
 
 
 def role_in(environ: Mapping[str, str]) -> str:
-    """The role that torchrun's ``--role`` gave the process; empty where nobody gave one."""
+    """The role from torchrun's ``--role``; empty without one."""
     role = environ.get("ROLE_NAME", "").strip() if "TORCHELASTIC_RUN_ID" in environ else ""
     return "" if role == _TORCHRUN_NO_ROLE else role
 
 
 def store_outlives_processes(environ: Mapping[str, str]) -> bool:
-    """Whether the store by which ranks find each other is torchrun's own, which it keeps when it begins them anew."""
+    """Whether the ranks use torchrun's own store, which outlives a restart of the processes."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _kubernetes_name(environ: Mapping[str, str], host: str) -> RunName | None:
-    # A pod of an indexed job, a JobSet's for one, is called <job>-<index>; the pods of one JobSet may belong to several jobs.
+    # A pod of an indexed job, such as one of a JobSet, is named <job>-<index>; the pods of a JobSet may belong to several jobs.
     index = environ.get("JOB_COMPLETION_INDEX", "")
     if index.isdecimal() and host.endswith(f"-{index}"):
         return RunName(host[: -len(index) - 1], False, False)
-    found = re.fullmatch(_POD, host)
-    return RunName(found.group(1), False, False) if found else None
+    match = re.fullmatch(_POD, host)
+    return RunName(match.group(1), False, False) if match else None
 
 
 def _torchrun_place(environ: Mapping[str, str]) -> Place | None:
@@ -529,7 +529,7 @@ def _torchrun_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _slurm_place(environ: Mapping[str, str]) -> Place | None:
-    # Outside of srun, in a batch script, there are such variables too, and they name no process that runs.
+    # A batch script has such variables too, outside of srun, where they describe no process.
     if _slurm_step(environ) is None:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
@@ -542,7 +542,7 @@ def _slurm_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _slurm_step(environ: Mapping[str, str]) -> int | None:
-    """The number of the ``srun`` that the process is of; None in the batch script itself."""
+    """The number of the process's ``srun``; None in the batch script itself."""
     step = _number(environ, "SLURM_STEP_ID")
     return None if step is None or step >= _SLURM_NO_STEP else step
 
@@ -557,7 +557,7 @@ def _hydra_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _place(environ: Mapping[str, str], variables: tuple[str, str, str, str, str]) -> Place | None:
-    """What variables say, in the order of the fields."""
+    """A place from variables, in the order of its fields."""
     rank, size, local_rank, local_size, node = (_number(environ, name) for name in variables)
     return None if rank is None or not size else Place(rank, size, local_rank, local_size or None, node)
 
@@ -568,17 +568,17 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """SLURM's ``4(x2),3`` as one number per node; nothing where it is not that."""
+    """SLURM's ``4(x2),3`` as one number per node; empty for any other text."""
     tasks: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
             return []
-        tasks += [int(found.group(1))] * int(found.group(2) or 1)
+        tasks += [int(match.group(1))] * int(match.group(2) or 1)
     return tasks
 
 
-# ---- which ranks of a run export: all, the first of each node, one, or a share ----
+# ---- selection of the ranks that export: all, the first of each node, one, or a share ----
 
 
 Choice = str | float
@@ -586,7 +586,7 @@ Choice = str | float
 
 
 class Place(NamedTuple):
-    """Where a process stands among those of its run; None where that is not known."""
+    """Rank and sizes of a process in its run; None for unknown numbers."""
 
     rank: int
     world_size: int
@@ -607,10 +607,10 @@ class Exporting(NamedTuple):
 
 
 def exporting(choice: Choice, place: Place, seed: str = "") -> Exporting:
-    """Who exports, as every rank finds it for itself.
+    """Which ranks export; every rank computes the same result.
 
-    Where it is not known which process is the first of its node, every one exports. ``seed`` varies which ranks are sampled
-    from run to run; it has to be the same on all of them.
+    If local ranks are unknown, ``node`` selects all ranks. ``seed``, the same on all ranks, varies the sampled ranks from run to
+    run.
     """
     rank, world = place.rank, place.world_size
     if choice == "one":
@@ -626,7 +626,7 @@ def exporting(choice: Choice, place: Place, seed: str = "") -> Exporting:
 
 @functools.lru_cache(maxsize=8)
 def _sampled(share: float, world: int, seed: str) -> frozenset[int]:
-    """So many ranks as the share says, at least one: those whose hashes are the lowest."""
+    """A share of the ranks, at least one: those with the lowest hashes."""
     import hashlib  # as in rank_ids
 
     def order(rank: int) -> bytes:
@@ -635,19 +635,19 @@ def _sampled(share: float, world: int, seed: str) -> frozenset[int]:
     return frozenset(sorted(range(world), key=order)[: max(1, round(share * world))])
 
 
-# ---- worker processes of a DataLoader, which are not to be taken for processes that train ----
+# ---- worker processes of a DataLoader, which do not train ----
 
 
 def is_loader_worker() -> bool:
-    """Whether this process is a worker of a DataLoader, of torch or torchdata: known before anything of it runs but its start.
+    """Whether this process is a worker of a DataLoader of torch or torchdata; valid from the start of the process on.
 
-    One that is started anew (``spawn``) imports the program before it knows what it is for. A microsecond.
+    A spawned worker imports the program before this is known. Costs a microsecond.
     """
     return _is_for_a_loader(current_process())
 
 
 def starts_loader_worker() -> bool:
-    """Whether the fork in whose handlers this is called makes such a worker: in the parent."""
+    """Whether the current fork creates a DataLoader's worker; for fork handlers in the parent."""
     frame = sys._getframe()  # noqa: SLF001 - the only way to the callers, and documented
     while frame.f_back is not None:
         frame = frame.f_back
