@@ -1,1 +1,1 @@
-"""Why training is slow, what differs, who hung: rules over steps, verdicts with their evidence, out of tables, files and boxes."""
+"""Analyses: why training is slow, what differs between two recordings, which rank hung. Rules, verdicts and their evidence."""

@@ -1,8 +1,8 @@
 """Which rank hung, and where: compares the black boxes of all ranks of a run, living and dead.
 
-Collectives of a group come in the same order on all its ranks and have the same numbers there. So the first one that is not complete
-tells which ranks wait and which have not come, and a difference between calls of the same number tells that a rank skipped or
-swapped one. Nothing is guessed: only gloo says which collectives are complete.
+All ranks of a group call its collectives in the same order and with the same numbers. So the first incomplete collective shows which
+ranks wait and which are absent, and different calls with the same number show that a rank skipped or swapped one. Nothing is guessed:
+in a black box, only gloo's collectives are known to be complete.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ _OF_SAME_SIZE = frozenset(("all_reduce", "broadcast", "reduce", "all_gather_base
 """Collectives to which every rank brings as many bytes."""
 _SPELLED = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 _MOST_RANKS = 1 << 17
-"""A larger group is a sign of a damaged box."""
+"""Limit of the size of a group; a larger one is a sign of a damaged box."""
 
 
 class Wait(NamedTuple):
-    """A collective that some ranks of its group have come to, and others have not."""
+    """A collective that some ranks of its group have called, and others have not."""
 
     group: GroupKey
     sequence_nr: int
     call: str
     status: Literal["pending", "failed", "enqueued"]
-    """On the ranks that have come; ``enqueued``: the backend does not say more."""
+    """Its status on the ranks that have called it; ``enqueued``: the backend does not report more."""
     waiting: tuple[int, ...]
-    """Ranks that have come."""
+    """Ranks that have called it."""
     absent: tuple[int, ...]
-    """Ranks that have not, as far as there are boxes of them."""
+    """Ranks with a box that have not called it."""
     since_ns: int
-    """Unix ns at which the first rank came; 0: not known."""
+    """Unix ns of the first call; 0: unknown."""
     started: tuple[int, ...] = ()
     """Ranks on whose device it is known to have started."""
 
 
 class Transfer(NamedTuple):
-    """The oldest send or receive of a rank that is not complete, or that failed."""
+    """The oldest send or receive of a rank that is incomplete or failed."""
 
     rank: int
     peer: int
-    """Global rank; -1: any, or not known."""
+    """Global rank; -1: any, or unknown."""
     call: Collective
     more: int
-    """How many other transfers of the rank are like that."""
+    """Number of further such transfers of the rank."""
 
 
 class Mismatch(NamedTuple):
-    """Different collectives that ranks of a group called by the same number."""
+    """Different collectives that ranks of a group called with the same number."""
 
     group: GroupKey
     sequence_nr: int
@@ -67,14 +67,14 @@ class Mismatch(NamedTuple):
 
 
 class Autopsy(NamedTuple):
-    """What the boxes of a run tell."""
+    """Result of comparing the boxes of a run."""
 
     ranks: Sequence[RankState]
     waits: Sequence[Wait]
     transfers: Sequence[Transfer]
     mismatches: Sequence[Mismatch]
     cycle: Sequence[int]
-    """Ranks that wait each for the next one, and the last for the first; empty where there is no cycle."""
+    """Ranks of which each waits for the next one, and the last for the first; empty without a cycle."""
     culprits: Sequence[int]
     """Ranks that others wait for, and that wait for no rank themselves."""
     missing: Sequence[int]
@@ -84,22 +84,22 @@ class Autopsy(NamedTuple):
 
     @property
     def dead(self) -> list[RankState]:
-        """Ranks that do not run any more and have not ended their box."""
+        """Ranks that have ended without closing their box."""
         return [state for state in self.ranks if state.is_dead]
 
 
 def autopsy(states: Iterable[RankState]) -> Autopsy:
-    """Compares the ranks of a run. Of several boxes of one rank the latest counts, unless it is a child process's."""
+    """Compares the ranks of a run. Of several boxes of one rank, uses the latest that is not of a child process."""
     latest, ambiguous = _latest(states)
     ranks = [latest[rank] for rank in sorted(latest)]
     members = _members(ranks)
-    transfers = [found for state in ranks if (found := _transfer(state, members)) is not None]
+    transfers = [transfer for state in ranks if (transfer := _transfer(state, members)) is not None]
     callers: dict[GroupKey, list[RankState]] = defaultdict(list)
     for state in ranks:
         for key in state.calls:
             callers[key].append(state)
-    mismatches = [found for key in sorted(callers) for found in _mismatches(key, _comparable(callers[key]))]
-    different = {(each.group, each.sequence_nr) for each in mismatches}
+    mismatches = [mismatch for key in sorted(callers) for mismatch in _mismatches(key, _comparable(callers[key]))]
+    different = {(mismatch.group, mismatch.sequence_nr) for mismatch in mismatches}
     waits = [wait for key in sorted(members) for wait in _waits(key, sorted(members[key].values()), latest)]
     waits = [wait for wait in waits if wait.absent or (wait.group, wait.sequence_nr) not in different]
     edges = _edges(waits, transfers)
@@ -123,7 +123,7 @@ def spelled(call: Collective) -> str:
 
 
 def described(call: Collective) -> str:
-    """The name with type and size, as far as all ranks have to agree on them."""
+    """The name of a collective with the type, size and root on which all ranks have to agree."""
     return _described(call.name, call.reduce_op, call.dtype, call.bytes_in, call.root)
 
 
@@ -145,10 +145,10 @@ def _described(operator: str, reduce_op: str, dtype: str, bytes_in: int, root: i
 
 
 def _latest(states: Iterable[RankState]) -> tuple[dict[int, RankState], set[int]]:
-    """The box of each rank, and ranks of which several processes run that communicate."""
+    """The latest box of each rank, and ranks with several living processes that communicate."""
     latest: dict[int, RankState] = {}
     ambiguous = set()
-    for state in sorted(states, key=lambda each: each.begin_ns):
+    for state in sorted(states, key=lambda state: state.begin_ns):
         before = latest.setdefault(state.rank, state)
         if before is state:
             continue
@@ -162,7 +162,7 @@ def _latest(states: Iterable[RankState]) -> tuple[dict[int, RankState], set[int]
 
 
 def _members(ranks: Sequence[RankState]) -> dict[GroupKey, dict[int, int]]:
-    """Of each group the global rank by the rank in the group, as far as they are known."""
+    """For each group, the known global ranks by rank in the group."""
     sizes: dict[GroupKey, int] = {}
     own: dict[GroupKey, dict[int, int]] = defaultdict(dict)
     for state in ranks:
@@ -171,13 +171,13 @@ def _members(ranks: Sequence[RankState]) -> dict[GroupKey, dict[int, int]]:
             sizes[key] = group.size
             own[key][group.rank] = state.rank
     world = max((*sizes.values(), *(state.run.world_size for state in ranks)), default=0)
-    found = {}
+    members = {}
     for key, size in sizes.items():
         listed = key.listed
         if not listed and size == world <= _MOST_RANKS:
             listed = list(range(world))
-        found[key] = dict(enumerate(listed)) if listed else own[key]
-    return found
+        members[key] = dict(enumerate(listed)) if listed else own[key]
+    return members
 
 
 def _all_ranks(ranks: Sequence[RankState], members: Mapping[GroupKey, Mapping[int, int]]) -> set[int]:
@@ -188,7 +188,7 @@ def _all_ranks(ranks: Sequence[RankState], members: Mapping[GroupKey, Mapping[in
 
 
 def _waits(key: GroupKey, members: Sequence[int], states: Mapping[int, RankState]) -> list[Wait]:
-    """In the group's first pending collective, and in its first that failed; none where all are complete."""
+    """Waits in the first pending and in the first failed collective of a group; empty if all are complete."""
     present = [states[rank] for rank in members if rank in states]
     pending = _wait(key, "pending", {state.rank: state.pending(key) for state in present}, present)
     failed = _wait(key, "failed", {state.rank: state.failed(key) for state in present}, present)
@@ -201,20 +201,19 @@ def _wait(
     calls: Mapping[int, Collective | None],
     present: Sequence[RankState],
 ) -> list[Wait]:
-    """In the lowest number of these calls; none where there are no calls."""
-    found = {rank: call for rank, call in calls.items() if call is not None}
-    first = min((call.sequence_nr for call in found.values()), default=-1)
-    found = {rank: call for rank, call in found.items() if call.sequence_nr == first}
-    if not found:
+    """The wait in the call with the lowest number; empty without calls."""
+    first = min((call.sequence_nr for call in calls.values() if call is not None), default=-1)
+    first_calls = {rank: call for rank, call in calls.items() if call is not None and call.sequence_nr == first}
+    if not first_calls:
         return []
-    call = min(found.values(), key=lambda each: each.enqueued_ns)
+    earliest = min(first_calls.values(), key=lambda call: call.enqueued_ns)
     absent = tuple(state.rank for state in present if state.last_number(key) < first)
-    started = tuple(rank for rank, each in found.items() if each.started_ns > 0)
-    return [Wait(key, first, described(call), status, tuple(found), absent, call.enqueued_ns, started)]
+    started = tuple(rank for rank, call in first_calls.items() if call.started_ns > 0)
+    return [Wait(key, first, described(earliest), status, tuple(first_calls), absent, earliest.enqueued_ns, started)]
 
 
 def _behind(key: GroupKey, present: Sequence[RankState]) -> list[Wait]:
-    """Ranks that enqueued less than others, where the backend does not say what is complete: they may be late, no more is known."""
+    """Ranks that have enqueued fewer collectives than others, for a backend without known completion: these ranks may be late."""
     if all(state.groups[key].is_tracked for state in present if key in state.groups):
         return []
     last = {state.rank: state.last_number(key) for state in present}
@@ -231,12 +230,12 @@ def _behind(key: GroupKey, present: Sequence[RankState]) -> list[Wait]:
 
 
 def _comparable(callers: Sequence[RankState]) -> Sequence[RankState]:
-    """Those with boxes, where there are any: a flight recorder does not say what was reduced how, or from where."""
+    """The ranks with boxes, else all: flight recorders do not have reduce operations and roots."""
     return [state for state in callers if state.has_box] or callers
 
 
 def _mismatches(key: GroupKey, callers: Sequence[RankState]) -> list[Mismatch]:
-    """The first number by which ranks called different collectives."""
+    """The first mismatch: the lowest number with which ranks called different collectives."""
     called = {state.rank: state.calls[key] for state in callers}
     repeated = {number for state in callers for number in state.repeated.get(key, ())}
     by_number: dict[int, dict[str, list[int]]] = defaultdict(dict)
@@ -247,9 +246,11 @@ def _mismatches(key: GroupKey, callers: Sequence[RankState]) -> list[Mismatch]:
     number = min(different, default=-1)
     if number < 0:
         return []
-    found = sorted(((call, tuple(who)) for call, who in by_number[number].items()), key=lambda each: -len(each[1]))
-    shown = [(f"{call}{_of_shapes(called[who[0]][number])}", who) for call, who in found]
-    return [Mismatch(key, number, shown, _kind(found, number, called))]
+    different_calls = sorted(
+        ((call, tuple(ranks)) for call, ranks in by_number[number].items()), key=lambda item: -len(item[1])
+    )
+    shown = [(f"{call}{_of_shapes(called[ranks[0]][number])}", ranks) for call, ranks in different_calls]
+    return [Mismatch(key, number, shown, _kind(different_calls, number, called))]
 
 
 def _of_shapes(call: Collective) -> str:
@@ -257,28 +258,28 @@ def _of_shapes(call: Collective) -> str:
 
 
 def _kind(
-    found: Sequence[tuple[str, tuple[int, ...]]], number: int, called: Mapping[int, Mapping[int, Collective]]
+    different_calls: Sequence[tuple[str, tuple[int, ...]]], number: int, called: Mapping[int, Mapping[int, Collective]]
 ) -> str:
-    """What explains all that the ranks of the two most frequent calls called from there on."""
-    many, few = (_calls_from(number, [called[rank] for rank in who]) for _, who in found[:2])
+    """The kind of mismatch that explains all later calls of the ranks of the two most frequent calls."""
+    many, few = (_calls_from(number, [called[rank] for rank in ranks]) for _, ranks in different_calls[:2])
     agreeing = {
-        "skipped": _agreeing(few, many, lambda each: each + 1),
-        "added": _agreeing(many, few, lambda each: each + 1),
-        "reordered": _agreeing(few, many, lambda each: 2 * number + 1 - each if each <= number + 1 else each),
+        "skipped": _agreeing(few, many, lambda other: other + 1),
+        "added": _agreeing(many, few, lambda other: other + 1),
+        "reordered": _agreeing(few, many, lambda other: 2 * number + 1 - other if other <= number + 1 else other),
     }
     best = max(agreeing, key=lambda kind: agreeing[kind])
     if not agreeing[best]:
         return "mismatched"
-    is_even = len(found[0][1]) == len(found[1][1])  # then it is not known which of the two is right
+    is_even = len(different_calls[0][1]) == len(different_calls[1][1])  # then either of the two may be right
     return "skipped" if best == "added" and is_even else best
 
 
 def _calls_from(number: int, calls: Sequence[Mapping[int, Collective]]) -> dict[int, str]:
-    return {each: described(call) for own in calls for each, call in own.items() if each >= number}
+    return {later: described(call) for own in calls for later, call in own.items() if later >= number}
 
 
 def _agreeing(calls: Mapping[int, str], others: Mapping[int, str], place: Callable[[int], int]) -> int:
-    """How many calls the others have at another place; 0 where they have a different one at any of these."""
+    """Number of calls that equal the others' call at ``place(number)``; 0 if any of them differs."""
     pairs = [(call, others[place(number)]) for number, call in calls.items() if place(number) in others]
     return len(pairs) if all(call == other for call, other in pairs) else 0
 
@@ -286,13 +287,13 @@ def _agreeing(calls: Mapping[int, str], others: Mapping[int, str], place: Callab
 def _transfer(state: RankState, members: Mapping[GroupKey, Mapping[int, int]]) -> Transfer | None:
     if not state.transfers:
         return None
-    call = min(state.transfers, key=lambda each: (not each.is_pending, each.enqueued_ns))
+    call = min(state.transfers, key=lambda call: (not call.is_pending, call.enqueued_ns))
     peer = members.get(GroupKey(call.group, call.ranks), {}).get(call.peer, -1)
     return Transfer(state.rank, peer, call, len(state.transfers) - 1)
 
 
 def _edges(waits: Iterable[Wait], transfers: Iterable[Transfer]) -> dict[int, set[int]]:
-    """The ranks that each rank waits for; only of ranks that wait for any."""
+    """For each rank that waits, the ranks that it waits for."""
     edges: dict[int, set[int]] = defaultdict(set)
     for wait in waits:
         for rank in wait.waiting if wait.absent else ():
@@ -308,7 +309,7 @@ def _cycle(edges: Mapping[int, set[int]]) -> list[int]:
     done: set[int] = set()
     for begin in sorted(edges):
         path: dict[int, None] = {}
-        stack = [iter([begin])]  # the rest of the neighbours: of the path's ranks, behind this first one
+        stack = [iter([begin])]  # then, for each rank of the path, its remaining neighbours
         while stack:
             rank = next(stack[-1], None)
             if rank is None:
@@ -317,9 +318,9 @@ def _cycle(edges: Mapping[int, set[int]]) -> list[int]:
                     done.add(path.popitem()[0])
             elif rank in path:
                 ranks = list(path)
-                found = ranks[ranks.index(rank) :]
-                lowest = found.index(min(found))
-                return found[lowest:] + found[:lowest]
+                cycle = ranks[ranks.index(rank) :]
+                lowest = cycle.index(min(cycle))
+                return cycle[lowest:] + cycle[:lowest]
             elif rank not in done:
                 path[rank] = None
                 stack.append(iter(sorted(edges.get(rank, ()))))

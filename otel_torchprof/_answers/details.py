@@ -1,4 +1,4 @@
-"""The second reading of a file: to each step, what ran in it."""
+"""The second reading of a file: the operators, phases and device times of each step."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from .step_list import ProcessSteps, StepList
 
 
-# ---- Sums by pairs of numbers, of which there may be very many: per group the largest are kept ----
+# ---- Sums by group and member; of very many pairs, the largest of each group are kept ----
 
 _BITS = 24
 _MOST_PAIRS = 1 << 19
-"""Then each group is cut to the largest."""
+"""Most pairs; then each group is reduced to its largest members."""
 _KEPT_MEANWHILE = 32
-"""Of a group, while more may come."""
+"""Members of a group that such a reduction keeps."""
 
 
 class PairSums:
-    """Sums of ns by group and member."""
+    """Sums of nanoseconds by group and member."""
 
     def __init__(self) -> None:
         self._keys = np.empty(0, np.int64)
@@ -45,15 +45,15 @@ class PairSums:
     def add(self, groups: Integers, members: Integers, values: Integers) -> None:
         """Adds values, each to its pair; members are below 2^24."""
         keys = np.concatenate((self._keys, groups << _BITS | members))
-        found, places = np.unique(keys, return_inverse=True)
-        sums = np.zeros(len(found), np.int64)
+        distinct_keys, places = np.unique(keys, return_inverse=True)
+        sums = np.zeros(len(distinct_keys), np.int64)
         np.add.at(sums, places, np.concatenate((self._sums, values)))
-        self._keys, self._sums = found, sums
-        if len(found) > _MOST_PAIRS:
+        self._keys, self._sums = distinct_keys, sums
+        if len(distinct_keys) > _MOST_PAIRS:
             self._keep(_KEPT_MEANWHILE)
 
     def largest(self, count: int) -> tuple[Integers, Integers, Integers]:
-        """Groups in order, and of each the members with the largest sums, the largest first."""
+        """Groups in order, and the ``count`` members of each with the largest sums, largest first; and the sums."""
         self._keep(count)
         order = np.lexsort((-self._sums, self._keys >> _BITS))
         keys = self._keys[order]
@@ -65,8 +65,8 @@ class PairSums:
         ordered = groups[order]
         is_first = np.r_[True, ordered[1:] != ordered[:-1]] if len(ordered) else np.empty(0, bool)
         begins = np.maximum.accumulate(np.where(is_first, np.arange(len(ordered)), 0))
-        kept = np.sort(order[np.arange(len(ordered)) - begins < count])
-        self._keys, self._sums = self._keys[kept], self._sums[kept]
+        remaining = np.sort(order[np.arange(len(ordered)) - begins < count])
+        self._keys, self._sums = self._keys[remaining], self._sums[remaining]
 
 
 _MOST_NAMES = 10_000
@@ -75,20 +75,20 @@ OTHER_NAMES = "(other operators)"
 _MOST_TRACKS = 10_000
 _MOST_WAITING = 20_000
 _IN_DATA = 1 << 20
-"""Added to the number of a name: the loop waited for data meanwhile."""
+"""Added to the number of a name for operators in the phase in which the loop waits for data."""
 _BETWEEN, _OTHER_PHASE = 0, 1
-"""The numbers of steps and of phases that consist of operators, whose self time is the time between these; and of other phases."""
+"""Numbers of names: of steps and phases that consist of operators, so that their self time is a gap; and of other phases."""
 _OF_OPERATORS = frozenset(f"{PHASE_PREFIX}{phase}" for phase in (*COMPUTING, "optimizer"))
 _PROCESS_BITS = 32
 _NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
 
 
 class StepsOfProcess:
-    """The steps of a process, to which times are added."""
+    """The steps of a process, and times of each."""
 
     def __init__(self, process: ProcessSteps, first: int) -> None:
         self.first = first
-        """The place of its first step among those of all processes of the file."""
+        """Index of its first step among those of all processes of the file."""
         self.start = np.array([step.start for step in process.steps], np.int64)
         self.end = self.start + np.array([step.duration for step in process.steps], np.int64)
         order = np.argsort(np.array(process.data_starts), kind="stable")
@@ -98,20 +98,20 @@ class StepsOfProcess:
         self.gap, self.operating = np.zeros(len(self.start)), np.zeros(len(self.start))
 
     def places(self, starts: Integers) -> tuple[Integers, Any]:
-        """The step in which each began, and whether there is one."""
-        found = np.searchsorted(self.start, starts, side="right") - 1
-        return found, (found >= 0) & (starts < self.end[found])
+        """For each start, the index of the step that contains it, and whether there is one."""
+        steps = np.searchsorted(self.start, starts, side="right") - 1
+        return steps, (steps >= 0) & (starts < self.end[steps])
 
     def in_data(self, starts: Integers) -> Any:
-        """Whether the loop waited for data then."""
+        """For each start, whether the loop waited for data then."""
         if not len(self._data_starts):
             return np.zeros(len(starts), bool)
-        found = np.searchsorted(self._data_starts, starts, side="right") - 1
-        return (found >= 0) & (starts < self._data_ends[found])
+        intervals = np.searchsorted(self._data_starts, starts, side="right") - 1
+        return (intervals >= 0) & (starts < self._data_ends[intervals])
 
 
 class Details:
-    """Takes the events of a file whose steps are known."""
+    """Receives the events of a file whose steps are known, and adds them up by step."""
 
     wanted = frozenset(
         (
@@ -125,12 +125,12 @@ class Details:
         )
     )
 
-    def __init__(self, found: StepList) -> None:
-        self._processes = found.processes
+    def __init__(self, step_list: StepList) -> None:
+        self._processes = step_list.processes
         self._numbers = {key: number for number, key in enumerate(self._processes)}
-        first = np.cumsum([0, *(len(each.steps) for each in self._processes.values())]).tolist()
+        first = np.cumsum([0, *(len(process.steps) for process in self._processes.values())]).tolist()
         self._steps = [
-            StepsOfProcess(each, begin) for each, begin in zip(self._processes.values(), first, strict=False)
+            StepsOfProcess(process, begin) for process, begin in zip(self._processes.values(), first, strict=False)
         ]
         self._names = {"(between)": _BETWEEN, "(phase)": _OTHER_PHASE}
         self._is_operator = [False, False]
@@ -139,10 +139,10 @@ class Details:
         self._self_times = SelfTimes(self._add_self_times)
         self._phase_times = SelfTimes(self._add_phase_times)
         self._device_work = SelfTimes(self._add_device_times)
-        self._lacks_phases = [not each.has_phases for each in self._processes.values()]
-        self._threads = [each.thread for each in self._processes.values()]
+        self._lacks_phases = [not process.has_phases for process in self._processes.values()]
+        self._threads = [process.thread for process in self._processes.values()]
         self._averages: list[tuple[int, int, int, int]] = []
-        """Process, begin of the step, name, ns: some, until they are added."""
+        """Buffered averages: process, start of the step, name, self time in ns."""
         self._events = 0
         self._operator_threads: list[set[bool]] = [set() for _ in self._steps]
 
@@ -150,7 +150,7 @@ class Details:
         return self._events
 
     def name_rank(self, process: Hashable, rank: int) -> None:
-        """Without effect: ranks are known."""
+        """No effect: ranks are known."""
 
     def add_span(
         self,
@@ -162,7 +162,7 @@ class Details:
         *,
         process: Hashable,
     ) -> None:
-        """A span, whose parent is known by its id."""
+        """Adds a span; its parent is known by id."""
         self._events += 1
         number = self._numbers.get(process)
         if number is None or name in _NOT_IN_STEPS:
@@ -172,17 +172,17 @@ class Details:
         thread = attributes.get(attribute_keys.THREAD)
         span_id, parent_id = ids[:2]
         if name.startswith(PHASE_PREFIX) and attribute_keys.SELF_DURATION in attributes:
-            # Of a step without details, nothing below it is in the file. Its id is that of no parent: nothing is taken off again.
+            # In a step without details, the children of a phase are not in the file; with id 0 it gets none.
             own, span_id = round(attributes[attribute_keys.SELF_DURATION] * 1e9), 0
         self._self_times.append(
             self._key(number, name, is_step, thread), (start, duration, own, -1, span_id, parent_id)
         )
-        for each in attributes.get(attribute_keys.AVERAGES, ()):
-            self._add_average(number, start, each)
+        for average in attributes.get(attribute_keys.AVERAGES, ()):
+            self._add_average(number, start, average)
         self._add_phase(number, name, start, duration, thread)
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
-        """An event whose parent is around it on its track."""
+        """Adds an event whose parent encloses it on its track."""
         self._events += 1
         if on_device:
             self._add_device_work(start, duration, track)
@@ -195,43 +195,43 @@ class Details:
         self._add_phase(number, name, start, duration, track[1])
 
     def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """Without effect: steps are known."""
+        """No effect: steps are known."""
 
     # ---- at the end ----
 
     def settle(self) -> None:
-        """The file has been read."""
+        """Adds up buffered events, at the end of the file."""
         self._add_averages()
         self._self_times.settle()
         self._phase_times.settle()
         self._device_work.settle()
 
     def steps(self, number: int) -> StepsOfProcess:
-        """Of the process with that number."""
+        """The steps of a process."""
         return self._steps[number]
 
     def knows_gaps(self, number: int) -> bool:
-        """Whether all operators of that process ran on the loop's thread: else it may have waited for those on others."""
+        """Whether all operators of a process ran on the loop's thread; otherwise a gap may be a wait for other threads."""
         return self._operator_threads[number] == {True}
 
     def longest_operators(self) -> list[list[OperatorTime]]:
-        """By step, of all processes one after the other."""
-        found: list[list[OperatorTime]] = [[] for steps in self._steps for _ in range(len(steps.start))]
+        """The operators with the most self time of each step, over all processes in order."""
+        operators: list[list[OperatorTime]] = [[] for steps in self._steps for _ in range(len(steps.start))]
         names = list(self._names)
         for step, member, time in zip(
             *(column.tolist() for column in self._operators.largest(TOP_OPERATORS)), strict=True
         ):
-            found[step].append(OperatorTime(names[member & ~_IN_DATA], time / 1e9, bool(member & _IN_DATA)))
-        return found
+            operators[step].append(OperatorTime(names[member & ~_IN_DATA], time / 1e9, bool(member & _IN_DATA)))
+        return operators
 
     def device_times(self, count: int) -> Floats:
-        """By step, the seconds that the busiest stream worked."""
-        found = np.zeros(count)
+        """Seconds of work of the busiest stream, by step."""
+        seconds = np.zeros(count)
         steps, _, times = self._device.largest(1)
-        found[steps] = times / 1e9
-        return found
+        seconds[steps] = times / 1e9
+        return seconds
 
-    # ---- on the way ----
+    # ---- while reading ----
 
     def _key(self, process: int, name: str, is_step: bool, thread: Any) -> int:
         name = name[:_LONGEST_NAME]
@@ -259,7 +259,7 @@ class Details:
         return number
 
     def _add_phase(self, number: int, name: str, start: int, duration: int, thread: Any) -> None:
-        """Where steps do not say what their phases took, slices do."""
+        """Adds a slice of a phase, for steps without attributes for their phases."""
         phase = phase_of(name) if self._lacks_phases[number] else None
         if phase is None:
             return
@@ -269,12 +269,12 @@ class Details:
             self._phase_times.append(number << _PROCESS_BITS | PLACE_OF[phase], row)
 
     def _add_device_work(self, start: int, duration: int, track: Hashable) -> None:
-        """Devices have process numbers of their own: their work is counted where a file is of one process."""
+        """Adds work of a device, if the file has only one process: processes of devices do not refer to those of programs."""
         if len(self._steps) == 1:
             self._device_work.append(max(0, self._track(track)), (start, duration, duration, -1, 0, 0))
 
     def _add_average(self, process: int, start: int, average: StepAverage) -> None:
-        """Of a step without details."""
+        """Adds an average of a step without details."""
         member = self._number_of(average.name[:_LONGEST_NAME]) | (_IN_DATA if average.in_data else 0)
         self._averages.append((process, start, member, round(average.self_seconds * 1e9)))
         if len(self._averages) >= _MOST_WAITING:
@@ -289,7 +289,7 @@ class Details:
             self._add_operators(steps, places[inside], members[inside], own[inside])
 
     def _add_operators(self, steps: StepsOfProcess, places: Integers, members: Integers, own: Integers) -> None:
-        """Names, operators or not, and of operators all together."""
+        """Adds self times by name and, for operators outside of data waits, in total."""
         self._operators.add(places + steps.first, members, own)
         is_counted = np.array(self._is_operator)[members & ~_IN_DATA] & (members & _IN_DATA == 0)
         np.add.at(steps.operating, places[is_counted], own[is_counted] / 1e9)

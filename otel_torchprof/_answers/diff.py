@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from .step_list import StepList
 
-# ---- Two recordings, name by name and path by path: what changed beyond what all changed by, and beyond chance ----
+# ---- Comparison of two recordings by name and path: changes beyond the common change and beyond chance ----
 
 _NORMAL = 1.4826
-"""A median deviation as a standard deviation."""
+"""Ratio of the standard deviation to the median absolute deviation."""
 QUANTILE = 2.1
 """97.5 % of Student's t distribution with 18 degrees of freedom: blocks of two recordings, less one of each."""
 _STEP = "(step)"
-"""What is in no span of a step."""
+"""Name of the time of a step outside of all its spans."""
 
 
 class DiffRow(NamedTuple):
-    """What is compared: one path, or all events of one name."""
+    """Compared times: of one path, or of all events of one name."""
 
     name: str
     path: tuple[str, ...]
@@ -45,7 +45,7 @@ class DiffRow(NamedTuple):
     """Seconds of self time, by step."""
     after: Floats
     calls_before: float
-    """Events a step, as medians; NaN where spans stand for several."""
+    """Median number of events per step; NaN for aggregate spans."""
     calls_after: float
 
 
@@ -54,13 +54,13 @@ class ChangedRow(NamedTuple):
 
     row: DiffRow
     error: float
-    """Standard error of the logarithm of the ratio; infinite where it was not in both recordings."""
+    """Standard error of the logarithm of the ratio; infinite if only one recording has it."""
     alike: float
-    """As much of that logarithm as the machine may have changed."""
+    """Part of that logarithm that may be due to the machine."""
 
 
 def rows_of(before: TreeTimes, after: TreeTimes) -> list[DiffRow]:
-    """Those with a share of a step in either that is worth looking at; by name only where either has nothing else."""
+    """The rows with at least a minimal share of a step in either recording; by name only if either has no paths."""
     trees = before, after
     places = [{path: row for row, path in enumerate(tree.paths)} for tree in trees]
     least = [DIFF_RULES.least_share * float(np.median(tree.seconds)) for tree in trees]
@@ -68,32 +68,32 @@ def rows_of(before: TreeTimes, after: TreeTimes) -> list[DiffRow]:
     groups: dict[tuple[str, tuple[str, ...]], tuple[list[int], list[int]]] = {}
     for path in dict.fromkeys((*places[0], *places[1])):
         for key in _keys(path, by_name=by_name):
-            for rows, found in zip(groups.setdefault(key, ([], [])), places, strict=True):
-                rows.extend([found[path]] if path in found else [])
-    kept = []
+            for rows, row_of_path in zip(groups.setdefault(key, ([], [])), places, strict=True):
+                rows.extend([row_of_path[path]] if path in row_of_path else [])
+    compared = []
     for (name, path), both in groups.items():
-        if not path and not by_name and max(map(len, both)) == 1:  # its one path says it
+        if not path and not by_name and max(map(len, both)) == 1:  # its only path has the same times
             continue
         times = [tree.times(rows) for tree, rows in zip(trees, both, strict=True)]
-        if any(np.median(each) >= bound for each, bound in zip(times, least, strict=True)):
+        if any(np.median(side) >= bound for side, bound in zip(times, least, strict=True)):
             calls = [tree.calls(rows) for tree, rows in zip(trees, both, strict=True)]
-            kept.append(DiffRow(name, path, times[0], times[1], calls[0], calls[1]))
-    return kept
+            compared.append(DiffRow(name, path, times[0], times[1], calls[0], calls[1]))
+    return compared
 
 
 def rare_share(tree: TreeTimes) -> float:
-    """Share of the time of all steps in paths that run in less than half of them, and so are not compared."""
+    """Share of the step time in paths that run in less than half of the steps, which are not compared."""
     times = np.stack([tree.times([row]) for row in range(len(tree.paths))]) if len(tree.paths) else np.zeros((0, 1))
     is_rare = (times > 0).sum(axis=-1) * 2 < times.shape[-1]
     return float(times[is_rare].sum() / tree.seconds.sum())
 
 
 def judged(rows: list[DiffRow], step: float) -> tuple[float, list[ChangedRow]]:
-    """By what all names changed alike, as a ratio, and the rows that changed beyond that and beyond chance, the largest first.
+    """The ratio of the common change of all names, and the rows that changed beyond it and beyond chance, largest first.
 
     Args:
-        rows: of two recordings.
-        step: seconds of a step of the first.
+        rows: rows of two recordings.
+        step: duration of a step of the first, in seconds.
     """
     if not rows:
         return 1.0, []
@@ -115,10 +115,10 @@ def judged(rows: list[DiffRow], step: float) -> tuple[float, list[ChangedRow]]:
 
 
 def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Flags, Floats, Floats]:
-    """Which logarithms of ratios are beyond chance and beyond what the machine may have done; how much of them that is, and their errors.
+    """Which logarithms of ratios are beyond chance and beyond an effect of the machine; that possible effect, and their errors.
 
-    A machine that has become slower slows names down by different parts of that. So either a name is outside of all that is between no
-    change and the common one, or it is far from the common one beside how far other names are from it.
+    A slower machine slows names down to different degrees. So a changed name is either outside of the range from no change to the
+    common change, or much farther from the common change than other names are.
     """
     between = np.clip(ratios, min(0.0, common.ratio), max(0.0, common.ratio))
     outer, inner = np.hypot(errors, common.least_spread), np.hypot(errors, common.spread)
@@ -128,9 +128,9 @@ def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Fl
 
 
 def undisturbed(values: Floats) -> Floats:
-    """Of rows of steps: the fastest tenth of those in which it runs; 0 where these are less than half of the steps.
+    """For rows of times by step, the time in the fastest tenth of the steps in which it runs; 0 if it runs in less than half.
 
-    A machine that is slow for half of a recording changes medians; the fastest steps stay as they are.
+    If the machine is slow for half of a recording, medians change, but the fastest steps do not.
     """
     return np.where((values > 0).sum(axis=-1) * 2 < values.shape[-1], 0.0, _fastest(values))
 
@@ -138,42 +138,42 @@ def undisturbed(values: Floats) -> Floats:
 def _fastest(values: Floats) -> Floats:
     idle = (values <= 0).sum(axis=-1, keepdims=True)
     place = idle + ((values.shape[-1] - 1 - idle) * DIFF_RULES.fastest).astype(np.int64)
-    found: Floats = np.take_along_axis(np.sort(values, axis=-1), place.clip(0, values.shape[-1] - 1), axis=-1)[..., 0]
-    return found
+    fastest: Floats = np.take_along_axis(np.sort(values, axis=-1), place.clip(0, values.shape[-1] - 1), axis=-1)[..., 0]
+    return fastest
 
 
 def log_and_error(values: Floats, typical: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
-    """Of rows of steps: logarithms of what is typical, and their standard errors, from blocks of steps that follow one another.
+    """For rows of times by step, logarithms of the typical time, and their standard errors from blocks of consecutive steps.
 
-    Steps near one another are alike, so that an error from single steps would be too small.
+    Neighbouring steps are correlated, so an error from single steps would be too small.
     """
     blocks = [typical(block) for block in np.array_split(values, DIFF_RULES.blocks, axis=-1)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found, logs = np.log(typical(values)), np.log(np.stack(blocks))
+        logarithms, logs = np.log(typical(values)), np.log(np.stack(blocks))
         errors = np.std(logs, axis=0, ddof=1) / np.sqrt(len(blocks))
-    return found, np.where(np.isfinite(errors), errors, np.inf)
+    return logarithms, np.where(np.isfinite(errors), errors, np.inf)
 
 
 def _keys(path: tuple[str, ...], *, by_name: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """What a path counts for: itself, and all of its name."""
+    """The rows that a path belongs to: its own, and that of its name."""
     if by_name:
         return ((path[-1], ()),) if path and not path[-1].startswith(PHASE_PREFIX) else ()
     return ((path[-1], path), (path[-1], ())) if path else ((_STEP, (_STEP,)),)
 
 
 def _stand_for_names(rows: list[DiffRow]) -> Flags:
-    """One row of each name: all of it, or its one path."""
+    """A mask with one row per name: the row of the name, or its only path."""
     several = {row.name for row in rows if not row.path}
     return np.array([not row.path or row.name not in several for row in rows])
 
 
 class _Common(NamedTuple):
-    """What all names changed by alike, as a logarithm, and how far they are from that, as a standard deviation."""
+    """The common change of all names, as a logarithm, and the standard deviation of names from it."""
 
     ratio: float
     spread: float
     least_spread: float
-    """By which a name differs in two recordings of one program at least."""
+    """Least standard deviation of a name between two recordings of one program."""
 
 
 def _common(ratios: Floats) -> _Common:
@@ -185,7 +185,11 @@ def _common(ratios: Floats) -> _Common:
 
 
 def _once(rows: list[DiffRow], changed: list[int], errors: Floats, difference: Floats) -> Iterator[int]:
-    """Of a name on several paths either all of it, or the one path that makes its change; none that is new or vanished on one path only."""
+    """Selects rows so that each change is reported once.
+
+    For a name on several paths, either the row of the name, or the path with most of its change; not a path on which it is new
+    or vanished while it exists on others.
+    """
     of_all = {rows[place].name: place for place in changed if not rows[place].path}
     several = {row.name for row in rows if not row.path}
     single = {}
@@ -196,10 +200,10 @@ def _once(rows: list[DiffRow], changed: list[int], errors: Floats, difference: F
     for place in changed:
         row = rows[place]
         if row.name in of_all:
-            is_told = place == single.get(row.name, of_all[row.name])
+            is_reported = place == single.get(row.name, of_all[row.name])
         else:
-            is_told = bool(np.isfinite(errors[place])) or row.name not in several
-        if is_told:
+            is_reported = bool(np.isfinite(errors[place])) or row.name not in several
+        if is_reported:
             yield place
 
 
@@ -235,9 +239,9 @@ def diff(
     """
     sides, problems = [], []
     for path in (before, after):
-        side, said = _read(os.fspath(path), watch)
+        side, problems_of_file = _read(os.fspath(path), watch)
         sides.append(side)
-        problems += said
+        problems += problems_of_file
     first, second = sides
     _check_alike(first, second)
     (before_log, error), (after_log, other) = (log_and_error(side.tree.seconds, _median) for side in (first, second))
@@ -250,7 +254,7 @@ def diff(
         ratio / spread,
         ratio * spread,
         common,
-        tuple(_change(each, first.recording.median) for each in compared),
+        tuple(_change(changed, first.recording.median) for changed in compared),
         tuple(problems),
         tuple(doubt for side in sides for doubt in side.doubts),
     )
@@ -267,9 +271,9 @@ class _Side(NamedTuple):
 
 
 def _check_alike(before: _Side, after: _Side) -> None:
-    """Raises TorchProfError where one recording has operators and the other steps and phases only."""
+    """Raises TorchProfError if one recording has operators and the other only steps and phases."""
     names = [{path[-1] for path in side.tree.paths if path} for side in (before, after)]
-    has_more = [any(not name.startswith(PHASE_PREFIX) for name in each) for each in names]
+    has_more = [any(not name.startswith(PHASE_PREFIX) for name in of_side) for of_side in names]
     if all(names) and has_more[0] != has_more[1]:
         more, less = (before, after) if has_more[0] else (after, before)
         raise TorchProfError(
@@ -279,8 +283,8 @@ def _check_alike(before: _Side, after: _Side) -> None:
 
 
 def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, list[str]]:
-    found, problems, read_again = read_steps([path], watch)
-    tree = TreeTimes(found, DIFF_RULES.warm_up_steps)
+    step_list, problems, read_again = read_steps([path], watch)
+    tree = TreeTimes(step_list, DIFF_RULES.warm_up_steps)
     read_again(tree)
     tree.settle()
     if len(tree.seconds) < DIFF_RULES.fewest_steps:
@@ -290,15 +294,15 @@ def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, l
         )
     rare = rare_share(tree)
     return _Side(
-        ComparedRecording(path, len(tree.seconds), float(np.median(tree.seconds)), rare), tree, _doubts(path, found)
+        ComparedRecording(path, len(tree.seconds), float(np.median(tree.seconds)), rare), tree, _doubts(path, step_list)
     ), problems
 
 
-def _doubts(path: str, found: StepList) -> list[str]:
+def _doubts(path: str, step_list: StepList) -> list[str]:
     """Returns the doubts that ``explain`` has too: dropped events, duplicate steps, a busy machine."""
     doubts = []
-    for each in found.processes.values():
-        steps = [step for step in each.steps if step.is_training][DIFF_RULES.warm_up_steps :]
+    for process in step_list.processes.values():
+        steps = [step for step in process.steps if step.is_training][DIFF_RULES.warm_up_steps :]
         known = [step for step in steps if not math.isnan(step.runnable)]
         busy = math.fsum(step.runnable for step in known) / max(sum(step.duration for step in known) / 1e9, 1e-9)
         if busy > RULES.most_runnable:
@@ -306,26 +310,26 @@ def _doubts(path: str, found: StepList) -> list[str]:
                 f"{path!r}: the loop's thread was ready to run for {busy:.0%} of the time, and other threads had the processors: record it "
                 "while nothing else runs"
             )
-        if each.dropped > RULES.most_dropped * (each.events + each.dropped):
+        if process.dropped > RULES.most_dropped * (process.events + process.dropped):
             doubts.append(
-                f"{path!r}: {each.dropped / (each.events + each.dropped):.1%} of the events were dropped: record with less detail"
+                f"{path!r}: {process.dropped / (process.events + process.dropped):.1%} of the events were dropped: record with less detail"
             )
-        if len({step.number for step in each.steps}) < len(each.steps):
+        if len({step.number for step in process.steps}) < len(process.steps):
             doubts.append(f"{path!r}: several steps have one number")
     return doubts
 
 
 def _median(values: Floats) -> Floats:
-    found: Floats = np.median(values, axis=-1)
-    return found
+    median: Floats = np.median(values, axis=-1)
+    return median
 
 
-def _change(found: ChangedRow, step: float) -> Change:
-    row = found.row
+def _change(changed: ChangedRow, step: float) -> Change:
+    row = changed.row
     before, after = (float(undisturbed(side)) for side in (row.before, row.after))
-    spread = math.exp(QUANTILE * found.error) if math.isfinite(found.error) else math.nan
+    spread = math.exp(QUANTILE * changed.error) if math.isfinite(changed.error) else math.nan
     ratio = after / before if before else math.nan
-    calls, share = (row.calls_before, row.calls_after), (after / math.exp(found.alike) - before) / step
+    calls, share = (row.calls_before, row.calls_after), (after / math.exp(changed.alike) - before) / step
     return Change(row.name, row.path, before, after, ratio / spread, ratio * spread, *calls, share)
 
 
@@ -334,7 +338,7 @@ def _change(found: ChangedRow, step: float) -> Change:
 
 _LISTED = 20
 _LEAST_RARE = 0.01
-"""Smaller shares are not mentioned."""
+"""Least share of rare paths that is reported."""
 _SHOWN_NAMES = 4
 """Displayed names of a path, counted from its end."""
 
@@ -411,8 +415,8 @@ class Difference:
         ...         y = torch.ones(3) + 1
         ...         prof.step()
         >>> prof.export_chrome_trace("trace.json")
-        >>> found = otp.diff("trace.json", "trace.json")
-        >>> found.ratio, found.changes
+        >>> difference = otp.diff("trace.json", "trace.json")
+        >>> difference.ratio, difference.changes
         (1.0, ())
     """
 
@@ -470,7 +474,7 @@ class Difference:
 
         Negative if steps are faster.
         """
-        return math.fsum(each.share for each in self.changes)
+        return math.fsum(change.share for change in self.changes)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -489,71 +493,73 @@ class Difference:
             "interval": [self.low, self.high],
             "common": self.common,
             "slowdown": self.slowdown,
-            "changes": [_json(each) for each in self.changes],
+            "changes": [_json(change) for change in self.changes],
             "problems": list(self.problems),
             "doubts": list(self.doubts),
             "rules": DIFF_RULES._asdict(),
         }
 
 
-def as_text(found: Difference) -> str:
+def as_text(difference: Difference) -> str:
     """Formats a difference for a terminal."""
-    blocks = ([found.headline], _changes(found), _steps(found))
+    blocks = ([difference.headline], _changes(difference), _steps(difference))
     texts = ("\n".join(map(printable, lines)) for lines in blocks)  # a name with a line feed forges no line
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
-def as_markdown(found: Difference) -> str:
+def as_markdown(difference: Difference) -> str:
     """Formats a difference for a pull request."""
-    lines = [f"**{escaped(found.headline)}**", ""]
-    if found.changes:
+    lines = [f"**{escaped(difference.headline)}**", ""]
+    if difference.changes:
         lines += [
             "| What | Before | After | Change | Of the step | Where |",
             "| --- | ---: | ---: | ---: | ---: | --- |",
         ]
         lines += [
-            f"| {escaped(each.name)} | {time(each.before)} | {time(each.after)} | {each.moved} | {each.share:+.1%} | {escaped(_where(each))} |"
-            for each in found.changes[:_LISTED]
+            f"| {escaped(change.name)} | {time(change.before)} | {time(change.after)} | {change.moved} | {change.share:+.1%} | {escaped(_where(change))} |"
+            for change in difference.changes[:_LISTED]
         ]
         lines += [""]
-    return "\n".join((*lines, *(f"- {escaped(line)}" for line in _steps(found)))) + "\n"
+    return "\n".join((*lines, *(f"- {escaped(line)}" for line in _steps(difference)))) + "\n"
 
 
-def _changes(found: Difference) -> Iterator[str]:
-    if found.changes:
+def _changes(difference: Difference) -> Iterator[str]:
+    if difference.changes:
         yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>22}{'Of step':>9}{'Calls a step':>16}  What"
-    for each in found.changes[:_LISTED]:
-        between = "" if each.is_new or each.is_vanished else f"{each.low - 1:+.1%} to {each.high - 1:+.1%}"
+    for change in difference.changes[:_LISTED]:
+        between = "" if change.is_new or change.is_vanished else f"{change.low - 1:+.1%} to {change.high - 1:+.1%}"
         calls = (
-            "" if math.isnan(each.calls_before + each.calls_after) else f"{each.calls_before:g} -> {each.calls_after:g}"
+            ""
+            if math.isnan(change.calls_before + change.calls_after)
+            else f"{change.calls_before:g} -> {change.calls_after:g}"
         )
         yield (
-            f"{time(each.before):>10}{time(each.after):>12}{each.moved:>10} {between:>21}{each.share:>+9.1%}{calls:>16}  "
-            f"{_where(each) or each.name}"
+            f"{time(change.before):>10}{time(change.after):>12}{change.moved:>10} {between:>21}{change.share:>+9.1%}{calls:>16}  "
+            f"{_where(change) or change.name}"
         )
-    if len(found.changes) > _LISTED:
-        yield f"and {len(found.changes) - _LISTED} more: --json"
+    if len(difference.changes) > _LISTED:
+        yield f"and {len(difference.changes) - _LISTED} more: --json"
 
 
-def _steps(found: Difference) -> Iterator[str]:
-    yield _recording("before", found.before)
-    yield _recording("after", found.after)
-    yield f"step {found.ratio - 1:+.1%}, 95 % interval {found.low - 1:+.1%} to {found.high - 1:+.1%}; the median name {found.common - 1:+.1%}, taken for the machine's"
-    for doubt in found.doubts[1:]:
+def _steps(difference: Difference) -> Iterator[str]:
+    yield _recording("before", difference.before)
+    yield _recording("after", difference.after)
+    yield f"step {difference.ratio - 1:+.1%}, 95 % interval {difference.low - 1:+.1%} to {difference.high - 1:+.1%}; the median name {difference.common - 1:+.1%}, taken for the machine's"
+    for doubt in difference.doubts[1:]:
         yield f"cannot be judged: {doubt}"
 
 
-def _recording(which: str, each: ComparedRecording) -> str:
+def _recording(which: str, recording: ComparedRecording) -> str:
     rare = (
-        f", {each.rare:.0%} of it runs in less than half of the steps and is not compared"
-        if each.rare >= _LEAST_RARE
+        f", {recording.rare:.0%} of it runs in less than half of the steps and is not compared"
+        if recording.rare >= _LEAST_RARE
         else ""
     )
-    return f"{which:<6} {each.steps:,} steps, median {time(each.median)}{rare}  {each.path}"
+    return f"{which:<6} {recording.steps:,} steps, median {time(recording.median)}{rare}  {recording.path}"
 
 
-def _where(each: Change) -> str:
-    return " > ".join(("...", *each.path[-_SHOWN_NAMES:]) if len(each.path) > _SHOWN_NAMES else each.path)
+def _where(change: Change) -> str:
+    return " > ".join(("...", *change.path[-_SHOWN_NAMES:]) if len(change.path) > _SHOWN_NAMES else change.path)
 
 
 def _signed(fraction: float) -> str:
@@ -561,7 +567,7 @@ def _signed(fraction: float) -> str:
 
 
 def _json(change: Change) -> dict[str, Any]:
-    """JSON has no NaN."""
+    """The fields of a change; None for NaN, which JSON does not have."""
     return {
         key: None if isinstance(value, float) and math.isnan(value) else value
         for key, value in change._asdict().items()

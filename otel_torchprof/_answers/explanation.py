@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 _SLOWER = 1.5
-"""Medians: below that, a step is no slow one."""
+"""A slow step takes at least this many medians."""
 _LEAST = 0.1
-"""Of what a slow step took beyond the median: less is not worth a word."""
+"""Least part of the excess of a slow step that is reported."""
 _MORE = 10
-"""Times as many as usual: fewer page faults or context switches are not worth a word."""
+"""A counter is reported if it is this many times its median."""
 _MOST_COMPARED = 2000
 
 
 class SlowStep(NamedTuple):
-    """One of the slowest."""
+    """One of the slowest steps."""
 
     rank: str
     number: int
     seconds: float
     differences: tuple[str, ...]
-    """What it had that others had not, the largest first."""
+    """How it differs from others, the largest difference first."""
 
 
 def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:
     """The slowest training steps of all ranks, after the warm-up."""
-    found = []
+    slow_steps = []
     for rank in ranks:
         places = np.flatnonzero(trained(rank))
         if not len(places):
             continue
         median = float(np.median(rank.seconds[places]))
         slow = places[np.argsort(-rank.seconds[places], kind="stable")][:_SHOWN]
-        found += [
+        slow_steps += [
             SlowStep(rank.name, int(rank.number[step]), float(rank.seconds[step]), _differences(rank, places, step))
             for step in slow.tolist()
             if rank.seconds[step] > _SLOWER * median
         ]
-    return tuple(sorted(found, key=lambda step: -step.seconds)[:_SHOWN])
+    return tuple(sorted(slow_steps, key=lambda step: -step.seconds)[:_SHOWN])
 
 
 def _differences(rank: Rank, places: np.ndarray, step: int) -> tuple[str, ...]:
@@ -61,18 +61,22 @@ def _differences(rank: Rank, places: np.ndarray, step: int) -> tuple[str, ...]:
         "not known" if rank.is_derived else "unattributed": rank.unattributed,
         "runnable but not running": rank.runnable,
     }
-    found = {name: float(column[step] - np.median(column[places])) for name, column in columns.items()}
+    differences = {name: float(column[step] - np.median(column[places])) for name, column in columns.items()}
     compared = [rank.operators[place] for place in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
-    for each in rank.operators[step]:
-        usual = np.median([sum(other.seconds for other in others if other.name == each.name) for others in compared])
-        found[each.name] = each.seconds - float(usual)
-    largest = sorted((name for name in found if found[name] >= _LEAST * excess), key=lambda name: -found[name])
+    for operator in rank.operators[step]:
+        usual = np.median(
+            [sum(other.seconds for other in others if other.name == operator.name) for others in compared]
+        )
+        differences[operator.name] = operator.seconds - float(usual)
+    largest = sorted(
+        (name for name in differences if differences[name] >= _LEAST * excess), key=lambda name: -differences[name]
+    )
     counted = [
         f"{rank.counters[step, place]:.0f} {name}"
         for place, name in enumerate(COUNTERS)
         if rank.counters[step, place] > _MORE * max(1.0, float(np.median(rank.counters[places, place])))
     ]
-    return (*(f"{time(found[name])} more in {name}" for name in largest[:_SHOWN]), *counted)
+    return (*(f"{time(differences[name])} more in {name}" for name in largest[:_SHOWN]), *counted)
 
 
 _WIDTH = 30
@@ -104,8 +108,8 @@ class Explanation:
         ...     for _ in range(40):
         ...         y = torch.ones(3) + 1
         ...         prof.step()
-        >>> found = prof.explain()
-        >>> found.steps >= 40, len(found.ranks)
+        >>> explanation = prof.explain()
+        >>> explanation.steps >= 40, len(explanation.ranks)
         (True, 1)
     """
 
@@ -129,7 +133,7 @@ class Explanation:
     @property
     def faults(self) -> tuple[Finding, ...]:
         """The verdicts that are faults: those with a severity other than ``none``."""
-        return tuple(each for each in self.findings if each.severity != "none")
+        return tuple(finding for finding in self.findings if finding.severity != "none")
 
     @property
     def headline(self) -> str:
@@ -138,10 +142,10 @@ class Explanation:
             first = self.faults[0]
             more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
             return first.sentence + ("" if first.confidence == "firm" else ", tentative") + more
-        of_ranks = [each for each in self.abstentions if each.subject != STRAGGLERS]
+        of_ranks = [abstention for abstention in self.abstentions if abstention.subject != STRAGGLERS]
         if of_ranks:
             return f"no verdict: {of_ranks[0].reason}"
-        spiky = next((each for each in self.notes if each.verdict == "spikes"), None)
+        spiky = next((note for note in self.notes if note.verdict == "spikes"), None)
         if spiky is not None and spiky.share >= RULES.note_share:
             return f"no cause found; {spiky.sentence}"
         if self.findings:
@@ -163,88 +167,90 @@ class Explanation:
             "steps": self.steps,
             "steady_steps": self.steady_steps,
             "step_median_seconds": self.step_median,
-            "findings": [each._asdict() for each in self.findings],
-            "notes": [each._asdict() for each in self.notes],
-            "abstentions": [each._asdict() for each in self.abstentions],
-            "phases": [each._asdict() for each in self.phases],
-            "slow_steps": [each._asdict() for each in self.slow_steps],
+            "findings": [finding._asdict() for finding in self.findings],
+            "notes": [note._asdict() for note in self.notes],
+            "abstentions": [abstention._asdict() for abstention in self.abstentions],
+            "phases": [row._asdict() for row in self.phases],
+            "slow_steps": [step._asdict() for step in self.slow_steps],
             "problems": list(self.problems),
             "knows_runnable": self.knows_runnable,
             "rules": RULES._asdict(),
         }
 
 
-def as_text(found: Explanation, *, is_plain: bool = False) -> str:
+def as_text(explanation: Explanation, *, is_plain: bool = False) -> str:
     """Formats an explanation for a terminal; ``is_plain`` draws bars in ASCII."""
     blocks = [
-        [] if found.faults or found.headline.startswith("no verdict") else [found.headline],
-        *(_finding_lines(each) for each in found.findings),
-        _doubts(found),
-        [_steps_line(found)],
-        _phase_lines(found, is_plain=is_plain),
-        _slow_lines(found),
+        [] if explanation.faults or explanation.headline.startswith("no verdict") else [explanation.headline],
+        *(_finding_lines(finding) for finding in explanation.findings),
+        _doubts(explanation),
+        [_steps_line(explanation)],
+        _phase_lines(explanation, is_plain=is_plain),
+        _slow_lines(explanation),
     ]
     texts = ("\n".join(map(printable, lines)) for lines in blocks)  # a name with a line feed forges no line
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
-def as_markdown(found: Explanation) -> str:
+def as_markdown(explanation: Explanation) -> str:
     """Formats an explanation for a pull request."""
-    lines = [f"**{escaped(found.headline)}**", ""]
-    for each in found.findings:
-        lines += [f"- **{escaped(each.sentence)}** ({each.severity}, {each.confidence}{_on_ranks(each)})"]
-        lines += [f"  - {escaped(text)}" for text in each.evidence]
-        lines += [f"  - Next: {escaped(each.next_action)}", f"  - Check: {escaped(each.check)}"]
-    lines += [f"- Note: {escaped(each.sentence)}" for each in found.notes]
+    lines = [f"**{escaped(explanation.headline)}**", ""]
+    for finding in explanation.findings:
+        lines += [f"- **{escaped(finding.sentence)}** ({finding.severity}, {finding.confidence}{_on_ranks(finding)})"]
+        lines += [f"  - {escaped(text)}" for text in finding.evidence]
+        lines += [f"  - Next: {escaped(finding.next_action)}", f"  - Check: {escaped(finding.check)}"]
+    lines += [f"- Note: {escaped(note.sentence)}" for note in explanation.notes]
     lines += [
-        f"- No verdict{escaped(_of(each.subject, found))}: {escaped(each.reason)}"
-        for each in found.abstentions[:_LISTED]
+        f"- No verdict{escaped(_of(abstention.subject, explanation))}: {escaped(abstention.reason)}"
+        for abstention in explanation.abstentions[:_LISTED]
     ]
-    lines += ["", escaped(_steps_line(found)), ""]
-    if found.phases:
+    lines += ["", escaped(_steps_line(explanation)), ""]
+    if explanation.phases:
         lines += ["| Phase | Median | p95 | Share |", "| --- | ---: | ---: | ---: |"]
-        lines += [f"| {row.phase} | {time(row.median)} | {time(row.p95)} | {row.share:.0%} |" for row in found.phases]
-    if found.slow_steps:
+        lines += [
+            f"| {row.phase} | {time(row.median)} | {time(row.p95)} | {row.share:.0%} |" for row in explanation.phases
+        ]
+    if explanation.slow_steps:
         lines += ["", "| Slowest step | Duration | What others had not |", "| --- | ---: | --- |"]
         lines += [
-            f"| {escaped(_numbered(each.rank, each.number, found))} | {time(each.seconds)} | {escaped(', '.join(each.differences))} |"
-            for each in found.slow_steps
+            f"| {escaped(_numbered(step.rank, step.number, explanation))} | {time(step.seconds)} | {escaped(', '.join(step.differences))} |"
+            for step in explanation.slow_steps
         ]
     return "\n".join(lines) + "\n"
 
 
-def _doubts(found: Explanation) -> Iterator[str]:
+def _doubts(explanation: Explanation) -> Iterator[str]:
     """Yields notes and reasons for no verdict."""
-    for note in found.notes:
+    for note in explanation.notes:
         yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
-    for each in found.abstentions[:_LISTED]:
-        yield f"no verdict{_of(each.subject, found)}: {each.reason}; {each.way_out}"
-    if len(found.abstentions) > _LISTED:
-        yield f"and {len(found.abstentions) - _LISTED} more reasons: --json"
+    for abstention in explanation.abstentions[:_LISTED]:
+        yield f"no verdict{_of(abstention.subject, explanation)}: {abstention.reason}; {abstention.way_out}"
+    if len(explanation.abstentions) > _LISTED:
+        yield f"and {len(explanation.abstentions) - _LISTED} more reasons: --json"
 
 
-def _slow_lines(found: Explanation) -> Iterator[str]:
-    if found.slow_steps:
+def _slow_lines(explanation: Explanation) -> Iterator[str]:
+    if explanation.slow_steps:
         yield "Slowest steps, and what others had not"
-    for each in found.slow_steps:
-        name = _numbered(each.rank, each.number, found)
-        yield f"{name:>16}  {time(each.seconds):>10}  {', '.join(each.differences)}".rstrip()
+    for step in explanation.slow_steps:
+        name = _numbered(step.rank, step.number, explanation)
+        yield f"{name:>16}  {time(step.seconds):>10}  {', '.join(step.differences)}".rstrip()
 
 
-def _finding_lines(each: Finding) -> Iterator[str]:
-    yield f"{each.sentence}  [severity {each.severity}, {each.confidence}{_on_ranks(each)}]"
-    for text in each.evidence:
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    yield f"{finding.sentence}  [severity {finding.severity}, {finding.confidence}{_on_ranks(finding)}]"
+    for text in finding.evidence:
         yield f"  evidence  {text}"
-    if each.recoverable_seconds:
-        yield f"  at stake  at most {time(each.recoverable_seconds)} of the recording"
-    yield f"  next      {each.next_action}"
-    yield f"  check     {each.check}"
+    if finding.recoverable_seconds:
+        yield f"  at stake  at most {time(finding.recoverable_seconds)} of the recording"
+    yield f"  next      {finding.next_action}"
+    yield f"  check     {finding.check}"
 
 
-def _phase_lines(found: Explanation, *, is_plain: bool) -> Iterator[str]:
-    if found.phases:
+def _phase_lines(explanation: Explanation, *, is_plain: bool) -> Iterator[str]:
+    if explanation.phases:
         yield f"{'Phase':<14}{'Median':>12}{'p95':>12}{'Share':>8}"
-    for row in found.phases:
+    for row in explanation.phases:
         bar = _bar(row.share, _PLAIN if is_plain else _BLOCKS)
         yield f"{row.phase:<14}{time(row.median):>12}{time(row.p95):>12}{row.share:>8.0%}  {bar}".rstrip()
 
@@ -256,25 +262,23 @@ def _bar(share: float, blocks: str) -> str:
     return blocks[-1] * (eighths // steps) + blocks[eighths % steps].strip()
 
 
-def _steps_line(found: Explanation) -> str:
-    ranks = f"{len(found.ranks)} ranks, " if len(found.ranks) > 1 else ""
-    busy = "" if found.knows_runnable else "; whether the machine was busy is not in the file"
-    return (
-        f"{ranks}{found.steps:,} steps, {found.steady_steps:,} of them steady, median {time(found.step_median)}{busy}"
-    )
+def _steps_line(explanation: Explanation) -> str:
+    ranks = f"{len(explanation.ranks)} ranks, " if len(explanation.ranks) > 1 else ""
+    busy = "" if explanation.knows_runnable else "; whether the machine was busy is not in the file"
+    return f"{ranks}{explanation.steps:,} steps, {explanation.steady_steps:,} of them steady, median {time(explanation.step_median)}{busy}"
 
 
-def _on_ranks(each: Finding) -> str:
-    names = ", ".join(each.ranks[:4]) + (f" and {len(each.ranks) - 4} more" if len(each.ranks) > 4 else "")  # noqa: PLR2004 - fit on a line
+def _on_ranks(finding: Finding) -> str:
+    names = ", ".join(finding.ranks[:4]) + (f" and {len(finding.ranks) - 4} more" if len(finding.ranks) > 4 else "")  # noqa: PLR2004 - fit on a line
     return f", on {names}" if names else ""
 
 
-def _of(subject: str, found: Explanation) -> str:
-    return f" for {subject}" if len(found.ranks) > 1 else ""
+def _of(subject: str, explanation: Explanation) -> str:
+    return f" for {subject}" if len(explanation.ranks) > 1 else ""
 
 
-def _numbered(rank: str, number: int, found: Explanation) -> str:
-    return f"{rank} step {number}" if len(found.ranks) > 1 else f"step {number}"
+def _numbered(rank: str, number: int, explanation: Explanation) -> str:
+    return f"{rank} step {number}" if len(explanation.ranks) > 1 else f"step {number}"
 
 
 def escaped(text: str) -> str:

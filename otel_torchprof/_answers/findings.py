@@ -1,4 +1,4 @@
-"""Findings: the rules by which a verdict is given, its evidence, what to do about it, and the reasons for giving none."""
+"""Findings: the rules for verdicts, their evidence and advice, and reasons for giving no verdict."""
 
 from __future__ import annotations
 
@@ -26,82 +26,82 @@ class VerdictRules(NamedTuple):
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
     recompiling_share: float = 0.01
-    """A step that compiles for longer than this is no steady one."""
+    """Largest share of compilation in a steady step."""
     fewest_steps: int = 20
-    """Steady steps: with fewer there is no verdict."""
+    """Fewest steady steps for a verdict."""
     firm_steps: int = 50
-    """With fewer, a verdict is tentative."""
+    """Fewest steady steps for a firm verdict; with fewer it is tentative."""
     bound_share: float = 0.20
-    """A step is bound by what takes at least this, of phases of all steps together, of anything else as a median,"""
+    """Least share for a verdict: for phases, of all steps together; for anything else, as a median."""
     bound_lower: float = 0.15
-    """and at least this at the lower end of its 95 % interval."""
+    """Least lower end of the 95 % interval of that share."""
     note_share: float = 0.10
-    """From here on it is a note."""
+    """Least share for a note."""
     page_seconds: float = 0.5e-6
-    """That a page of fresh memory costs at least, which is how memory that is freed and taken anew is judged."""
+    """Least cost of a page of fresh memory, for the cost of memory that is freed and allocated again."""
     fewest_pages: int = 1000
-    """Of a step: fewer are not mentioned."""
+    """Fewest pages per step that are reported."""
     fewest_waits: int = 5
-    """Of a step, that are waits for Python's lock: so many,"""
+    """Fewest waits per step that count as waits for the GIL."""
     shortest_wait: float = 0.5e-3
-    """not shorter than this on average,"""
+    """Shortest average of such waits."""
     longest_wait: float = 8e-3
-    """and not longer: another thread gives it up after 5 ms."""
+    """Longest average of such waits: another thread yields the GIL after 5 ms."""
     resamples: int = 1000
-    """Of the bootstrap."""
+    """Number of bootstrap resamples."""
     seed: int = 0
-    """Of its random numbers."""
+    """Seed of the bootstrap's random numbers."""
     most_unattributed: float = 0.15
-    """Abstain: more than this is in no phase."""
+    """Largest share of time outside of all phases; above it, verdicts that depend on phases are withheld."""
     most_dropped: float = 0.01
-    """Abstain: more than this fraction of the events was dropped."""
+    """Largest fraction of dropped events; above it there is no verdict."""
     most_runnable: float = 0.10
-    """Abstain, but from waits: the loop's thread was ready to run for more than this, and did not get a processor."""
+    """Largest share of time in which the loop's thread was ready to run without a processor; above it, only waits are judged."""
     spike_ratio: float = 3.0
-    """There are spikes where the 99th percentile is above so many medians; each step above so many is one."""
+    """There are spikes if the 99th percentile is above this many medians; each step above as many is one."""
     spike_cause_share: float = 0.80
-    """A cause of a spike covers at least this of what the step took beyond the median,"""
+    """Least part of a spike's excess that a cause covers."""
     fewest_spikes: int = 3
-    """in at least so many of them,"""
+    """Fewest spikes with the same cause."""
     spike_chance_ratio: float = 3.0
-    """and in so many times as many as its usual share of a step would make it cover by chance."""
+    """Least ratio of the spikes with a cause to those that its usual share of a step would explain by chance."""
     alignment_errors: float = 3.0
-    """A rank waits in a collective where the last one comes later than so many times the error of the alignment of clocks."""
+    """Ranks wait in a collective if the last rank is later by this many times the alignment error of the clocks."""
     last_share: float = 0.60
-    """A straggler comes last to at least this fraction of those collectives,"""
+    """Least fraction of these collectives in which a straggler is the last rank."""
     fewest_collectives: int = 20
-    """of which there are at least so many,"""
+    """Fewest such collectives."""
     lateness_share: float = 0.05
-    """and costs at least this."""
+    """Least share of step time that a straggler costs."""
 
 
 class DiffRules(NamedTuple):
-    """By which two recordings differ."""
+    """Thresholds for differences between two recordings."""
 
     version: int = 3
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
     fewest_steps: int = 20
-    """Of each recording."""
+    """Fewest steps of each recording."""
     fastest: float = 0.10
-    """Of the steps in which a name runs: what it takes there is compared."""
+    """Fraction of the steps in which a name runs, the fastest, whose times are compared."""
     blocks: int = 10
-    """Of steps, from which the error of that is known."""
+    """Number of blocks of steps from which errors are computed."""
     least_share: float = 0.005
-    """Of a step: what takes less is not compared, and no difference is smaller."""
+    """Least share of a step: smaller times are not compared, and smaller differences not reported."""
     deviations: float = 4.0
-    """A path, or a name, changed by at least so many standard deviations: of its own times, and of how far names are from what all changed by."""
+    """A change is this many standard deviations, of its own times and of the distance of names from the common change."""
     path_share: float = 0.80
-    """Of the difference of a name: if one path has it, that is named."""
+    """A path with this fraction of a name's difference is reported instead of the name."""
     fewest_names: int = 5
-    """With fewer, that is not known,"""
+    """Fewest names from which the common change is computed."""
     spread_of_few: float = 0.05
-    """and this is taken."""
+    """Standard deviation of names if there are fewer."""
     spread: float = 0.015
-    """By which a name differs in two recordings of one program at least; and as much outside of what is between no change and that of all."""
+    """Least standard deviation of a name between two recordings of one program, also beyond the common change."""
     common_change: float = 0.10
-    """Everything changed alike by more than this: less may be the machine."""
+    """Least common change that is reported; smaller ones may be due to the machine."""
 
 
 RULES = VerdictRules()
@@ -140,7 +140,7 @@ class Finding(NamedTuple):
         return f"{self.verdict}: {self.share:.0%} {ADVICE[self.verdict].meaning}"
 
 
-def finding(
+def made_finding(
     verdict: str, share: float, recoverable: float, evidence: tuple[str, ...], *, steps: int, is_note: bool
 ) -> Finding:
     """Makes a finding with its advice; severity comes from its share, confidence from the number of steps."""
@@ -196,7 +196,7 @@ def whole_time(seconds: Floats, of_steps: Floats) -> tuple[float, float, float]:
 
     A median says little of these.
     """
-    part, whole = (each[:: _thinning(seconds)] for each in (seconds, of_steps))
+    part, whole = (column[:: _thinning(seconds)] for column in (seconds, of_steps))
     drawn = _drawn(len(part))
     low, high = np.percentile(part[drawn].sum(axis=1) / whole[drawn].sum(axis=1), (2.5, 97.5))
     return float(seconds.sum() / of_steps.sum()), float(low), float(high)
@@ -252,17 +252,17 @@ def abstentions(rank: Rank) -> list[Abstention]:
                 "record more steps",
             )
         ]
-    found = []
+    reasons = []
     if rank.dropped > RULES.most_dropped * (rank.events + rank.dropped):
         share = rank.dropped / (rank.events + rank.dropped)
-        found.append(Abstention(rank.name, f"{share:.1%} of the events were dropped", "record with less detail"))
+        reasons.append(Abstention(rank.name, f"{share:.1%} of the events were dropped", "record with less detail"))
     if rank.has_twin_steps or len(distinct_values(rank.revision[chosen])) > 1:
         reason = "the rule of steps is ambiguous: " + (
             "several steps have one number" if rank.has_twin_steps else "it changed while steps were steady"
         )
-        found.append(Abstention(rank.name, reason, "say what a step is: instrument(steps=optimizer), or prof.step()"))
+        reasons.append(Abstention(rank.name, reason, "say what a step is: instrument(steps=optimizer), or prof.step()"))
     if rank.lacks_device_times:
-        found.append(
+        reasons.append(
             Abstention(
                 rank.name,
                 "work was launched on a device, and the file does not say how long it took",
@@ -273,16 +273,16 @@ def abstentions(rank: Rank) -> list[Abstention]:
     if busy > RULES.most_runnable:
         reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and other threads had the processors"
         way_out = "record while nothing else runs; only waits in which the thread was blocked are judged"
-        found.append(Abstention(rank.name, reason, way_out, Leaves.WAITS))
+        reasons.append(Abstention(rank.name, reason, way_out, Leaves.WAITS))
     unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
     if unknown > RULES.most_unattributed and not rank.is_derived:
         reason = f"{unknown:.0%} of step time is in no phase"
-        found.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", Leaves.SINGLE_STEPS))
-    return found
+        reasons.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", Leaves.SINGLE_STEPS))
+    return reasons
 
 
 class Advice(NamedTuple):
-    """For one verdict."""
+    """Advice for a verdict."""
 
     meaning: str
     """Follows the verdict in a sentence: what the loop does."""
@@ -385,7 +385,7 @@ ADVICE = {
         "record again: if other steps are slow, and as many, it does not depend on the program's data",
     ),
 }
-"""By verdict."""
+"""Advice by verdict."""
 
 BY_PHASE = {
     "data": "input-bound",
@@ -397,7 +397,7 @@ BY_PHASE = {
     "gc": "gc-bound",
     "device_wait": "device-wait-bound",
 }
-"""The verdict on a step that is bound by a phase; those of the model's computing are left, which are one."""
+"""Verdicts by phase; the computing phases are missing, which have one verdict together."""
 COMPUTING = ("forward", "backward", "inference", "generate", "prefill", "decode")
 WAITING = ("data", "checkpoint", "collective", "device_wait")
 HARMLESS = frozenset(("compute-bound", "device-bound"))

@@ -1,6 +1,6 @@
 """Ranks from spans of a trace file or of a profile, or from the last steps of this process.
 
-Files and profiles are read twice, first for the steps, then for what ran in them.
+Files and profiles are read twice: first for the steps, then for the events in them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from .steps import OperatorTime
 
 _PART = re.compile(r"\.\d{6}(?=\.)")
-"""In the name of a file that others follow: its number."""
+"""Matches the number in the name of a file that is one of a series."""
 
 
 def read_ranks(
     paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
 ) -> tuple[list[Rank], list[str]]:
-    """The ranks that the files hold, in order, and what is to be said of the files.
+    """The ranks in the files, in order, and problems of the files.
 
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
@@ -51,14 +51,14 @@ def read_ranks(
     ranks: list[tuple[int | None, Rank]] = []
     problems: list[str] = []
     for parts in _recordings(paths):
-        listed, said, read_again = read_steps(parts, watch)
-        ranks += _ranks_of(Path(parts[0]).name, listed, read_again)
-        problems += said
+        step_list, problems_of_files, read_again = read_steps(parts, watch)
+        ranks += _ranks_of(Path(parts[0]).name, step_list, read_again)
+        problems += problems_of_files
     return _named(ranks), problems
 
 
 def rank_of_spans(name: str, spans: SpanList) -> Rank:
-    """The rank whose steps are among the spans, as a file of them would have it.
+    """The rank of spans, as from a file with these spans.
 
     Raises:
         TorchProfError: there are no steps.
@@ -68,10 +68,10 @@ def rank_of_spans(name: str, spans: SpanList) -> Rank:
 
 
 def _named(ranks: list[tuple[int | None, Rank]]) -> list[Rank]:
-    """In order, by their numbers where all have one."""
+    """Names and sorts ranks, by their numbers if all have different ones."""
     numbers = [number for number, _ in ranks]
     if None not in numbers and len(set(numbers)) == len(numbers):
-        ranks.sort(key=lambda each: each[0] or 0)
+        ranks.sort(key=lambda item: item[0] or 0)
         for number, rank in ranks:
             rank.name = f"rank {number}"
     elif len({rank.name for _, rank in ranks}) < len(ranks):
@@ -81,32 +81,32 @@ def _named(ranks: list[tuple[int | None, Rank]]) -> list[Rank]:
 
 
 def _recordings(paths: Sequence[str]) -> list[list[str]]:
-    """Files that follow one another together: their names differ in their number only."""
-    found: dict[str, list[str]] = {}
+    """Groups files of one series, whose names differ only in their number."""
+    files_by_name: dict[str, list[str]] = {}
     for path in paths:
-        found.setdefault(_PART.sub("", path), []).append(path)
-    return [sorted(parts) for parts in found.values()]
+        files_by_name.setdefault(_PART.sub("", path), []).append(path)
+    return [sorted(parts) for parts in files_by_name.values()]
 
 
 def read_steps(
     paths: Sequence[str], watch: Callable[[str, ByteStream], None]
 ) -> tuple[StepList, list[str], Callable[[Events], object]]:
-    """The steps of a recording, what is to be said of its files, and what reads them again.
+    """The steps of a recording, problems of its files, and a function that reads the files again.
 
     Raises:
-        TorchProfError: one cannot be read twice, or there are no steps.
+        TorchProfError: a file cannot be read twice, or there are no steps.
     """
 
     def read(events: Events) -> list[str]:
-        return [said for path in paths for said in read_events(path, events, partial(watch, path)).problems]
+        return [problem for path in paths for problem in read_events(path, events, partial(watch, path)).problems]
 
-    for each in paths:
-        check_can_be_read_twice(each)
+    for path in paths:
+        check_can_be_read_twice(path)
     return *_steps_of(paths[0], read), read
 
 
 def _steps_of(path: str, read: Callable[[Events], list[str] | None]) -> tuple[StepList, list[str]]:
-    """The steps in what is read, and what is to be said of it."""
+    """The steps of a recording, and problems of it."""
     listed = StepList()
     problems = read(listed) or []
     listed.settle()
@@ -121,19 +121,19 @@ def _steps_of(path: str, read: Callable[[Events], list[str] | None]) -> tuple[St
 
 
 def _left_out(path: str, listed: StepList) -> list[str]:
-    found = []
+    problems = []
     if listed.left_out:
-        found.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
+        problems.append(f"{path!r}: {listed.left_out:,} steps after the first {MOST_STEPS:,} are left out")
     if listed.without_duration:
-        found.append(f"{path!r}: {listed.without_duration:,} steps that do not last are left out")
+        problems.append(f"{path!r}: {listed.without_duration:,} steps that do not last are left out")
     if listed.of_other_processes:
         count = listed.of_other_processes
-        found.append(f"{path!r}: {count:,} events of processes beyond {MOST_PROCESSES:,} are left out")
-    return found
+        problems.append(f"{path!r}: {count:,} events of processes beyond {MOST_PROCESSES:,} are left out")
+    return problems
 
 
 def _ranks_of(name: str, listed: StepList, read_again: Callable[[Events], object]) -> list[tuple[int | None, Rank]]:
-    """The processes whose steps are known, each with its rank's number."""
+    """The ranks of all processes with steps, each with its number."""
     details = Details(listed)
     read_again(details)
     details.settle()
@@ -154,7 +154,7 @@ def _ranks_of(name: str, listed: StepList, read_again: Callable[[Events], object
 def rank_of_process(
     name: str, process: ProcessSteps, steps: StepsOfProcess, operators: list[list[OperatorTime]], *, knows_gaps: bool
 ) -> Rank:
-    """What is known of the steps of a process, as columns."""
+    """The steps of a process as columns."""
     rows = process.steps
     seconds = np.array([row.duration for row in rows]) / 1e9
     phases = np.array([row.phases for row in rows]) if process.has_phases else steps.phases
@@ -189,7 +189,7 @@ def rank_of_process(
 
 
 def _within(phases: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Phases of no more than the step: those of several threads together may be more, and a file may say anything."""
+    """Scales phases down to the duration of their step, which those of several threads, or a wrong file, may exceed."""
     total = phases.sum(axis=1)
     scale = np.where(total > seconds, seconds / np.maximum(total, 1e-12), 1.0)
     return phases * scale[:, None]
@@ -206,19 +206,19 @@ _OF_SPAN = (
     attribute_keys.DRAINED,
     *attribute_keys.PHASE_OF,
 )
-"""The attributes that are kept."""
+"""The attributes of a step that are stored."""
 _ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
-"""Segment, number, begin (Unix ns), duration (ns), and attributes, NaN for what is not known."""
+"""Segment, number, begin (Unix ns), duration (ns), and attributes, NaN if unknown."""
 
 
 class LiveSteps:
-    """The last 1,000 steps and what stood between them, 150 bytes each. For one thread that adds, and any that read."""
+    """The last 1,000 steps and segments between steps, 150 bytes each. One thread may add, any thread read."""
 
     def __init__(self) -> None:
         self._rows: deque[bytes] = deque(maxlen=_MOST)
 
     def add(self, spans: Iterable[StepSpan]) -> None:
-        """Adds whole steps, and what stood between them."""
+        """Adds spans of ended steps and of segments between steps."""
         for span in spans:
             if span.segment is not None:
                 duration = span.end - span.start
@@ -229,13 +229,13 @@ class LiveSteps:
                 self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
 
     def rank(self, *, events: int, dropped: int) -> Rank | None:
-        """What is known of them without a file: phases, and what the system counts; None where there is no step.
+        """The rank of this process, with phases and counters of the operating system; None without a step.
 
-        Not operators: sums over the life of a process are also of what ran before steps and between them.
+        Without operators: sums over the life of a process include events outside of steps.
 
         Args:
-            events: that were recorded.
-            dropped: and those that were lost.
+            events: number of recorded events.
+            dropped: number of dropped events.
         """
         process = ProcessSteps(events=events, dropped=dropped)
         for row in tuple(self._rows):

@@ -1,4 +1,4 @@
-"""Steps, and pauses between them, that are far longer than the others; apart from what all steps are bound by."""
+"""Findings on single steps that are much longer than others, and on pauses between steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .findings import BY_PHASE, COMPUTING, RULES, WAITING, finding, time, trained, with_runnable
+from .findings import BY_PHASE, COMPUTING, RULES, WAITING, made_finding, time, trained, with_runnable
 from .steps import PLACE_OF, is_what_models_do
 
 if TYPE_CHECKING:
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from .steps import Rank
 
 _SHOWN = 5
-"""Numbers of steps that are listed."""
+"""Most listed numbers of steps."""
 _MOST_SPIKES = 500
-"""The longest are looked at one by one."""
+"""Most spikes that are examined, the longest first."""
 _MOST_COMPARED = 2000
-"""Steps that a spike is compared with: of more, every so many-th."""
+"""Most steps with which a spike is compared; of more, every n-th."""
 
 
 def spikes(rank: Rank, *, only_waits: bool = False) -> list[Finding]:
-    """What makes single steps slow; without a cause it is a note.
+    """Findings on the causes of slow single steps; without a cause, a note.
 
     Args:
-        rank: whose.
-        only_waits: of phases that wait, as far as the thread was blocked in them; nothing is said of other causes.
+        rank: the rank.
+        only_waits: whether to consider only phases that wait, for the time in which the thread was blocked.
     """
     places = np.flatnonzero(trained(rank))
     if len(places) < RULES.fewest_steps:
@@ -39,15 +39,15 @@ def spikes(rank: Rank, *, only_waits: bool = False) -> list[Finding]:
     slow = places[seconds > RULES.spike_ratio * median]
     if high <= RULES.spike_ratio * median or not len(slow):
         return []
-    found = []
+    findings = []
     for cause, steps in _causes(rank, places, slow, _waits(rank) if only_waits else None).items():
         what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
         of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
-        found.append(_finding(rank, places, steps, of_phase, what))
+        findings.append(_finding(rank, places, steps, of_phase, what))
         slow = np.setdiff1d(slow, steps)
     if len(slow) and not only_waits:
-        found.append(_finding(rank, places, slow, "spikes", "cause unknown")._replace(is_note=True))
-    return found
+        findings.append(_finding(rank, places, slow, "spikes", "cause unknown")._replace(is_note=True))
+    return findings
 
 
 _RUNNABLE = "time runnable but not running"
@@ -67,7 +67,7 @@ def _phases_of_time(rank: Rank) -> dict[str, Floats]:
 
 
 def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Floats] | None) -> dict[str, Integers]:
-    """By cause, the slow steps whose excess it covers, in order; a step has one, the first that does. ``waits``: no others are looked at."""
+    """By cause, the slow steps whose excess it covers, in order; a step has one cause. ``waits``: the only causes, if not None."""
     columns = _phases_of_time(rank) if waits is None else waits
     usual = _UsualTimes(rank, places)
     for name, column in columns.items():
@@ -81,7 +81,7 @@ def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Float
         cause = next((name for name, seconds in times.items() if seconds - usual.median(name) >= least), None)
         if cause:
             covered.setdefault(cause, []).append(step)
-    # What delays any moment of a step delays most often what takes most of it.
+    # A random delay most often hits what takes most of a step.
     by_chance = {cause: usual.median(cause) / median * len(slow) for cause in covered}
     return {
         cause: np.array(sorted(steps))
@@ -91,30 +91,30 @@ def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Float
 
 
 class _UsualTimes:
-    """The median time of phases, and the self time of operators, over steps; each operator is looked up once."""
+    """Median times of phases and operators over steps; each operator is computed once."""
 
     def __init__(self, rank: Rank, places: Integers) -> None:
         self._operators = [rank.operators[step] for step in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
-        self._found: dict[str, float] = {}
+        self._medians: dict[str, float] = {}
 
     def add(self, name: str, seconds: float) -> None:
-        """A phase, whose median is known."""
-        self._found[name] = seconds
+        """Sets the median of a phase."""
+        self._medians[name] = seconds
 
     def median(self, name: str) -> float:
         """The median time of an operator or a phase, in seconds."""
-        if name not in self._found:
-            times = [sum(each.seconds for each in step if each.name == name) for step in self._operators]
-            self._found[name] = float(np.median(times))
-        return self._found[name]
+        if name not in self._medians:
+            times = [sum(operator.seconds for operator in step if operator.name == name) for step in self._operators]
+            self._medians[name] = float(np.median(times))
+        return self._medians[name]
 
 
 def _slow_operator(rank: Rank, step: int) -> dict[str, float]:
-    """The operator with the most self time, unless it is what models do: where a step is delayed, these are delayed most often."""
+    """The operator with the most self time, unless models are expected to spend time there: a delay hits these most often."""
     of_step: dict[str, float] = defaultdict(float)
-    for each in rank.operators[step]:
-        of_step[each.name] += each.seconds
-    name = max(of_step, key=lambda each: of_step[each], default="")
+    for operator in rank.operators[step]:
+        of_step[operator.name] += operator.seconds
+    name = max(of_step, key=lambda operator_name: of_step[operator_name], default="")
     return {name: of_step[name]} if name and not is_what_models_do(name) else {}
 
 
@@ -126,11 +126,11 @@ def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: s
         f"steps {_listed(rank.number[slow])}; the longest {time(float(rank.seconds[slow].max()))}",
     )
     share = excess / float(rank.seconds[places].sum())
-    return finding(verdict, share, excess, evidence, steps=len(places), is_note=False)
+    return made_finding(verdict, share, excess, evidence, steps=len(places), is_note=False)
 
 
 def pauses(rank: Rank) -> list[Finding]:
-    """What the loop does between steps, checkpoints and evaluations: how much of the time that is."""
+    """Findings on checkpoints and evaluations between steps, by their share of the time."""
     places = np.flatnonzero(trained(rank))
     if len(places) < RULES.fewest_steps:
         return []
@@ -138,7 +138,7 @@ def pauses(rank: Rank) -> list[Finding]:
     median, total = float(np.median(rank.seconds[places])), float(rank.seconds[places].sum())
     inside = [pause for pause in rank.pauses if pause.start >= first]
     total += sum(pause.duration for pause in inside) / 1e9
-    found = []
+    findings = []
     for kind in dict.fromkeys(pause.kind for pause in inside):
         mine = np.array([pause.duration for pause in inside if pause.kind == kind]) / 1e9
         after = np.searchsorted(rank.start, [pause.start for pause in inside if pause.kind == kind]) - 1
@@ -151,12 +151,14 @@ def pauses(rank: Rank) -> list[Finding]:
             f"each takes {time(float(np.median(mine)))} as a median, a step {time(median)}",
             f"after steps {_listed(rank.number[after])}",
         )
-        found.append(finding(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note))
-    return found
+        findings.append(
+            made_finding(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note)
+        )
+    return findings
 
 
 def _listed(numbers: Integers) -> str:
-    """Some numbers of steps, and their distance where that is always the same."""
+    """The first numbers of steps, and their distance if that is constant."""
     text = ", ".join(map(str, numbers[:_SHOWN].tolist())) + (" ..." if len(numbers) > _SHOWN else "")
     distances = set(np.diff(numbers).tolist())
     return text + (f" (every {distances.pop()})" if len(distances) == 1 and len(numbers) > 2 else "")  # noqa: PLR2004 - two make no rhythm

@@ -1,4 +1,4 @@
-"""The first reading of a file: its steps, what stood between them, and the collectives; what ran in them comes later."""
+"""The first reading of a file: its steps, the pauses between them, and collectives."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
 MOST_STEPS = 50_000
-"""Of a file: the first of them."""
+"""Most steps of a file; later ones are left out."""
 MOST_PROCESSES = 1024
-"""Of a file."""
+"""Most processes of a file."""
 _MOST_INTERVALS = 100_000
-"""Of a process: waits for data, pauses."""
+"""Most waits for data, and most pauses, of a process."""
 _MOST_DIGITS = 18
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch")
 NAN = float("nan")
 
 
 class StepRow(NamedTuple):
-    """A step as the file has it; times in ns, phases in seconds."""
+    """A step in the file; times in ns, phases in seconds."""
 
     start: int
     number: int
@@ -46,40 +46,40 @@ class StepRow(NamedTuple):
 
 @dataclass
 class ProcessSteps:
-    """What the first reading finds of a process."""
+    """A process in the file."""
 
     rank: int | None = None
     thread: Any = None
-    """The loop's, where the file says so."""
+    """Thread of the loop, if the file has it."""
     steps: list[StepRow] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     data_starts: array[int] = field(default_factory=lambda: array("q"))
     data_ends: array[int] = field(default_factory=lambda: array("q"))
-    """Of the intervals in which the loop waited for data."""
+    """Starts and ends of the intervals in which the loop waited for data."""
     collectives: CollectiveList = field(default_factory=CollectiveList)
     events: int = 0
     dropped: int = 0
 
     @property
     def has_phases(self) -> bool:
-        """Whether the steps say what their phases took."""
+        """Whether the steps have times of phases."""
         return any(step.phases is not None for step in self.steps)
 
     def settle(self) -> int:
-        """Puts the steps in order; those without phases are parts of others where others have them.
+        """Sorts the steps, and removes those without phases if others have phases: they are parts of these.
 
         Returns:
-            How many were left out since they do not last.
+            Number of removed steps without a duration.
         """
-        has_phases, found = self.has_phases, len(self.steps)
+        has_phases, count = self.has_phases, len(self.steps)
         self.steps = [step for step in self.steps if step.duration > 0]
-        left_out = found - len(self.steps)
+        left_out = count - len(self.steps)
         self.steps = sorted(step for step in self.steps if step.phases or not has_phases)
         return left_out
 
 
 class StepList:
-    """Takes the events of a file, of which it keeps the steps."""
+    """Receives the events of a file, and collects its steps."""
 
     wanted = frozenset(
         (
@@ -102,18 +102,18 @@ class StepList:
             *(
                 attribute_keys.AVERAGES,
                 attribute_keys.SELF_DURATION,
-            ),  # so that what cannot be read is found out by the first reading
+            ),  # only so that the first reading already reports malformed ones
         )
     )
 
     def __init__(self) -> None:
         self.processes: dict[Hashable, ProcessSteps] = {}
         self.left_out = 0
-        """Steps beyond the first."""
+        """Number of steps beyond :data:`MOST_STEPS`."""
         self.without_duration = 0
-        """Steps that end before they begin, or when they begin."""
+        """Number of steps that do not end after their begin."""
         self.of_other_processes = 0
-        """Events of processes beyond those that are kept."""
+        """Number of events of processes beyond :data:`MOST_PROCESSES`."""
         self.device_slices = self.launches = 0
         self._rank: int | None = None
         self._steps = self._events = 0
@@ -122,11 +122,11 @@ class StepList:
         return self._events
 
     def name_rank(self, process: Hashable, rank: int) -> None:
-        """The rank of a process, or of all that have none."""
+        """Sets the rank of a process; process None: of all without a rank."""
         if process is None:
             self._rank = rank
-        elif (found := self._process(process)) is not None:
-            found.rank = rank
+        elif (process_steps := self._process(process)) is not None:
+            process_steps.rank = rank
 
     def add_span(
         self,
@@ -138,30 +138,30 @@ class StepList:
         *,
         process: Hashable,
     ) -> None:
-        """A span: of a step, of what stands between two, of a collective, or another."""
+        """Adds a span of a step, a pause, a collective or another event."""
         self._events += 1
-        found = self._process(process)
-        if found is None:
+        process_steps = self._process(process)
+        if process_steps is None:
             return
-        found.events += 1
-        found.dropped += attributes.get(attribute_keys.DROPPED, 0)
+        process_steps.events += 1
+        process_steps.dropped += attributes.get(attribute_keys.DROPPED, 0)
         if name == STEP_NAME and attribute_keys.STEP in attributes:
-            found.collectives.add_step(start, attributes)
+            process_steps.collectives.add_step(start, attributes)
             if attribute_keys.PART not in attributes:
-                self._append(found, step_row(start, duration, attributes))
-                found.thread = attributes.get(attribute_keys.THREAD, found.thread)
+                self._append(process_steps, step_row(start, duration, attributes))
+                process_steps.thread = attributes.get(attribute_keys.THREAD, process_steps.thread)
         elif name in PAUSES:
-            if len(found.pauses) < _MOST_INTERVALS:
-                found.pauses.append(Pause(PAUSES[name], start, duration))
+            if len(process_steps.pauses) < _MOST_INTERVALS:
+                process_steps.pauses.append(Pause(PAUSES[name], start, duration))
         elif attribute_keys.COLLECTIVE in attributes:
-            found.collectives.add_call(start, duration, attributes)
+            process_steps.collectives.add_call(start, duration, attributes)
         elif phase_of(name) == "data":
-            _note_wait(found, start, duration)
+            _note_wait(process_steps, start, duration)
         else:
-            found.collectives.add_work(name, start, duration)
+            process_steps.collectives.add_work(name, start, duration)
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
-        """An event of a profile: a step, a wait for data, or another."""
+        """Adds an event of a profile: a step, a wait for data, or another."""
         self._events += 1
         if on_device:
             self.device_slices += 1
@@ -169,43 +169,43 @@ class StepList:
         self.launches += name.startswith(_LAUNCHES)
         if name.startswith(STEP_PREFIX):
             self.add_step(name, start, duration, track[0])
-            if (found := self._process(track[0])) is not None:
-                found.thread = track[1]
-        elif (found := self._process(track[0])) is not None:
-            found.events += 1
+            if (process_steps := self._process(track[0])) is not None:
+                process_steps.thread = track[1]
+        elif (process_steps := self._process(track[0])) is not None:
+            process_steps.events += 1
             if phase_of(name) == "data":
-                _note_wait(found, start, duration)
+                _note_wait(process_steps, start, duration)
             else:
-                found.collectives.add_work(name, start, duration)
+                process_steps.collectives.add_work(name, start, duration)
 
     def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """A step of a profile."""
+        """Adds a step of a profile."""
         number = name.removeprefix(STEP_PREFIX)
-        found = self._process(process)
-        if found is not None and number.isdecimal() and len(number) <= _MOST_DIGITS:
-            self._append(found, StepRow(start, int(number), duration, is_training=True))
+        process_steps = self._process(process)
+        if process_steps is not None and number.isdecimal() and len(number) <= _MOST_DIGITS:
+            self._append(process_steps, StepRow(start, int(number), duration, is_training=True))
 
     def settle(self) -> None:
-        """The file has been read: processes without steps are forgotten."""
-        for each in self.processes.values():
-            self.without_duration += each.settle()
-            each.rank = next(
-                (rank for rank in (each.rank, each.collectives.rank, self._rank) if rank is not None), None
+        """Removes processes without steps, at the end of the file."""
+        for process in self.processes.values():
+            self.without_duration += process.settle()
+            process.rank = next(
+                (rank for rank in (process.rank, process.collectives.rank, self._rank) if rank is not None), None
             )
-        self.processes = {key: each for key, each in self.processes.items() if each.steps}
+        self.processes = {key: process for key, process in self.processes.items() if process.steps}
 
     def _process(self, key: Hashable) -> ProcessSteps | None:
-        found = self.processes.get(key)
-        if found is None and len(self.processes) >= MOST_PROCESSES:
+        process_steps = self.processes.get(key)
+        if process_steps is None and len(self.processes) >= MOST_PROCESSES:
             self._forget_small_ones()
-        if found is None and len(self.processes) < MOST_PROCESSES:
-            found = self.processes[key] = ProcessSteps()
-        self.of_other_processes += found is None
-        return found
+        if process_steps is None and len(self.processes) < MOST_PROCESSES:
+            process_steps = self.processes[key] = ProcessSteps()
+        self.of_other_processes += process_steps is None
+        return process_steps
 
     def _forget_small_ones(self) -> None:
-        """Makes room: of the processes that have had no step so far, half go, those with the fewest events."""
-        others = [key for key, each in self.processes.items() if not each.steps]
+        """Removes half of the processes without steps so far, those with the fewest events."""
+        others = [key for key, process in self.processes.items() if not process.steps]
         others.sort(key=lambda key: self.processes[key].events)
         for key in others[: (len(others) + 1) // 2]:
             self.of_other_processes += self.processes.pop(key).events
@@ -219,12 +219,12 @@ class StepList:
 
 
 def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
-    """A step by the attributes of its span; times in ns."""
+    """A step from the attributes of its span; times in ns."""
     phases = None
     if any(key in attributes for key in attribute_keys.PHASE_OF):
-        found = {phase: attributes[key] for key, phase in attribute_keys.PHASE_OF.items() if key in attributes}
-        found.pop(UNATTRIBUTED, None)
-        phases = tuple(min(float(found.get(phase, 0.0)), duration / 1e9) for phase in PHASES)
+        durations = {phase: attributes[key] for key, phase in attribute_keys.PHASE_OF.items() if key in attributes}
+        durations.pop(UNATTRIBUTED, None)
+        phases = tuple(min(float(durations.get(phase, 0.0)), duration / 1e9) for phase in PHASES)
     return StepRow(
         start,
         attributes[attribute_keys.STEP],

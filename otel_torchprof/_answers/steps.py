@@ -1,4 +1,4 @@
-"""What is known of the steps of one rank, as columns; in traces without phases, what the names of slices prove."""
+"""The steps of one rank as columns; in traces without phases, phases are derived from names of events."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from otel_torchprof._files.collectives import Collectives
 
 PLACE_OF = {phase: place for place, phase in enumerate(PHASES)}
-"""Of each phase, its column."""
+"""Column of each phase."""
 COUNTERS = ("minor page faults", "major page faults", "voluntary context switches", "involuntary context switches")
-"""What the system counts of a step, in the order of columns."""
+"""Counters of the operating system, in the order of columns."""
 TOP_OPERATORS = 8
-"""Of each step, those with the most self time."""
+"""Number of operators per step that are stored, those with the most self time."""
 
 
 class Pause(NamedTuple):
-    """What the loop did between two steps; times in ns."""
+    """A checkpoint, evaluation or the like between two steps; times in ns."""
 
     kind: str
     start: int
@@ -36,7 +36,7 @@ class OperatorTime(NamedTuple):
     name: str
     seconds: float
     in_data: bool
-    """Whether the loop waited for data meanwhile."""
+    """Whether they are in the phase in which the loop waits for data."""
 
 
 @dataclass
@@ -47,60 +47,64 @@ class Rank:
     """``rank 3``, or the name of its file."""
     number: Integers
     start: Integers
-    """In ns."""
+    """Starts, ns."""
     seconds: Floats
-    """Their durations."""
+    """Durations."""
     is_training: Flags
-    """Whether it is a whole step that trained, or may be one."""
+    """Whether it is a complete training step, or may be one."""
     phases: Floats
-    """Seconds, by step and phase; 0 where it was in none of that name."""
+    """Seconds by step and phase; 0 without the phase."""
     is_derived: bool
-    """Phases are those that names of operators prove; the rest of a step is not known."""
+    """Whether phases are derived from names of operators; the rest of a step is then unknown."""
     revision: Integers
-    """Of the rule by which the step began, 0 where there is none."""
+    """Revision of the rule that began the step; 0 for none."""
     runnable: Floats
-    """Seconds that the loop's thread was ready to run, and did not."""
+    """Seconds in which the loop's thread was ready to run without a processor."""
     blocked: Floats
-    """Seconds that it neither ran nor was ready to."""
+    """Seconds in which it neither ran nor was ready to run."""
     other_threads: Floats
-    """Seconds that other threads of the process ran while it did not."""
+    """Seconds in which other threads of the process ran and it did not."""
     counters: Floats
-    """By step and :data:`COUNTERS`."""
+    """Counts by step and :data:`COUNTERS`."""
     gap: Floats
-    """Seconds of the loop's thread in which no operator ran."""
+    """Seconds of the loop's thread outside of operators."""
     operating: Floats
     """Seconds of the loop's thread in operators, without waits for data."""
     device: Floats
-    """Seconds that the busiest stream of a device worked, or that devices had work waiting."""
+    """Seconds of work of the busiest stream of a device, or in which devices had queued work."""
     drained: Floats
-    """Seconds in which devices had none."""
+    """Seconds in which devices had no work."""
     operators: list[list[OperatorTime]]
-    """The longest of each step."""
+    """The longest operators of each step."""
     collectives: Collectives
     pauses: list[Pause] = field(default_factory=list)
     communicates: bool = False
-    """It takes part in collectives: what looks like a gap may be a wait for other ranks."""
+    """Whether it takes part in collectives, so that a gap may be a wait for other ranks."""
     events: int = 0
     dropped: int = 0
     lacks_device_times: bool = False
-    """Work was launched on a device, and nothing says how long it took."""
+    """Whether work was launched on a device whose duration is unknown."""
     has_twin_steps: bool = False
-    """Several steps have one number."""
+    """Whether several steps have the same number."""
 
     @property
     def unattributed(self) -> Floats:
-        """Seconds of each step in no phase."""
+        """Seconds of each step outside of all phases."""
         rest: Floats = np.maximum(self.seconds - self.phases.sum(axis=1), 0)
         return rest
 
     def share(self, seconds: Floats) -> Floats:
-        """As fractions of the steps' durations."""
+        """Converts seconds to fractions of the steps' durations."""
         return seconds / self.seconds
 
 
 TRAINING = Segment.STEP.value
-PAUSES = {each.span_name: each.value for each in Segment if each is not Segment.STEP and each is not Segment.SETUP}
-"""By name of a span, what the loop does between steps."""
+PAUSES = {
+    segment.span_name: segment.value
+    for segment in Segment
+    if segment is not Segment.STEP and segment is not Segment.SETUP
+}
+"""Segments between steps, by the name of their span."""
 
 
 _PREFIXES = (
@@ -109,30 +113,30 @@ _PREFIXES = (
     ("Optimizer.zero_grad#", "optimizer"),
     ("autograd::engine::evaluate_function", "backward"),
     ("_compile.compile_inner (dynamo_timed)", "compile"),
-    ("Python GC", "gc"),  # torch's, and this package's, with record_python_gc_info
+    ("Python GC", "gc"),  # of torch and of this package, with record_python_gc_info
     ("gc.collect: generation", "gc"),
 )
 LOADERS = {
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": "num_workers=0: the loop makes its batches itself",
     "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__": "the loader has workers, and they do not keep up",
 }
-"""What names of torch's loaders say of them."""
+"""Explanations for the labels of torch's loaders."""
 _ANY = (PHASE_PREFIX, *(prefix for prefix, _ in _PREFIXES))
 _OF_ANY_THREAD = frozenset(("backward",))
 _DERIVED = frozenset(phase for _, phase in _PREFIXES)
 DERIVED = tuple(phase for phase in PLACE_OF if phase in _DERIVED)
-"""The phases that names prove."""
+"""Phases that can be derived from names."""
 _OF_MODELS = re.compile(
     r"(mm|conv|attention|linear|matmul|einsum|lstm|gru|rnn|embedding|(layer|batch|group|instance|rms)_norm|softmax|pool|cross_entropy|loss)",
     re.IGNORECASE,
 )
 _BACKWARD = re.compile(r"Backward\d*$")
 _NOT_COUNTED = ("autograd::engine::", "c10d::")
-"""What is around other operators, and what waits for other ranks."""
+"""Prefixes of events that enclose operators, or that wait for other ranks."""
 
 
 def phase_of(name: str) -> str | None:
-    """The phase that a slice of this name is a part of."""
+    """The phase of an event, by its name; None for no phase."""
     if not name.startswith(_ANY):
         return None
     if name.startswith(PHASE_PREFIX):
@@ -142,12 +146,12 @@ def phase_of(name: str) -> str | None:
 
 
 def is_of_any_thread(phase: str) -> bool:
-    """Whether it counts on whichever thread it is; others count on the loop's thread."""
+    """Whether a phase counts on all threads; others count only on the loop's thread."""
     return phase in _OF_ANY_THREAD
 
 
 def is_operator(name: str) -> bool:
-    """Whether it is one that computes, and not a label, a module, a call, a collective or the engine around others."""
+    """Whether a name is that of an operator, and not of a label, a module, a call, a collective or the autograd engine."""
     return not name.startswith(_NOT_COUNTED) and ("::" in name or bool(_BACKWARD.search(name)))
 
 

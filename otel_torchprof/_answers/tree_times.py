@@ -1,4 +1,4 @@
-"""Of each step, the self time and the number of events of every path: the names from the step down to an event.
+"""Self times and numbers of events by step and path; a path is the names from the step down to an event.
 
 Steps without details have sums by name only.
 """
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from .step_list import StepList
 
 MOST_STEPS = 500
-"""That are looked at: of more, as many at equal distances."""
+"""Most examined steps; of more, as many at equal distances."""
 MOST_PATHS = 2000
-"""What is on others counts as self time of the nearest of these that is around it."""
+"""Most paths; events on further ones count as self time of the nearest ancestor with a path."""
 _MOST_NAMES = 4000
 _LONGEST_NAME = 500
 OTHER_NAMES = "(other names)"
 _DEEPEST = 500
-"""Ancestors. What has more, or is its own ancestor in a file that is wrong, is at the top."""
+"""Most ancestors of an event; one with more, or in a cycle of a wrong file, counts as top-level."""
 _MOST_TRACKS = 10_000
 _TOP = 0
 """The path of the step itself."""
 _SAME_AS_PARENT = 0
-"""The name of what is no part of a path."""
+"""The name of events that are no part of a path."""
 _IS_SUM = 1 << 30
-"""Added to the number of a name: one span stands for many events, and their number is not compared."""
+"""Added to the number of a name for aggregate spans, whose numbers of events are not compared."""
 _PROCESS_BITS = 32
 _NAME_BITS = 24
 _NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
 
 
 class Paths:
-    """Numbers of paths: each is that of its parent and a name."""
+    """Numbers of paths; a path is that of its parent and a name."""
 
     def __init__(self) -> None:
         self.parent, self.name = [-1], [_SAME_AS_PARENT]
@@ -59,33 +59,33 @@ class Paths:
         return len(self.parent)
 
     def of_events(self, names: Integers, parents: Integers) -> Integers:
-        """The path of each event, from its name and the place of its parent among them, or -1."""
+        """The path of each event, from its name and the index of its parent, or -1."""
         depth = _depths(parents)
         order = np.argsort(depth, kind="stable")
-        found = np.full(len(names), _TOP, np.int64)
+        paths = np.full(len(names), _TOP, np.int64)
         for rows in np.split(order, np.flatnonzero(np.diff(depth[order])) + 1):
             has_parent = (parents[rows] >= 0) & (depth[rows] > 0)
-            around = np.where(has_parent, found[parents[rows]], _TOP)
-            keys, places = np.unique(around << _NAME_BITS | names[rows], return_inverse=True)
-            found[rows] = np.array([self._number(key) for key in keys.tolist()], np.int64)[places]
-        return found
+            enclosing = np.where(has_parent, paths[parents[rows]], _TOP)
+            keys, places = np.unique(enclosing << _NAME_BITS | names[rows], return_inverse=True)
+            paths[rows] = np.array([self._number(key) for key in keys.tolist()], np.int64)[places]
+        return paths
 
     def _number(self, key: int) -> int:
-        around, name = key >> _NAME_BITS, key & ((1 << _NAME_BITS) - 1)
+        parent, name = key >> _NAME_BITS, key & ((1 << _NAME_BITS) - 1)
         if name == _SAME_AS_PARENT:
-            return around
+            return parent
         number = self._numbers.get(key)
         if number is None:
             if len(self) >= MOST_PATHS:
-                return around
+                return parent
             number = self._numbers[key] = len(self)
-            self.parent.append(around)
+            self.parent.append(parent)
             self.name.append(name)
         return number
 
 
 def _depths(parents: Integers) -> Integers:
-    """How many ancestors each has, by doubling; 0 where that is more than :data:`_DEEPEST`."""
+    """Number of ancestors of each event, by doubling; 0 if there are more than :data:`_DEEPEST`."""
     depth = (parents >= 0).astype(np.int64)
     at = parents.copy()
     for _ in range(_DEEPEST.bit_length()):
@@ -99,7 +99,7 @@ def _depths(parents: Integers) -> Integers:
 
 
 class _Table:
-    """Sums by row and step; rows are added as they come."""
+    """Sums by row and step; grows with the rows."""
 
     def __init__(self, steps: int) -> None:
         self.times = np.zeros((64, steps), np.float32)
@@ -119,9 +119,9 @@ class _Table:
 
 
 class TreeTimes:
-    """Takes the events of a file whose steps are known; after :meth:`settle`, times are of the chosen steps of all its processes.
+    """Receives the events of a file whose steps are known; after :meth:`settle` it has times of the chosen steps of all processes.
 
-    Of a file some of whose steps are without details, those of the more frequent kind are chosen.
+    If only some steps have details, it chooses those with or those without details, whichever are more.
     """
 
     wanted = frozenset(
@@ -136,10 +136,10 @@ class TreeTimes:
         )
     )
 
-    def __init__(self, found: StepList, warm_up_steps: int) -> None:
-        self._numbers = {key: number for number, key in enumerate(found.processes)}
-        self._steps = [StepsOfProcess(each, 0) for each in found.processes.values()]
-        self._columns, self._seconds = _chosen(found, warm_up_steps)
+    def __init__(self, step_list: StepList, warm_up_steps: int) -> None:
+        self._numbers = {key: number for number, key in enumerate(step_list.processes)}
+        self._steps = [StepsOfProcess(process, 0) for process in step_list.processes.values()]
+        self._columns, self._seconds = _chosen(step_list, warm_up_steps)
         self._names: dict[str, int] = {"": _SAME_AS_PARENT}
         self._paths = Paths()
         self._of_paths, self._of_names = _Table(len(self._seconds)), _Table(len(self._seconds))
@@ -153,32 +153,32 @@ class TreeTimes:
 
     @property
     def by_name(self) -> bool:
-        """Whether there are only sums by name: steps are without details."""
+        """Whether there are only sums by name, since steps are without details."""
         return 2 * int(self._has_averages.sum()) > len(self._seconds)
 
     @property
     def seconds(self) -> Floats:
         """Durations of the chosen steps."""
-        found: Floats = self._seconds[self._has_averages == self.by_name]
-        return found
+        chosen: Floats = self._seconds[self._has_averages == self.by_name]
+        return chosen
 
     @property
     def paths(self) -> list[tuple[str, ...]]:
-        """The names of each, from the top down, or the one name; those of the step itself are none."""
+        """The names of each path from the top down, or its only name; empty for the step itself."""
         names = list(self._names)
         if self.by_name:
             return [(), *((name,) for name in names[1:])]
-        found: list[tuple[str, ...]] = [()] * len(self._paths)
+        paths: list[tuple[str, ...]] = [()] * len(self._paths)
         for number in range(1, len(self._paths)):
-            found[number] = (*found[self._paths.parent[number]], names[self._paths.name[number]])
-        return found
+            paths[number] = (*paths[self._paths.parent[number]], names[self._paths.name[number]])
+        return paths
 
     def times(self, rows: list[int]) -> Floats:
-        """Seconds of self time by step, of some paths together."""
+        """Total self time of some paths by step, in seconds."""
         return self._together(self._table.times, rows)
 
     def calls(self, rows: list[int]) -> float:
-        """How many events a step, as a median; NaN where spans stand for several."""
+        """Median number of events per step; NaN for aggregate spans."""
         if self._table.is_sum[[row for row in rows if row < len(self._table.is_sum)]].any():
             return float("nan")
         return float(np.median(self._together(self._table.counts, rows)))
@@ -189,11 +189,11 @@ class TreeTimes:
 
     def _together(self, table: np.ndarray, rows: list[int]) -> Floats:
         chosen = table[[row for row in rows if row < len(table)]]
-        found: Floats = chosen.sum(axis=0, dtype=np.float64)[self._has_averages == self.by_name]
-        return found
+        sums: Floats = chosen.sum(axis=0, dtype=np.float64)[self._has_averages == self.by_name]
+        return sums
 
     def name_rank(self, process: Hashable, rank: int) -> None:
-        """Without effect: steps of all ranks are looked at together."""
+        """No effect: steps of all ranks are examined together."""
 
     def add_span(
         self,
@@ -205,7 +205,7 @@ class TreeTimes:
         *,
         process: Hashable,
     ) -> None:
-        """A span, whose parent is known by its id."""
+        """Adds a span; its parent is known by id."""
         self._events += 1
         number = self._numbers.get(process)
         if number is None or name in _NOT_IN_STEPS:
@@ -222,7 +222,7 @@ class TreeTimes:
         self._rows.append(key, (start, duration, own, -1, *ids[:2]))
 
     def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
-        """An event whose parent is around it on its track; what devices did counts where a file is of one process."""
+        """Adds an event whose parent encloses it on its track; device events only if the file has one process."""
         self._events += 1
         number = 0 if on_device and len(self._steps) == 1 else self._numbers.get(track[0])
         if number is None:
@@ -231,10 +231,10 @@ class TreeTimes:
         self._rows.append(key, (start, duration, duration, self._track(track), 0, 0))
 
     def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """Without effect: steps are known."""
+        """No effect: steps are known."""
 
     def settle(self) -> None:
-        """The file has been read."""
+        """Adds up buffered events, at the end of the file."""
         self._rows.settle()
 
     def _key(self, process: int, name: str) -> int:
@@ -249,14 +249,16 @@ class TreeTimes:
         return number
 
     def _add_averages(self, process: int, start: int, averages: Sequence[StepAverage]) -> None:
-        """Of a step without details."""
+        """Adds the averages of a step without details."""
         places, inside = self._steps[process].places(np.array([start]))
         column = int(self._columns[process][places[0]]) if inside[0] else -1
         if column < 0 or not averages:
             return
         self._has_averages[column] = True
-        names = np.array([self._number_of(each.name) for each in averages], np.int64)
-        seconds, calls = (np.array([getattr(each, what) for each in averages]) for what in ("self_seconds", "calls"))
+        names = np.array([self._number_of(average.name) for average in averages], np.int64)
+        seconds, calls = (
+            np.array([getattr(average, field) for average in averages]) for field in ("self_seconds", "calls")
+        )
         self._of_names.add(names, np.full(len(names), column), seconds, calls)
 
     def _track(self, track: Hashable) -> int:
@@ -266,7 +268,7 @@ class TreeTimes:
         return number
 
     def _keys(self, keys: Integers, parents: Integers) -> Integers:
-        """Paths in place of names."""
+        """Replaces names by paths in the keys."""
         low = (1 << _PROCESS_BITS) - 1
         paths = self._paths.of_events(keys & low & ~_IS_SUM, parents)
         return keys & (~low | _IS_SUM) | paths
@@ -284,10 +286,10 @@ class TreeTimes:
         table.is_sum[sums[sums < len(table.is_sum)]] = True
 
 
-def _chosen(found: StepList, warm_up_steps: int) -> tuple[list[Integers], Floats]:
-    """Of each process, the column of each of its steps, or -1; and the durations of the chosen steps."""
+def _chosen(step_list: StepList, warm_up_steps: int) -> tuple[list[Integers], Floats]:
+    """For each process, the column of each step, or -1; and the durations of the chosen steps."""
     columns, seconds = [], []
-    for process in found.processes.values():
+    for process in step_list.processes.values():
         is_training = np.array([step.is_training for step in process.steps])
         columns.append(np.where(is_training & (np.cumsum(is_training) > warm_up_steps), 0, -1))
         seconds.append(np.array([step.duration for step in process.steps]) / 1e9)
@@ -296,5 +298,5 @@ def _chosen(found: StepList, warm_up_steps: int) -> tuple[list[Integers], Floats
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).astype(np.int64)]
     first[:] = -1
     first[rows] = np.arange(len(rows))
-    ends = np.cumsum([len(each) for each in columns])
+    ends = np.cumsum([len(column) for column in columns])
     return np.split(first, ends[:-1]), np.concatenate(seconds)[rows]

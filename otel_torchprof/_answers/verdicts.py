@@ -1,4 +1,4 @@
-"""Why training is slow: what steady steps are bound by, and which rank the others wait for. Reads trace files, returns findings."""
+"""Why training is slow: findings on what binds steady steps, and on the rank for which others wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .findings import (
     Leaves,
     abstentions,
     busy_share,
-    finding,
+    made_finding,
     median_share,
     steady,
     time,
@@ -46,50 +46,53 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-# ---- what steady steps are bound by ----
+# ---- findings on steady steps ----
 
 
 _SHOWN = 3
-"""Operators that are named as evidence,"""
+"""Most operators that are named as evidence."""
 _WITH_LOCK = frozenset(("python-gap", "optimizer-bound"))
-"""Made of Python's code between operators: what takes the time there is the lock, where that is known."""
+"""Verdicts on Python code between operators; a verdict on the GIL replaces them."""
 _SMALL = 0.01
-"""with more than this share."""
+"""Least share of an operator that is named."""
 _FAULTS = COUNTERS.index("minor page faults")
 _LOOKED_AT = 10
-"""Operators that may bind a step: those with a share of 10 % are no more."""
+"""Most operators that are examined: no more can have a share of 10 %."""
 
 
 class _Candidate(NamedTuple):
-    """What may bind steps: seconds of each of them."""
+    """A possible verdict, and its seconds in each step."""
 
     verdict: str
     seconds: Floats
     evidence: tuple[str, ...] = ()
     comes_in_bursts: bool = False
-    """Some steps have much of it and others none: four workers of a loader have their batches at one time, and every fourth step waits."""
+    """Whether some steps have much of it and others none: with four workers of a loader, every fourth step waits for data."""
 
 
 def levels(rank: Rank) -> list[Finding]:
-    """All that hold, and notes."""
+    """All verdicts that apply to steady steps, and notes."""
     chosen = steady(rank)
     if int(chosen.sum()) < RULES.fewest_steps:
         return []
     known = with_runnable(rank, chosen)
-    ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are told apart
+    ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are separate
     if busy_share(rank, chosen) > RULES.most_runnable:
-        found = [_finding(rank, each, ordinary & known) for each in _waits_of_busy(rank, chosen)]
+        findings = [_finding(rank, candidate, ordinary & known) for candidate in _waits_of_busy(rank, chosen)]
     else:
-        found = [
-            _finding(rank, each, ordinary if each.comes_in_bursts else chosen) for each in _candidates(rank, chosen)
+        findings = [
+            _finding(rank, candidate, ordinary if candidate.comes_in_bursts else chosen)
+            for candidate in _candidates(rank, chosen)
         ]
     if int(known.sum()) >= RULES.fewest_steps:
         evidence = _blocked(rank, known)
-        found.append(_finding(rank, _Candidate("machine-busy", rank.runnable, evidence, comes_in_bursts=True), known))
-    kept = [each for each in found if each is not None]
-    if any(each.verdict == "gil" and not each.is_note for each in kept):
-        kept = [each for each in kept if each.verdict not in _WITH_LOCK]
-    return kept
+        findings.append(
+            _finding(rank, _Candidate("machine-busy", rank.runnable, evidence, comes_in_bursts=True), known)
+        )
+    applicable = [finding for finding in findings if finding is not None]
+    if any(finding.verdict == "gil" and not finding.is_note for finding in applicable):
+        applicable = [finding for finding in applicable if finding.verdict not in _WITH_LOCK]
+    return applicable
 
 
 def _finding(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
@@ -108,21 +111,23 @@ def _finding(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None
         f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
         *candidate.evidence,
     )
-    result = finding(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
+    result = made_finding(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
     return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
 
 
 def _waits_of_busy(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
-    """Where the thread was often ready to run and did not, phases that wait count as far as it was blocked: that is no lack of processors."""
+    """Candidates on a busy machine: phases that wait, for the time in which the thread was blocked, not ready to run."""
     for phase in WAITING:
-        found = _of_phase(rank, chosen, phase)
+        candidate = _of_phase(rank, chosen, phase)
         how = "only time in which the loop's thread was blocked, not ready to run"
-        yield found._replace(seconds=np.minimum(found.seconds, rank.blocked), evidence=(how, *found.evidence))
+        yield candidate._replace(
+            seconds=np.minimum(candidate.seconds, rank.blocked), evidence=(how, *candidate.evidence)
+        )
 
 
 def _blocked(rank: Rank, known: Flags) -> tuple[str, ...]:
-    """How long the thread neither ran nor was ready to, and how much of that is in no phase that waits."""
-    total, blocked = (float(each[known].sum()) for each in (rank.seconds, rank.blocked))
+    """Evidence on the time in which the thread was blocked, in total and outside of phases that wait."""
+    total, blocked = (float(column[known].sum()) for column in (rank.seconds, rank.blocked))
     if not (total and blocked >= RULES.note_share * total):
         return ()
     waits = np.minimum(rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1), rank.blocked)
@@ -151,7 +156,7 @@ def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
 
 
 def _host_bound(rank: Rank, chosen: Flags) -> _Candidate:
-    """Seconds in which a device waits while the loop is in no phase that waits itself."""
+    """Seconds in which a device has no work while the loop is in no phase that waits."""
     waits = rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1)
     evidence = _longest(rank, chosen, in_data=False)
     return _Candidate("host-bound", np.maximum(rank.drained - waits, 0), evidence)
@@ -174,8 +179,8 @@ def _computing(rank: Rank, chosen: Flags) -> _Candidate:
 def _gil(rank: Rank, chosen: Flags) -> _Candidate:
     """Seconds in which the loop's thread was blocked outside of operators and of phases that wait, while other threads ran.
 
-    Whoever holds Python's lock gives it up after 5 ms when another thread asks, so that waits for it are many and of about that length.
-    A wait for a native thread that works is one long one.
+    A thread that holds the GIL yields it after 5 ms on request, so waits for it are many and of about that length. A wait for the work
+    of a native thread is a single long one.
     """
     waits = rank.counters[:, COUNTERS.index("voluntary context switches")]
     elsewhere = rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1)
@@ -190,7 +195,7 @@ def _gil(rank: Rank, chosen: Flags) -> _Candidate:
 
 
 def _pages(rank: Rank, chosen: Flags) -> tuple[str, ...]:
-    """How much memory a step takes anew, where that is known and worth a word."""
+    """Evidence on fresh pages of memory per step; empty if unknown or few."""
     pages = float(np.median(rank.counters[chosen, _FAULTS]))
     if not pages >= RULES.fewest_pages:
         return ()
@@ -198,20 +203,20 @@ def _pages(rank: Rank, chosen: Flags) -> tuple[str, ...]:
 
 
 def _totals(rank: Rank, chosen: Flags, *, in_data: bool) -> list[tuple[str, float]]:
-    """The operators with the most self time, the longest first: seconds in all steady steps."""
-    found: dict[str, float] = defaultdict(float)
+    """Names and seconds of the operators with the most self time in the chosen steps, the longest first."""
+    totals: dict[str, float] = defaultdict(float)
     for step in np.flatnonzero(chosen).tolist():
-        for each in rank.operators[step]:
-            if each.in_data is in_data and (in_data or is_operator(each.name)):
-                found[each.name] += each.seconds
-    return sorted(found.items(), key=lambda each: -each[1])[:_LOOKED_AT]
+        for operator in rank.operators[step]:
+            if operator.in_data is in_data and (in_data or is_operator(operator.name)):
+                totals[operator.name] += operator.seconds
+    return sorted(totals.items(), key=lambda item: -item[1])[:_LOOKED_AT]
 
 
 def _operators(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
     for name, _ in _totals(rank, chosen, in_data=False):
         if not is_what_models_do(name):
             of_steps = (
-                sum(each.seconds for each in operators if each.name == name and not each.in_data)
+                sum(operator.seconds for operator in operators if operator.name == name and not operator.in_data)
                 for operators in rank.operators
             )
             yield _Candidate("operator-bound", np.array([*of_steps], np.float64), (f"operator {name}",))
@@ -235,11 +240,11 @@ def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
     return (f"longest by self time: {text}",) if text else ()
 
 
-# ---- which rank the others wait for ----
+# ---- the rank for which others wait ----
 
 
 def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
-    """The late rank, if there is one; or why that cannot be told."""
+    """The finding on a late rank, if there is one; or the reason why stragglers cannot be judged."""
     if not ranks[1:]:
         return [], []
     common = _common(ranks)
@@ -252,7 +257,7 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
     waited = _waits(starts) > RULES.alignment_errors * error
     if int(waited.sum()) < RULES.fewest_collectives:
         return [], []
-    common, starts = [each.chosen(waited) for each in common], starts[waited]
+    common, starts = [collectives.chosen(waited) for collectives in common], starts[waited]
     last = starts.argmax(axis=1)
     late = int(np.bincount(last, minlength=len(ranks)).argmax())
     others = np.delete(starts, late, axis=1)
@@ -269,20 +274,20 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
         f"the clocks are aligned to {time(error)}",
         *_phase_before(ranks, late),
     )
-    found = finding(
+    late_rank = made_finding(
         "straggler", share, cost, evidence, steps=min(int(steady(rank).sum()) for rank in ranks), is_note=False
     )
-    return [found._replace(ranks=(ranks[late].name,))], []
+    return [late_rank._replace(ranks=(ranks[late].name,))], []
 
 
 def _waits(starts: Floats) -> Floats:
-    """How much later than most the last rank came to each collective: none waits long in those that follow at once on another."""
-    found: Floats = starts.max(axis=1) - np.median(np.sort(starts, axis=1)[:, :-1], axis=1)
-    return found
+    """For each collective, seconds from the median start of the other ranks to that of the last rank."""
+    waits: Floats = starts.max(axis=1) - np.median(np.sort(starts, axis=1)[:, :-1], axis=1)
+    return waits
 
 
 def _cost(rank: Rank, late: Collectives, lateness: Floats) -> float:
-    """Seconds that the others wait: of each step the longest wait, since collectives of a step overlap."""
+    """Total seconds that others wait: the longest wait of each step, since collectives of a step may overlap."""
     steps = np.searchsorted(rank.start, late.start, side="right")
     longest = np.zeros(len(rank.start) + 1)
     np.maximum.at(longest, steps, lateness)
@@ -290,10 +295,10 @@ def _cost(rank: Rank, late: Collectives, lateness: Floats) -> float:
 
 
 def _common(ranks: list[Rank]) -> list[Collectives]:
-    """By rank, the collectives that all have after the warm-up; the same ones in the same order."""
-    found = [_after_warm_up(rank) for rank in ranks]
-    keys = reduce(np.intersect1d, (each.key for each in found))
-    return [each.chosen(np.isin(each.key, keys)) for each in found]
+    """For each rank, the collectives after the warm-up that all ranks have, in the same order."""
+    by_rank = [_after_warm_up(rank) for rank in ranks]
+    keys = reduce(np.intersect1d, (collectives.key for collectives in by_rank))
+    return [collectives.chosen(np.isin(collectives.key, keys)) for collectives in by_rank]
 
 
 def _after_warm_up(rank: Rank) -> Collectives:
@@ -303,20 +308,20 @@ def _after_warm_up(rank: Rank) -> Collectives:
 
 
 def _aligned(common: list[Collectives]) -> tuple[Floats, float]:
-    """When each rank came to each collective, in seconds on the first one's clock, and the largest error of the others' clocks."""
+    """Starts of each collective on each rank, in seconds on the first rank's clock, and the largest error of a clock."""
     first, *others = common
     begin = int(first.start.min())
     starts, errors = [(first.start - begin) / 1e9], []
-    for each in others:
-        _, found = fit(each, first)
-        if found is not None:  # as it is: explain wants more collectives than a clock does
-            starts.append(found.line.seconds(each.start, begin))
-            errors.append(found.error / 1e9)
+    for collectives in others:
+        _, clock_fit = fit(collectives, first)
+        if clock_fit is not None:  # always: explain needs more collectives than a fit does
+            starts.append(clock_fit.line.seconds(collectives.start, begin))
+            errors.append(clock_fit.error / 1e9)
     return np.stack(starts, axis=1), max(errors)
 
 
 def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:
-    """The phase that takes longer on the late rank than on the others."""
+    """Evidence on the phase that is longer on the late rank than on others."""
     medians = np.array([_medians(rank) for rank in ranks if steady(rank).any()])
     if len(medians) < len(ranks):
         return ()
@@ -331,16 +336,16 @@ def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:
 
 
 def _medians(rank: Rank) -> Floats:
-    """Seconds of each phase in a step, and last of what is in none."""
-    found: Floats = np.median(np.column_stack((rank.phases, rank.unattributed))[steady(rank)], axis=0)
-    return found
+    """Median seconds per step of each phase, and last of the time outside of all phases."""
+    medians: Floats = np.median(np.column_stack((rank.phases, rank.unattributed))[steady(rank)], axis=0)
+    return medians
 
 
-# ---- all ranks together ----
+# ---- findings on all ranks ----
 
 
 _OF_THE_REST = frozenset(("gil", "machine-busy", "operator-bound", "python-gap"))
-"""Verdicts that do not depend on the unattributed time, and may be about it."""
+"""Verdicts that do not depend on phases, and may explain unattributed time."""
 NOT_KNOWN = "not known"
 """Name of the time outside of all phases if phases come from names of operators."""
 
@@ -370,8 +375,8 @@ def explain(
         ...         y = torch.ones(3) + 1
         ...         prof.step()
         >>> prof.export_chrome_trace("trace.json")
-        >>> found = otp.explain("trace.json")
-        >>> isinstance(found.headline, str), found.problems
+        >>> explanation = otp.explain("trace.json")
+        >>> isinstance(explanation.headline, str), explanation.problems
         (True, ())
     """
     if not paths:
@@ -384,24 +389,28 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     reasons = [reason for rank in ranks for reason in abstentions(rank)]
     is_doubtful = any(reason.leaves is not Leaves.SINGLE_STEPS for reason in reasons)
     late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
-    found = [*late, *_of_ranks(ranks)]
-    of_waits = max((each.recoverable_seconds for each in found if each.verdict == "communication-bound"), default=0.0)
-    # A rank that comes late is the cause of waits, and stands before them.
-    found.sort(key=lambda each: -max(each.recoverable_seconds, of_waits if each.verdict == "straggler" else 0.0))
+    findings = [*late, *_of_ranks(ranks)]
+    of_waits = max(
+        (finding.recoverable_seconds for finding in findings if finding.verdict == "communication-bound"), default=0.0
+    )
+    # A straggler causes waits, and comes before them.
+    findings.sort(
+        key=lambda finding: -max(finding.recoverable_seconds, of_waits if finding.verdict == "straggler" else 0.0)
+    )
     chosen = [steady(rank) for rank in ranks]
-    steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
+    steps = np.concatenate([rank.seconds[is_chosen] for rank, is_chosen in zip(ranks, chosen, strict=True)])
     return Explanation(
         ranks=tuple(rank.name for rank in ranks),
         steps=sum(len(rank.number) for rank in ranks),
         steady_steps=len(steps),
-        findings=tuple(each for each in found if not each.is_note),
-        notes=tuple(each for each in found if each.is_note and each.severity != "none"),
+        findings=tuple(finding for finding in findings if not finding.is_note),
+        notes=tuple(finding for finding in findings if finding.is_note and finding.severity != "none"),
         abstentions=(*reasons, *cannot_tell),
         phases=_phases(ranks),
         step_median=float(np.median(steps)) if len(steps) else 0.0,
         slow_steps=slowest(ranks),
         problems=tuple(problems),
-        knows_runnable=all(with_runnable(rank, each).any() for rank, each in zip(ranks, chosen, strict=True)),
+        knows_runnable=all(with_runnable(rank, is_chosen).any() for rank, is_chosen in zip(ranks, chosen, strict=True)),
     )
 
 
@@ -412,22 +421,22 @@ def _of_ranks(ranks: list[Rank]) -> list[Finding]:
     """
     by_verdict: dict[tuple[str, bool], list[tuple[str, Finding]]] = defaultdict(list)
     for rank in ranks:
-        for each in _judged(rank):
-            key = each.evidence[-1] if each.verdict == "operator-bound" else ""
-            by_verdict[each.verdict + key, each.is_note].append((rank.name, each))
-    found = []
+        for finding in _judged(rank):
+            key = finding.evidence[-1] if finding.verdict == "operator-bound" else ""
+            by_verdict[finding.verdict + key, finding.is_note].append((rank.name, finding))
+    merged = []
     for same in by_verdict.values():
-        largest = max((each for _, each in same), key=lambda each: each.share)
+        largest = max((finding for _, finding in same), key=lambda finding: finding.share)
         names = tuple(dict.fromkeys(name for name, _ in same)) if len(ranks) > 1 else ()
         evidence = largest.evidence
         if len(names) > 1:
-            where = next(name for name, each in same if each is largest)
+            where = next(name for name, finding in same if finding is largest)
             evidence = (
                 *evidence,
                 f"these are the figures of {where}, which has the largest share of {len(names)} ranks",
             )
-        found.append(largest._replace(ranks=names, evidence=evidence))
-    return found
+        merged.append(largest._replace(ranks=names, evidence=evidence))
+    return merged
 
 
 def _judged(rank: Rank) -> list[Finding]:
@@ -435,28 +444,29 @@ def _judged(rank: Rank) -> list[Finding]:
     reasons = abstentions(rank)
     if not reasons:
         return [*levels(rank), *spikes(rank), *pauses(rank)]
-    found = [each for each in levels(rank) if not each.is_note]
-    left = {each.leaves for each in reasons}
+    findings = [finding for finding in levels(rank) if not finding.is_note]
+    left = {reason.leaves for reason in reasons}
     if left == {Leaves.SINGLE_STEPS}:
-        return [*(each for each in found if each.verdict in _OF_THE_REST), *spikes(rank), *pauses(rank)]
-    if left == {Leaves.WAITS}:  # and there are no other levels where a machine is busy
-        return [*found, *spikes(rank, only_waits=True)]
-    return [each for each in found if each.verdict == "machine-busy"]
+        independent = [finding for finding in findings if finding.verdict in _OF_THE_REST]
+        return [*independent, *spikes(rank), *pauses(rank)]
+    if left == {Leaves.WAITS}:  # on a busy machine, levels() only returns waits
+        return [*findings, *spikes(rank, only_waits=True)]
+    return [finding for finding in findings if finding.verdict == "machine-busy"]
 
 
 def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:
     chosen = [steady(rank) for rank in ranks]
-    if not any(each.any() for each in chosen):
+    if not any(is_chosen.any() for is_chosen in chosen):
         chosen = [trained(rank) for rank in ranks]
-    if not any(each.any() for each in chosen):
+    if not any(is_chosen.any() for is_chosen in chosen):
         return ()
     columns = {
-        phase: ([rank.phases[each, place] for rank, each in zip(ranks, chosen, strict=True)])
+        phase: ([rank.phases[is_chosen, place] for rank, is_chosen in zip(ranks, chosen, strict=True)])
         for phase, place in PLACE_OF.items()
     }
     rest = NOT_KNOWN if any(rank.is_derived for rank in ranks) else UNATTRIBUTED
-    columns[rest] = [rank.unattributed[each] for rank, each in zip(ranks, chosen, strict=True)]
-    steps = np.concatenate([rank.seconds[each] for rank, each in zip(ranks, chosen, strict=True)])
+    columns[rest] = [rank.unattributed[is_chosen] for rank, is_chosen in zip(ranks, chosen, strict=True)]
+    steps = np.concatenate([rank.seconds[is_chosen] for rank, is_chosen in zip(ranks, chosen, strict=True)])
     rows = []
     for phase in (*PHASES, rest):
         seconds = np.concatenate(columns[phase])
