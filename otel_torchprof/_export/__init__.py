@@ -1,1 +1,1 @@
-"""Which spans are sent, and their ways out: policies, queues, the ledger of what arrived, files, OTLP, SDK exporters."""
+"""Export of spans: policies, span buffer, queues, the ledger of outcomes, files, OTLP, SDK exporters."""

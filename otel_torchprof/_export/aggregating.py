@@ -1,4 +1,4 @@
-"""Runs of short spans of one name as aggregate spans: one span that says how many they were and how long they took together."""
+"""Aggregates runs of short spans of one name: an aggregate span has their number and total duration."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# ---- Spans that stand for others: what becomes of parents, links and attributes when spans leave a table ----
+# ---- Spans that replace others: parents, links and attributes when spans are removed from a table ----
 
 Array = npt.NDArray[Any]
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 PRECIOUS = "torch.collective."
-"""What has such an attribute is looked for from other processes: it is never aggregated, and collapsed last."""
+"""Prefix of attributes of spans to which other processes link: these are never aggregated, and collapsed last."""
 MOST_LINKS = 128
-"""Of a span that has absorbed others; those beyond are counted as dropped. OpenTelemetry's default limit."""
+"""Most links of a span that replaces others; further ones count as dropped. OpenTelemetry's default limit."""
 
 
 def counts_of(table: SpanTable) -> npt.NDArray[np.int64]:
-    """How many recorded spans each one stands for, those that were collapsed into it not among them."""
+    """Number of recorded spans that each span replaces, without those collapsed into it."""
     return _numbers(table, AGGREGATED_COUNT, 1)
 
 
 def collapsed_of(table: SpanTable) -> npt.NDArray[np.int64]:
-    """How many recorded spans were collapsed into each."""
+    """Number of recorded spans collapsed into each span."""
     return _numbers(table, COLLAPSED_COUNT, 0)
 
 
 def durations_of(table: SpanTable) -> npt.NDArray[np.int64]:
-    """How long each took, ns; of an aggregate span the sum."""
+    """Duration of each span, ns; for an aggregate span, the sum."""
     own = table.end - table.start
-    found = column_of(table, AGGREGATED_DURATION)
-    return own if found is None else np.where(found[1], np.rint(found[0] * 1e9), own).astype(np.int64)
+    column = column_of(table, AGGREGATED_DURATION)
+    return own if column is None else np.where(column[1], np.rint(column[0] * 1e9), own).astype(np.int64)
 
 
 def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
-    """Which spans others look for."""
-    found = np.zeros(len(table), dtype=np.bool_)
+    """Mask of the spans to which other processes link."""
+    is_precious = np.zeros(len(table), dtype=np.bool_)
     for column in table.attributes:
         if column.key.startswith(PRECIOUS):
-            found[slice(None) if column.rows is None else column.rows] = True
-    return found
+            is_precious[slice(None) if column.rows is None else column.rows] = True
+    return is_precious
 
 
 def phases(table: SpanTable) -> npt.NDArray[np.bool_]:
-    """Which spans are phases: they are never aggregated nor collapsed, but for tokens, of which there may be thousands."""
+    """Mask of the phases, which are never aggregated or collapsed; without tokens, of which there may be thousands."""
     named = table.names.matching((TEXT_COMPLETION,), prefixes=(PHASE_PREFIX, f"{TEXT_COMPLETION} "))
     return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name] & ~tokens(table)
 
 
 def tokens(table: SpanTable) -> npt.NDArray[np.bool_]:
-    """Which spans are calls of a model that ``generate`` makes for one token more."""
+    """Mask of the calls of a model in which ``generate`` produces one further token."""
     named = table.names.matching((Part.DECODE.event_name,))
     return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name]
 
 
 def _numbers(table: SpanTable, key: str, otherwise: int) -> npt.NDArray[np.int64]:
-    found = column_of(table, key)
-    if found is None:
+    column = column_of(table, key)
+    if column is None:
         return np.full(len(table), otherwise, dtype=np.int64)
-    return np.where(found[1], found[0], otherwise)
+    return np.where(column[1], column[0], otherwise)
 
 
 def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, values: Any) -> SpanTable:
-    """The table with an attribute on some rows; other rows keep theirs."""
+    """Sets an attribute on some rows; other rows keep their values."""
     before = column_of(table, key)
     column = np.zeros(len(table), dtype=kind.dtype) if before is None else before[0].copy()
     present = np.zeros(len(table), dtype=np.bool_) if before is None else before[1]
@@ -86,7 +86,7 @@ def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, va
 
 
 def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool = True) -> SpanTable:
-    """Only the spans that stay, as parents and in links where those were that went into them.
+    """Removes spans, and replaces them as parents and in links by the spans that absorb them.
 
     ``into``: for each row the one that it goes into, itself for what stays. Attributes and times stay as they are.
     ``with_links``: what stays has the links of what went into it, too.
@@ -105,7 +105,7 @@ def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool 
 
 
 def _moved_links(table: SpanTable, into: Array) -> Array:
-    """By rising row, each once, none from a span to what has absorbed it."""
+    """The links of all spans on the surviving spans, sorted by row, without duplicates and links to the same span."""
     if not len(table.links):
         return table.links
     links = table.links.copy()
@@ -118,13 +118,13 @@ def _moved_links(table: SpanTable, into: Array) -> Array:
 
 
 def links_once(links: Array) -> Array:
-    """The links by rising row, without those that lead from one row to the same span id again."""
+    """Sorts links by row, and removes duplicates with the same row and span id."""
     row, span_id = links["row"], links["span_id"]
     order = np.lexsort((span_id, row))
-    again = (row[order][1:] == row[order][:-1]) & (span_id[order][1:] == span_id[order][:-1])
-    surviving = np.sort(order[np.concatenate((np.ones(min(len(row), 1), np.bool_), ~again))])
-    found: Array = links[surviving[np.argsort(row[surviving], kind="stable")]]
-    return found
+    is_duplicate = (row[order][1:] == row[order][:-1]) & (span_id[order][1:] == span_id[order][:-1])
+    surviving = np.sort(order[np.concatenate((np.ones(min(len(row), 1), np.bool_), ~is_duplicate))])
+    unique_links: Array = links[surviving[np.argsort(row[surviving], kind="stable")]]
+    return unique_links
 
 
 def linked_rows(table: SpanTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -136,9 +136,9 @@ def linked_rows(table: SpanTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 
 
 STEPS = 10
-"""Thresholds that are tried: the longest, half of it and so on. Twice as short is seldom many spans less."""
+"""Number of thresholds to try: the longest, half of it and so on."""
 _AGGREGATE_SIZE = 110
-"""Bytes of what an aggregate span says more than its first span does, at most: the two attributes, and longer numbers."""
+"""Upper bound of the bytes that an aggregate span has more than its first span: two attributes, and longer numbers."""
 
 _ADDED = frozenset(
     (
@@ -158,7 +158,7 @@ _ADDED = frozenset(
     )
 )
 _HIGHEST = frozenset(("torch.memory.peak", "torch.device.memory.peak", "torch.unfinished", "torch.dropped_before"))
-"""Of flags, true where it is true of one."""
+"""Attributes of which an aggregate span has the maximum; flags are true if they are true for one span."""
 
 
 NOT_SHORT = int(np.iinfo(np.int64).max)
@@ -166,22 +166,22 @@ NOT_SHORT = int(np.iinfo(np.int64).max)
 
 
 class Siblings(NamedTuple):
-    """What does not depend on which spans are aggregated."""
+    """Data of a table that do not depend on which spans are aggregated."""
 
     tree: SpanTree
     label: npt.NDArray[np.int64]
-    """The same number for what may become one: name, thread, and whether it is in error."""
+    """Equal for spans that may be aggregated: same name, thread and error status."""
     is_next: npt.NDArray[np.bool_]
-    """By place in the order of the tree: comes right after a sibling of the same label."""
+    """In the order of the tree, whether a span comes right after a sibling of the same label."""
     length: npt.NDArray[np.int64]
-    """How long each took, ns, of aggregate spans on average; :data:`NOT_SHORT` where it must not be aggregated."""
+    """Duration, ns, for aggregate spans on average; :data:`NOT_SHORT` for spans that must not be aggregated."""
     is_aggregate: npt.NDArray[np.bool_]
 
 
 def aggregated(
     table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]
 ) -> tuple[SpanTable, Array]:
-    """The table with as few spans aggregated as will do, of those that took up to ``shortest`` ns.
+    """Aggregates as few spans as necessary, of those that took up to ``shortest`` ns.
 
     Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
     what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
@@ -194,7 +194,7 @@ def aggregated(
         return into, fits(*sizes.after(into))
 
     best, enough = try_out(0)
-    low, high = 0, STEPS  # thresholds that do, or are the longest; and that do not
+    low, high = 0, STEPS  # a threshold that is long enough, or the longest; and one that is not
     while enough and high - low > 1:
         middle = (low + high) // 2
         into, does = try_out(middle)
@@ -204,7 +204,7 @@ def aggregated(
 
 
 class Sizes:
-    """How large a table is where some of its spans are aggregated."""
+    """Computes the size of a table after aggregation."""
 
     def __init__(self, table: SpanTable) -> None:
         sizes = span_sizes(table)
@@ -212,14 +212,14 @@ class Sizes:
         self._links = int(sizes.sum() - self._own.sum())
 
     def after(self, into: Array) -> tuple[int, int]:
-        """How many spans are left and, at most, bytes. ``into``: for each row the one that it becomes one with."""
+        """Number of remaining spans, and an upper bound of their bytes. ``into``: for each row, the row that replaces it."""
         surviving = into == np.arange(len(into))
         aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
         return int(surviving.sum()), int(self._own[surviving].sum()) + self._links + aggregates * _AGGREGATE_SIZE
 
 
 def siblings_of(table: SpanTable, root: int) -> Siblings:
-    """The spans as siblings. ``root``, phases, and what others look for, are not short."""
+    """The siblings of a table. ``root``, phases, and spans to which other processes link, are not short."""
     tree = SpanTree(table, root)
     count = counts_of(table)
     length = durations_of(table) // count
@@ -235,7 +235,7 @@ def siblings_of(table: SpanTable, root: int) -> Siblings:
 
 
 def _groups(siblings: Siblings, threshold: float) -> npt.NDArray[np.int64]:
-    """For each row the first of those that it becomes one with."""
+    """For each row, the first row of its aggregate; itself if it stays."""
     order = siblings.tree.order
     short = siblings.length[order] <= threshold
     begins = ~siblings.is_next
@@ -252,7 +252,7 @@ def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArr
     top = tree.topmost(in_run | siblings.is_aggregate)
     below = tree.by_start[top[tree.by_start] >= 0]
     into[below] = below
-    # Below aggregate spans round by round, one for each level under them: what hangs under one aggregate span and has one name.
+    # One round for each level below aggregate spans: aggregates children of one aggregate span with the same name.
     level = tree.depth[below] - tree.depth[top[below]]
     labels = siblings.label.max(initial=0) + 1
     for number in range(1, int(level.max(initial=0)) + 1):
@@ -262,16 +262,16 @@ def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def first_alike(nodes: Array, key: Array) -> Array:
-    """For each node the first one with its key."""
+    """For each node, the first one with the same key."""
     order = np.argsort(key, kind="stable")
     first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
-    found = np.empty(len(nodes), dtype=np.int64)
-    found[order] = nodes[order[first]][np.cumsum(first) - 1]
-    return found
+    first_nodes = np.empty(len(nodes), dtype=np.int64)
+    first_nodes[order] = nodes[order[first]][np.cumsum(first) - 1]
+    return first_nodes
 
 
 class _SiblingGroups(NamedTuple):
-    """The rows of all groups of several, group by group."""
+    """The rows of all groups with several rows, group by group."""
 
     rows: npt.NDArray[np.int64]
     begins: npt.NDArray[np.int64]
@@ -283,7 +283,7 @@ class _SiblingGroups(NamedTuple):
 
 
 def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
-    """The table with aggregate spans instead of groups. ``into``: for each row the first of its group."""
+    """Replaces groups by aggregate spans. ``into``: for each row, the first of its group."""
     rows = np.flatnonzero(np.bincount(into, minlength=len(into))[into] > 1)
     if not rows.size:
         return table
@@ -302,30 +302,30 @@ def composed(table: SpanTable, tree: SpanTree, into: Array) -> SpanTable:
 
 
 def _combined(column: AttributeColumn, groups: _SiblingGroups, spans: int) -> AttributeColumn:
-    """An attribute of aggregate spans: what their spans have together where it can be added up, else what all agree on."""
+    """A column with the values of aggregate spans: sums or maxima, else the value that all their spans share."""
     whole, present = column.spread(spans)
     values, here = whole[groups.rows], present[groups.rows]
     if column.key in _ADDED:
-        found = _sums(np.where(here, values, column.type.dtype.type(0)), groups)
+        combined = _sums(np.where(here, values, column.type.dtype.type(0)), groups)
         has = np.logical_or.reduceat(here, groups.begins)
     elif column.key in _HIGHEST:
         lowest = 0 if column.type == AttributeType.BOOL else np.iinfo(np.int64).min
-        found = np.maximum.reduceat(np.where(here, values, column.type.dtype.type(lowest)), groups.begins)
+        combined = np.maximum.reduceat(np.where(here, values, column.type.dtype.type(lowest)), groups.begins)
         has = np.logical_or.reduceat(here, groups.begins)
     else:
-        found = whole[groups.into]
-        has = np.logical_and.reduceat(here & (values == found[groups.which]), groups.begins)
+        combined = whole[groups.into]
+        has = np.logical_and.reduceat(here & (values == combined[groups.which]), groups.begins)
     if column.rows is None and has.all() and column.key not in _ADDED | _HIGHEST:
         return column
     whole = whole.copy()
-    whole[groups.into], present[groups.into] = found, has
+    whole[groups.into], present[groups.into] = combined, has
     return AttributeColumn.where(column.key, column.type, whole, present)
 
 
 def _sums(values: Array, groups: _SiblingGroups) -> Array:
-    """Whole numbers stop at the largest that there is."""
-    found = np.add.reduceat(values, groups.begins)
+    """Sums of values by group; integer sums are limited to the largest int64."""
+    sums = np.add.reduceat(values, groups.begins)
     if values.dtype == np.int64 and values.size:
         about = np.add.reduceat(values.astype(np.float64), groups.begins)
-        found = np.where(about >= 2.0**63, np.iinfo(np.int64).max, found)
-    return found
+        sums = np.where(about >= 2.0**63, np.iinfo(np.int64).max, sums)
+    return sums

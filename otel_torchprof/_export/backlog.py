@@ -1,4 +1,4 @@
-"""What waits for an exporter, and how much of it."""
+"""The spans that are queued for an exporter."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class QueuedBatch:
-    """Spans that wait."""
+    """Queued spans."""
 
     spans: Sequence[ReadableSpan]
     size_bytes: int
-    """What they hold: of a SpanList all of its table, for as long as a single span of it is left."""
+    """Memory; that of a SpanList is its whole table, as long as one of its spans is queued."""
     tried: bool = False
-    """Whether the first of them were sent, and not taken."""
+    """Whether the first spans were sent and not accepted."""
     sending: int = 0
-    """So many of the first are being sent."""
+    """Number of the first spans that are being sent."""
     unanswered: int = 0
-    """So many of the first were sent, and no response came."""
+    """Number of the first spans that were sent without a response."""
     passed: int = 0
-    """So many of the first were passed to the exporter, at least once."""
+    """Number of the first spans that were passed to the exporter at least once."""
     number: int = 0
-    """Of those that came before it."""
+    """Number of batches before this one."""
     attempts: int = 0
-    """In a row that failed, of its first message; this and what follows is for :class:`~otel_torchprof._export.queue.RejectedMessages`."""
+    """Consecutive failed attempts of its first message; for :class:`~otel_torchprof._export.queue.RejectedMessages`, as the next."""
     since: float = 0.0
-    """When the first of them began."""
+    """Time of the first of these attempts."""
     alone: int = 0
-    """Those of them before which others were accepted."""
+    """Number of these attempts before which other messages were accepted."""
     others_accepted: int = 0
 
 
 @dataclass(eq=False)
 class Flush:
-    """A request that waits like spans, so that everything put before it is done before it is."""
+    """A request to flush, queued like spans: everything that was put before it is exported before it is done."""
 
     deadline: Deadline
     done: bool = False
@@ -53,14 +53,14 @@ class Flush:
 
 @dataclass(frozen=True)
 class Undelivered:
-    """Spans that wait no more without having been delivered."""
+    """Spans that were removed from the queue without being delivered."""
 
     dropped: int = 0
-    """They never arrived."""
+    """Spans that never arrived."""
     unanswered: int = 0
-    """They were sent, and may have arrived."""
+    """Spans that were sent, and may have arrived."""
     passed: int = 0
-    """Those of ``dropped`` that were passed to the exporter."""
+    """Spans of ``dropped`` that were passed to the exporter."""
 
     def __add__(self, other: Undelivered) -> Undelivered:
         return Undelivered(self.dropped + other.dropped, self.unanswered + other.unanswered, self.passed + other.passed)
@@ -74,8 +74,7 @@ class Undelivered:
 class Backlog:
     """Batches and requests to flush, in the order in which they came. Not thread-safe: its queue locks.
 
-    A batch that is in somebody's hands, from :meth:`take` on, counts like those that wait until it is settled, put back or
-    cleared: it is held in memory all the same.
+    A batch that was taken still counts as queued until it is settled, put back or cleared, since it is still in memory.
     """
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -90,17 +89,17 @@ class Backlog:
         self._appended = 0
 
     def __len__(self) -> int:
-        """Batches and requests that wait, without the one in hand."""
+        """Number of queued batches and requests, without the one that was taken."""
         return len(self._items)
 
     @property
     def has_urgent(self) -> bool:
-        """Whether somebody waits for a flush."""
+        """Whether a flush is requested."""
         self._flushes = [flush for flush in self._flushes if not flush.deadline.passed]
         return bool(self._flushes)
 
     def append(self, item: QueuedBatch | Flush) -> None:
-        """Lets it wait behind all others."""
+        """Queues an item behind all others."""
         self._items.append(item)
         if isinstance(item, Flush):
             self._flushes.append(item)
@@ -111,19 +110,19 @@ class Backlog:
             self.size_bytes += item.size_bytes
 
     def take(self) -> QueuedBatch | Flush | None:
-        """What waits longest, if anything does."""
+        """Takes the oldest item; None if there is none."""
         item = self._items.popleft() if self._items else None
         self._in_hand = item if isinstance(item, QueuedBatch) else None
         return item
 
     def hand_on(self, batch: QueuedBatch, spans: int) -> None:
-        """Counts the first spans of the batch in hand, which are passed to the exporter now, unless they were before."""
+        """Counts the first spans of the taken batch as passed to the exporter, unless they were before."""
         first = max(spans - batch.passed, 0)
         batch.passed += first
         self.passed += first
 
     def settle(self, batch: QueuedBatch, spans: int) -> None:
-        """So many of the first spans of the batch in hand are done; with its last one it is out of hand."""
+        """Removes the first spans of the taken batch, and the batch itself with its last span."""
         self.spans -= spans
         if spans:
             batch.spans = batch.spans[spans:]
@@ -134,9 +133,9 @@ class Backlog:
             self._in_hand = None
 
     def put_back(self, batch: QueuedBatch, behind: float = 0) -> Undelivered:
-        """Lets the rest of the batch in hand wait again; what was dropped since it does not fit.
+        """Queues the rest of the taken batch again; returns what was dropped to make room for it.
 
-        It waits before all that came later; with ``behind`` so many batches go first, but no flush that somebody waits for.
+        It precedes all later items; with ``behind``, that many batches go first, but no requested flush.
         """
         self._in_hand = None
         if self._items and not self._fits(0, 0):
@@ -156,7 +155,7 @@ class Backlog:
         return len(self._items)
 
     def make_room(self, spans: int, size_bytes: int) -> Undelivered:
-        """Drops the oldest until so much fits or nothing waits. Requests to flush stay."""
+        """Drops the oldest spans until the given size fits or nothing is queued. Requests to flush stay."""
         undelivered, flushes = Undelivered(), []
         while self._items and not self._fits(spans, size_bytes):
             oldest = self._items.popleft()
@@ -168,7 +167,7 @@ class Backlog:
         return undelivered
 
     def clear(self) -> tuple[Undelivered, list[Flush]]:
-        """Drops everything, also what is in somebody's hands; and the requests that wait."""
+        """Drops everything, including the taken batch; returns the dropped spans, and the requests to flush."""
         in_hand = [] if self._in_hand is None else [self._in_hand]
         undelivered = sum(
             (self._dropped(item) for item in (*in_hand, *self._items) if isinstance(item, QueuedBatch)), Undelivered()
@@ -178,7 +177,7 @@ class Backlog:
         return undelivered, flushes
 
     def answered(self, flush: Flush) -> None:
-        """Nobody waits for this one any more."""
+        """Removes a request to flush that is done."""
         self._flushes = [other for other in self._flushes if other is not flush]
 
     def _fits(self, spans: int, size_bytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""Files that are not trusted, read in bounded memory: byte by byte, decompressed, each error with its place."""
+"""Reads untrusted files in bounded memory, decompressed; errors have the offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 LARGEST_PIECE = 16 << 20
-"""Bytes of one line, or of one message: a piece is in memory as a whole, twice."""
+"""Largest line or message in bytes, since each is completely in memory, twice."""
 READ_SIZE = 1 << 16
 _LONGEST_VARINT = 10
 _GZIP = b"\x1f\x8b"
@@ -32,11 +32,11 @@ _WAYS_OUT = {
     errno.ETIMEDOUT: "start what writes to it, or name a file",
 }
 _PATIENCE = 10.0
-"""Seconds that a pipe may have nobody who writes to it."""
+"""Seconds to wait for a writer of a pipe."""
 
 
 class UnexpectedError(Exception):
-    """Something other than expected is at an offset; what follows cannot be read.
+    """Unexpected data at an offset, after which reading cannot continue.
 
     Args:
         offset: in bytes, before compression.
@@ -72,16 +72,16 @@ def opened(path: str) -> Iterator[ByteStream]:
 
 
 def _opened_in_time(path: str) -> BinaryIO:
-    """A file, or a pipe as soon as somebody writes to it. Raises OSError."""
+    """Opens a file, or a pipe as soon as it has a writer. Raises OSError."""
     if not Path(path).is_fifo():
         return Path(path).open("rb", buffering=0)
-    found: list[int | OSError] = []
-    # Nothing else waits as an opening does: to what is opened without waiting, nobody who waits and nobody who comes are the same.
-    opening = threads.Thread(target=lambda: found.append(_descriptor(path)), daemon=True)
+    results: list[int | OSError] = []
+    # On a thread, since a pipe that is opened without waiting does not show whether a writer will come.
+    opening = threads.Thread(target=lambda: results.append(_descriptor(path)), daemon=True)
     opening.start()
     opening.join(_PATIENCE)
     descriptor = (
-        found[0] if found else OSError(errno.ETIMEDOUT, f"nobody has opened this pipe to write for {_PATIENCE:g} s")
+        results[0] if results else OSError(errno.ETIMEDOUT, f"nobody has opened this pipe to write for {_PATIENCE:g} s")
     )
     if isinstance(descriptor, OSError):
         raise descriptor
@@ -101,7 +101,7 @@ def place(stream: ByteStream | None, offset: int) -> str:
 
 
 class ByteStream:
-    """Bytes of a file, decompressed where it is gzip; a cut-off file ends there. Raises UnexpectedError and OSError."""
+    """The bytes of a file, decompressed if it is gzip; a truncated file ends early. Raises UnexpectedError and OSError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.offset = 0
@@ -135,20 +135,20 @@ class ByteStream:
         return self._taken(min(size, len(self._buffer) - self._at))
 
     def take_all(self, size: int, begun: int) -> bytes:
-        """So many bytes of what began at an offset. Raises UnexpectedError where there are fewer."""
-        found = self.take(size)
-        if len(found) < size:
-            raise self.cut_off(begun, f"a message of {size} bytes, of which {len(found)} are there")
-        return found
+        """Takes ``size`` bytes of a message that began at offset ``begun``. Raises UnexpectedError if there are fewer."""
+        content = self.take(size)
+        if len(content) < size:
+            raise self.cut_off(begun, f"a message of {size} bytes, of which {len(content)} are there")
+        return content
 
     def varint(self, begun: int) -> bytes:
-        """The bytes of a number. Raises UnexpectedError where there is none."""
-        found = self.take_all(1, begun)
-        while found[-1] & 0x80:
-            if len(found) == _LONGEST_VARINT:
-                raise UnexpectedError(begun, f"expected the size of a message, found {found.hex(' ')}")
-            found += self.take_all(1, begun)
-        return found
+        """Takes the bytes of a varint. Raises UnexpectedError if there is none."""
+        content = self.take_all(1, begun)
+        while content[-1] & 0x80:
+            if len(content) == _LONGEST_VARINT:
+                raise UnexpectedError(begun, f"expected the size of a message, found {content.hex(' ')}")
+            content += self.take_all(1, begun)
+        return content
 
     def line(self) -> bytes:
         """The next line with its end, the rest where it has none; empty when there is nothing more."""
@@ -162,33 +162,33 @@ class ByteStream:
         return self._taken(end + 1 - self._at)
 
     def skip_space(self) -> bool:
-        """Passes over white space, of which there may be very much; whether there is something after it."""
+        """Skips white space of any length; returns whether there is something after it."""
         while self._fill(1) and self._buffer[self._at] in b" \t\r\n":
             block = bytes(self._buffer[self._at :])
             self._taken(len(block) - len(block.lstrip(b" \t\r\n")))
         return self._at < len(self._buffer)
 
     def skip(self, size: int) -> int:
-        """Passes over so many bytes, or what there is; returns how many were there."""
+        """Skips up to ``size`` bytes; returns how many there were."""
         left = size
-        while left > 0 and (found := self.take(min(left, READ_SIZE))):
-            left -= len(found)
+        while left > 0 and (content := self.take(min(left, READ_SIZE))):
+            left -= len(content)
         return size - left
 
     def check_end(self) -> None:
-        """Raises what ended the reading, if it was not the end of the file; for whoever finds no more bytes, and misses none."""
+        """Raises the error that ended the reading, if it was not the end of the file; for callers that expect the end."""
         if self._failure is not None or self._is_in_member:
             raise self.cut_off(self.offset, "what the rest of the gzip data would hold")
 
     def cut_off(self, offset: int, what: str) -> UnexpectedError | OSError:
-        """The error for whoever finds no more bytes in the middle of something that begins at the offset."""
+        """The error for a file that ends inside of something that begins at the offset."""
         return self._failure or cut_off(offset, what)
 
     def _taken(self, size: int) -> bytes:
-        found = bytes(self._buffer[self._at : self._at + size])
+        content = bytes(self._buffer[self._at : self._at + size])
         self._at += size
         self.offset += size
-        return found
+        return content
 
     def _fill(self, size: int) -> bool:
         """Reads until so many bytes are there; whether they are."""
@@ -211,16 +211,16 @@ class ByteStream:
         while packed := self._packed or self._file.read(READ_SIZE):
             self.read_bytes += 0 if self._packed else len(packed)
             self._packed = b""
-            found = self._unpacked(packed) if self.is_compressed else packed
-            if found:
-                return found
+            unpacked = self._unpacked(packed) if self.is_compressed else packed
+            if unpacked:
+                return unpacked
         return b""
 
     def _unpacked(self, packed: bytes) -> bytes:
         if not self._is_in_member:
             packed = packed.lstrip(b"\0")  # padding between members
         try:
-            found = self._unpacker.decompress(packed, READ_SIZE)
+            unpacked = self._unpacker.decompress(packed, READ_SIZE)
         except zlib.error as error:
             offset = self.offset + len(self._buffer) - self._at
             raise UnexpectedError(
@@ -231,7 +231,7 @@ class ByteStream:
         if self._unpacker.eof:
             self._packed = self._unpacker.unused_data
             self._unpacker = zlib.decompressobj(GZIP_FORMAT)
-        return found
+        return unpacked
 
 
 def cut_off(offset: int, what: str) -> UnexpectedError:

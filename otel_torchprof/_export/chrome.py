@@ -96,7 +96,7 @@ class ChromeTraceExporter(FileSpanExporter):
 
 
 class _ChromeWriter:
-    """Whole documents that follow one another. For one thread at a time."""
+    """Writes a series of complete documents. For one thread at a time."""
 
     def __init__(self, series: FileSeries) -> None:
         self.series = series
@@ -104,7 +104,7 @@ class _ChromeWriter:
         self._steps = 0
 
     def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
-        """Writes the spans, and begins other files where they are due; no tree is torn."""
+        """Writes spans, and begins the next file when it is due, without splitting a tree."""
         count, most = len(spans), self.series.rotation.steps_per_file
         if most is None:
             self._append_fitting(spans)
@@ -127,7 +127,7 @@ class _ChromeWriter:
         self._steps += len(ends)
 
     def _append_fitting(self, spans: Sequence[ReadableSpan]) -> None:
-        """All of them into this file, or else as much of them as fits, cut where no tree is torn."""
+        """Appends all spans to this file, or as many as fit, without splitting a tree."""
         most = self.series.rotation.max_bytes
         if most is None:
             self._append(spans, None)
@@ -142,7 +142,7 @@ class _ChromeWriter:
             self._append(spans, None)
 
     def _append(self, spans: Sequence[ReadableSpan], most: int | None) -> bool:
-        """Whether they fitted."""
+        """Appends spans to this file; returns whether they fitted."""
         encoder = self._encoder if most is None else self._encoder.copied()
         try:
             fits = self.series.append(encoder.encode(spans, begin=not self.series.size), most)
@@ -159,7 +159,7 @@ class _ChromeWriter:
 
 
 def _halves(spans: Sequence[ReadableSpan]) -> tuple[Sequence[ReadableSpan], Sequence[ReadableSpan]]:
-    """About half of the steps or trees, and the others; one of the two is empty where there is no more than one."""
+    """Splits spans into two halves of whole steps or trees; one is empty if there is only one step or tree."""
     if not isinstance(spans, SpanList):
         return spans[: len(spans) // 2], spans[len(spans) // 2 :]
     parts = SpanParts(spans)

@@ -149,13 +149,13 @@ def _leaving(before: ProfilerAction, after: ProfilerAction | None) -> list[Move]
 
 
 def _entering(before: ProfilerAction, after: ProfilerAction | None) -> list[Move]:
-    # A recording that is prepared, by a warm-up or since one was cut short, is not prepared again.
-    found = []
+    # After a warm-up, or after a recording that was cut short, the recording is prepared already.
+    entering = []
     if before in {ProfilerAction.NONE, ProfilerAction.RECORD_AND_SAVE} and after not in {None, ProfilerAction.NONE}:
-        found.append(Move.PREPARE)
+        entering.append(Move.PREPARE)
     if after in _RECORDED:
-        found.append(Move.START)
-    return found
+        entering.append(Move.START)
+    return entering
 
 
 class Cycles:

@@ -1,4 +1,4 @@
-"""How a recording is drained while it runs: by a thread, on schedule, when much waits, and on request; slice by slice."""
+"""Drains a running recording slice by slice on a thread: on schedule, when much is buffered, and on request."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 THREAD_NAME = "otel-torchprof-drain"
 _LOOK_SECONDS = 0.25
-"""How often the buffer is looked at between two scheduled drains."""
+"""Seconds between two checks of the buffer, between scheduled drains."""
 _DRAIN_SHARE = 0.5
-"""Of one core, that the thread takes at most: when it does not keep up, the recorder throws away the oldest events."""
+"""Largest share of a core that the thread takes; if that is not enough, the recorder drops the oldest events."""
 
 
 _GIVE_UP_SECONDS = 1.0
-"""How long a drain that is in the middle of a slice is waited for, once there is no time left."""
+"""Seconds to wait for a running slice after the deadline."""
 
 
 class _DrainRequest:
-    """To hand on what was recorded until now, or all that ``take`` brings. Any number of threads may wait for it.
+    """A request to drain what was recorded until now, or all that ``take`` returns. Any number of threads may wait for it.
 
-    No lock of Python's own is held by who waits: a signal's handler may come, and ask or wait as well.
+    A waiting thread holds no lock, so a signal handler may request a drain and wait too.
     """
 
     def __init__(self, deadline: Deadline, take: Callable[[], int] | None = None) -> None:
@@ -46,13 +46,13 @@ class _DrainRequest:
         self._waiting: list[threads.SimpleQueue[None]] = []
 
     def settle(self, result: bool) -> None:
-        """Says what became of it, and lets go of the recording."""
+        """Sets the result, and releases the reference to the recording."""
         self.result, self.take = result, None
         for waiter in self._waiting.copy():
             waiter.put(None)
 
     def wait(self, deadline: Deadline) -> bool:
-        """Whether all was handed on before the deadline."""
+        """Waits for the result; False after the deadline."""
         mine: threads.SimpleQueue[None] = threads.SimpleQueue()
         self._waiting.append(mine)
         if self.result is None:
@@ -62,31 +62,30 @@ class _DrainRequest:
 
 
 class Ending(NamedTuple):
-    """How a recording ends."""
+    """Functions that end a recording."""
 
     stop: Callable[[], object]
-    """Records nothing more."""
+    """Stops recording."""
     take: Callable[[], int]
-    """Takes a slice of the rest and hands it on; up to when all has been handed on, Unix ns."""
+    """Drains a slice of the rest; returns the watermark, Unix ns."""
     give_up: Callable[[], int]
-    """Throws the rest away, where there is no time for it, and hands on what is known of it."""
+    """Drops the rest, if there is no time for it, and passes on what was drained before; returns the watermark."""
     abandon: Callable[[], object]
-    """Counts it where not even that is possible: a drain hangs or fails."""
+    """Counts the rest as dropped if a drain hangs or fails."""
 
 
 class Drainer:
-    """Has a recording drained in slices, by one thread at a time: its own, where there is one, else the caller's.
+    """Drains a recording in slices, on one thread at a time: its own, if it has one, else the caller's.
 
-    While there is the thread nobody else drains: interrupts and handlers of signals come on the main thread, and so never between
-    two steps of a drain, which takes events from the recorder, counts them and lets them wait for the exporters. Any thread may call
-    any method, at any time.
+    While its thread runs, no other thread drains. Interrupts and signal handlers run on the main thread, and so never in the middle of
+    a drain, which takes events from the recorder, counts them and queues them. Thread-safe.
 
     Args:
         delay: seconds between two scheduled drains.
-        take_slice: takes the next slice and hands it on; up to when all has been handed on, Unix ns.
-        is_due: whether so much waits that it is to be taken at once; asked on the thread, every quarter second.
-        is_behind: whether there is no time to give way to other threads: at least a slice waits beside the one at work. Asked every
-            millisecond of that.
+        take_slice: drains the next slice; returns the watermark, Unix ns.
+        is_due: returns whether a drain is due before its schedule; called on the thread every quarter second.
+        is_behind: returns whether at least one further slice is buffered, so that the drain does not yield to other threads; called
+            every millisecond of a drain.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Drainer:
         return self._thread is not None
 
     def drain(self, deadline: Deadline) -> bool:
-        """Hands on what was recorded until now; False where there was no time or it failed."""
+        """Drains what was recorded until now; returns False after the deadline, or if a drain failed."""
         thread = self._thread
         if thread is None:
             return self.drain_here(deadline)
@@ -131,7 +130,7 @@ class Drainer:
         return request.wait(deadline) if thread.ask(request) else self.drain_here(deadline)
 
     def end(self, deadline: Deadline, claim: Callable[[], Ending | None] | None = None) -> None:
-        """Takes the rest of a recording and ends the thread; without one what was recorded until now. A second call waits for the first.
+        """Drains the rest of a recording and ends the thread. A second call waits for the first.
 
         Args:
             deadline: of all of it; a slice that has begun then has a second more.
@@ -183,9 +182,9 @@ class Drainer:
         return request.wait(deadline)
 
     def drain_here(self, deadline: Deadline, take: Callable[[], int] | None = None) -> bool:
-        """On the caller's thread: hands on what was recorded until now, or all that ``take`` brings, in slices.
+        """Drains on the caller's thread what was recorded until now, or all that ``take`` returns, in slices.
 
-        There is time for one slice at least, unless another thread is at it until the deadline.
+        Drains at least one slice, unless another thread drains until the deadline.
         """
         until = now_ns() if take is None else NEVER
         while True:
@@ -196,7 +195,7 @@ class Drainer:
                 return False
 
     def take_slice(self, deadline: Deadline, take: Callable[[], int] | None = None) -> int | None:
-        """Up to when everything has been handed on, Unix ns; None where that failed, or another drain took until the deadline."""
+        """Drains a slice; returns the watermark, Unix ns, or None if that failed or another drain ran until the deadline."""
         if not self.draining.acquire(timeout=deadline.remaining()):
             return None
         try:
@@ -228,16 +227,16 @@ class _DrainThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is the caller: what a drain calls asks for another."""
+        """Whether it is the calling thread: code that a drain calls may request another drain."""
         return self._thread.ident == threads.get_ident()
 
     def ask(self, request: _DrainRequest) -> bool:
-        """Has it handled, after what was asked before; False where the thread has ended, if only since the interpreter does."""
+        """Queues a request; returns False if the thread has ended, for example at the exit of the interpreter."""
         self._asked.put(request)
         return not self._gone and not sys.is_finalizing()
 
     def end(self, deadline: Deadline) -> None:
-        """Ends it after what was asked before, and waits for that, unless it is the caller."""
+        """Ends the thread after earlier requests, and waits for it, unless it is the calling thread."""
         self._ends = True
         self._asked.put(None)
         if not self.is_current:
@@ -251,7 +250,7 @@ class _DrainThread:
         self._gone = True
 
     def _work(self, due: float, wait: float) -> tuple[float, float]:
-        """One request, or one look at the recorder; when the next scheduled drain is due, and how long to wait."""
+        """Handles one request or checks the buffer once; returns when the next scheduled drain is due, and how long to wait."""
         request, is_asked = None, True
         try:
             request = self._asked.get(timeout=wait)
@@ -272,7 +271,7 @@ class _DrainThread:
                 request.settle(False)
 
     def _is_hurried(self) -> bool:
-        """Whether somebody waits for the slice, or so much is waiting that it must not take longer than it has to."""
+        """Whether a thread waits for the slice, or the drain is behind."""
         return not self._asked.empty() or self._drainer.is_behind()
 
     def _look(self, due: float) -> tuple[float, float]:

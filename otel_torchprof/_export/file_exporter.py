@@ -1,4 +1,4 @@
-"""Exporters that write files: where to, in how many that follow one another, shared within a process, each forked child on its own."""
+"""Base of exporters that write files: paths, series of files, sharing inside of a process, and forks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PART = "{part}"
 
 
 def own_path(template: str) -> str:
-    """The path for this process: ``{pid}`` is its id, ``{rank}`` its rank as the launcher says, 0 where none does."""
+    """The path for this process: ``{pid}`` is its id, ``{rank}`` its rank from the launcher, 0 without one."""
     path = template.replace(PID, str(os.getpid()))
     if RANK in path:
         place = place_in(os.environ)
@@ -63,18 +63,18 @@ def _beside(path: str) -> str:
 
 
 def _own_series(path: str) -> str:
-    """The path, or one with the process id in it where another process writes parts of that name: those it is done with stay too."""
+    """The path, with the process id if another process writes a series of that name, whose finished files must stay too."""
     digits = "[0-9]" * 6
     escaped = glob.escape(path)
     pattern = escaped.replace(PART, digits) if PART in path else _before_suffix(escaped, digits)
     return _beside(path) if any(map(is_held, glob.glob(pattern))) else path  # noqa: PTH207 (of a text)
 
 
-# ---- files that follow one another ----
+# ---- series of files ----
 
 
 class Rotation(NamedTuple):
-    """When the next file begins, and how many are kept; None: never, and all."""
+    """When the next file begins, and how many files are kept; None for no limit."""
 
     max_bytes: int | None = None
     """On the disk."""
@@ -88,7 +88,7 @@ class Rotation(NamedTuple):
 
 
 class FileSeries:
-    """The file that is written now, and those before it. For one thread at a time.
+    """The current file and the earlier ones. For one thread at a time.
 
     Args:
         path: of all of them; see :func:`part_path`. One that does not rotate has it as it is.
@@ -110,7 +110,7 @@ class FileSeries:
         self._bytes_of_whole = 0
         self._file = self._new_file()
         self.files: tuple[str, ...] = ()
-        """Those that are there, the oldest first. Any thread: replaced as a whole after each append, as :attr:`bytes_written`."""
+        """Existing files, oldest first. Thread-safe: replaced as a whole after each append, as is :attr:`bytes_written`."""
         self.bytes_written = 0
         """On the disk, those of deleted files too."""
 
@@ -155,7 +155,7 @@ class FileSeries:
         self._file.close()
 
     def abandon(self) -> None:
-        """Lets go of the file, which is the parent's."""
+        """Closes the file in a forked child without writing: it is the parent's."""
         self._file.abandon()
 
     def _say_moved(self, requested: str, path: str) -> None:
@@ -190,7 +190,7 @@ class SpanWriter(Protocol):
 
 
 class _OpenFiles:
-    """What the exporters of one path share in this process."""
+    """State that exporters of the same path share in this process."""
 
     def __init__(self, writer: SpanWriter, log: LimitedLog) -> None:
         self._lock = threads.RLock()  # a signal handler may export, or shut an exporter down, in the middle of a write

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FormatInput:
-    """What was recorded, as formats get it."""
+    """A recording as the input of formats."""
 
     batch: Batch
     """All events. :func:`~otel_torchprof._model.tree.nested_rows` has those that nest, by thread."""
@@ -127,19 +127,19 @@ FORMATS: Mapping[str, Format] = {
 }
 """By name."""
 
-ENDINGS = tuple(ending for each in FORMATS.values() for ending in each.endings)
-"""Of names of files in any format."""
+ENDINGS = tuple(ending for file_format in FORMATS.values() for ending in file_format.endings)
+"""Endings of names of files in all formats."""
 
 
 def format_of(path: str) -> str | None:
     """Returns the name of the format that a file of this name has; None if its suffix is that of none."""
-    return next((name for name, each in FORMATS.items() if path.endswith(each.endings)), None)
+    return next((name for name, file_format in FORMATS.items() if path.endswith(file_format.endings)), None)
 
 
 def endings_help() -> str:
     """Returns the suffixes by what opens the files, for the help of commands: ``.json for Perfetto``."""
     by_reader: dict[str, list[str]] = {}
-    for each in FORMATS.values():
-        by_reader.setdefault(each.reader, []).extend(each.suffixes)
+    for file_format in FORMATS.values():
+        by_reader.setdefault(file_format.reader, []).extend(file_format.suffixes)
     texts = (f"{' or '.join(suffixes)} for {reader}" for reader, suffixes in by_reader.items())
     return f"{', '.join(texts)}, each also with .gz"

@@ -1,4 +1,4 @@
-"""The exporters that ``OTEL_TRACES_EXPORTER`` names, as the SDK's own configuration would make them, and where any exporter sends to."""
+"""The exporters of ``OTEL_TRACES_EXPORTER``, as in the SDK's own configuration, and the destination of any exporter."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def exporters_from_environment() -> list[SpanExporter]:
         )
     names = dict.fromkeys(name.strip() for name in os.environ.get(OTEL_TRACES_EXPORTER, "otlp").split(","))
     made = [_made(name) for name in names if name.lower() not in {"", "none"}]
-    found: dict[object, SpanExporter] = {}
+    exporters: dict[object, SpanExporter] = {}
     for exporter in made:
         if exporter is not None:
             place = exporter.displayed_endpoint if isinstance(exporter, OTLPExporter) else id(exporter)
-            if found.setdefault(place, exporter) is not exporter:
+            if exporters.setdefault(place, exporter) is not exporter:
                 exporter.shutdown()
-    return list(found.values())
+    return list(exporters.values())
 
 
 def _made(name: str) -> SpanExporter | None:
@@ -54,11 +54,11 @@ def _made(name: str) -> SpanExporter | None:
             return FILE_EXPORTERS[name].load()()
         from importlib.metadata import entry_points  # OpenTelemetry's instrumentor has imported it
 
-        found = entry_points(group=_GROUP, name=name)
-        if found:
-            exporter: SpanExporter = next(iter(found)).load()()
+        entries = entry_points(group=_GROUP, name=name)
+        if entries:
+            exporter: SpanExporter = next(iter(entries)).load()()
             return exporter
-    except Exception:  # somebody else's exporter, or a variable that it does not like: the application must still start
+    except Exception:  # of any exporter, or about a bad variable: the application must still start
         _logger.exception("%s=%r: this exporter could not be made", OTEL_TRACES_EXPORTER, name)
         return None
     _logger.warning("%s=%r is ignored: no installed package has an exporter of that name", OTEL_TRACES_EXPORTER, name)

@@ -99,7 +99,7 @@ class JsonStream:
         while True:
             self._begun = self._text, self._at, self._before
             try:
-                found, end = self._decode(self._text, self._at)
+                content, end = self._decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 further = error.pos - self._at
                 if len(self._text) - self._at > LARGEST_VALUE:
@@ -117,7 +117,7 @@ class JsonStream:
                 if end == len(self._text) and self._more():  # of a number there may be more
                     continue
                 self._at = end
-                return found
+                return content
 
     def skip(self) -> None:
         """Passes over a value of any size and depth."""
@@ -199,10 +199,10 @@ class JsonStream:
         return error
 
     def _unexpected(self, what: str, why: str = "") -> UnexpectedError:
-        found = self._text[self._at : self._at + 20]
-        if not found:
+        content = self._text[self._at : self._at + 20]
+        if not content:
             return UnexpectedError(self.offset, f"the file is cut off: expected {what}")
-        return UnexpectedError(self.offset, f"expected {what}, found {found!r}" + (f" ({why})" if why else ""))
+        return UnexpectedError(self.offset, f"expected {what}, found {content!r}" + (f" ({why})" if why else ""))
 
 
 def _size(text: str, end: int) -> int:

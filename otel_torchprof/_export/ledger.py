@@ -1,4 +1,4 @@
-"""What became of the events of one consumer of the recorder, span by span: all counts under one lock."""
+"""Counts of the outcomes of events and spans of one recording, under one lock."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ IN_WORDS = {
 
 
 class Entries(NamedTuple):
-    """What a ledger says at one moment."""
+    """All counts of a ledger at one moment."""
 
     recorded: int
     """Events taken from the recorder."""
     dropped: dict[str, int]
-    """Events that were lost on the way to spans, by reason."""
+    """Dropped events by reason."""
     spans: dict[str, int]
-    """What became of the others, and which spans were added; see ``ProcessorHealth.spans``."""
+    """Outcomes of all other events, and added spans; see ``ProcessorHealth.spans``."""
 
 
 class Ledger:
@@ -68,9 +68,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def let_go(self) -> Iterator[None]:
-        """Without the lock, where the calling thread has it: a handler of a signal, which may come while it is held, may wait in here.
+        """Releases the lock inside the context, if the calling thread holds it, as a signal handler that waits may.
 
-        As ``Condition.wait`` does: what it waits for is another thread's work, which counts.
+        As ``Condition.wait`` does, since the thread that it waits for needs the lock to count.
         """
         lock: Any = self.lock
         held = lock._release_save() if lock._is_owned() else None  # noqa: SLF001 - what Condition asks of a lock
@@ -81,7 +81,7 @@ class Ledger:
                 lock._acquire_restore(held)  # noqa: SLF001 - likewise
 
     def add(self, recorded: int, dropped: Mapping[str, int], spans: Mapping[str, int] | None = None) -> None:
-        """What a drain brought; ``spans`` may take away what was only held."""
+        """Adds the counts of a drain; counts in ``spans`` may be negative, for spans that are no longer buffered."""
         with self.lock:
             self._recorded += recorded
             self._dropped.update(dropped)

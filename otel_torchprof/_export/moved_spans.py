@@ -1,4 +1,4 @@
-"""Where spans are that were sent elsewhere, or left in a reduction, for links of later drains."""
+"""Stores which spans replaced spans that were removed or moved to another trace, for links of later drains."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]
 
 
 def _linked_rows(table: SpanTable, root: int = 0) -> npt.NDArray[np.int64]:
-    found = table.span_id == np.uint64(root)
+    is_linked = table.span_id == np.uint64(root)
     if column_of(table, _LINKED[0]) is None:  # hidden
-        found[:] = True
+        is_linked[:] = True
     for column in filter(None, (column_of(table, key) for key in _LINKED)):
-        found |= column[1]
-    return np.flatnonzero(found)
+        is_linked |= column[1]
+    return np.flatnonzero(is_linked)

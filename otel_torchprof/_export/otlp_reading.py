@@ -194,16 +194,16 @@ def _parts_of_resource(line: bytes, text: JsonStream, offset: int) -> Iterator[C
 
 def _batches(text: JsonStream) -> list[tuple[int, int]]:
     """Where the spans of an array begin and end, some together."""
-    found: list[tuple[int, int]] = []
+    batches: list[tuple[int, int]] = []
     first = last = -1
     for _ in text.elements():
         _small(text)
         begin, end = text.value_offset, text.offset
         if first >= 0 and end - first > LARGEST_PARSED:
-            found.append((first, last))
+            batches.append((first, last))
             first = begin
         first, last = (begin if first < 0 else first), end
-    return [*found, *([(first, last)] if first >= 0 else [])]
+    return [*batches, *([(first, last)] if first >= 0 else [])]
 
 
 def _small(text: JsonStream) -> Any:

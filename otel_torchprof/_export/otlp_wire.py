@@ -72,11 +72,11 @@ def common_size(request: bytes) -> int:
 
 
 def _all_but(left_out: int, message: memoryview) -> bytes:
-    found = bytearray()  # a list of very many very small fields would take a hundred times as much
+    remaining = bytearray()  # a list of very many very small fields would take a hundred times as much
     for tag, field, _ in _fields(message):
         if tag != left_out:
-            found += field
-    return bytes(found)
+            remaining += field
+    return bytes(remaining)
 
 
 def _batches(scope_spans: memoryview, room: int) -> Iterator[list[memoryview]]:
@@ -104,13 +104,13 @@ def _scopes(request: bytes) -> Iterator[memoryview]:
 
 
 def _check_ids(span: memoryview) -> None:
-    found = {0x0A: 0, 0x12: 0}
+    sizes = {0x0A: 0, 0x12: 0}
     for tag, _, value in _fields(span):
         if tag in _IDS:
-            found[tag] = len(value)
-            if found == _IDS:
+            sizes[tag] = len(value)
+            if sizes == _IDS:
                 return
-    trace_id, span_id = found.values()
+    trace_id, span_id = sizes.values()
     raise ValueError(
         f"expected spans with ids of 16 and 8 bytes, found one with {trace_id} and {span_id}: other OTLP than traces?"
     )
@@ -178,10 +178,10 @@ _RESOLVERS = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"}
 
 
 def protocol(value: str) -> str:
-    found = value.strip().lower()
-    if found not in {GRPC, HTTP}:
+    name = value.strip().lower()
+    if name not in {GRPC, HTTP}:
         raise ValueError(f"allowed are {GRPC!r} and {HTTP!r}")
-    return found
+    return name
 
 
 def grpc_endpoint(value: str) -> tuple[str, str]:
@@ -236,10 +236,10 @@ def _number(value: Any, kind: type[Number]) -> Number:
 
 
 def compression(value: Any) -> str:
-    found = _COMPRESSIONS.get(str(getattr(value, "name", value)).strip().lower())
-    if found is None:
+    name = _COMPRESSIONS.get(str(getattr(value, "name", value)).strip().lower())
+    if name is None:
         raise ValueError(f"allowed are {GZIP!r} and {NONE!r}")
-    return found
+    return name
 
 
 def boolean(value: str) -> bool:

@@ -1,7 +1,6 @@
-"""What a trace may be, and how one that is more becomes that: merge, fold, split, in this order and only as far as needed.
+"""Reduces traces to the size limit: aggregates, collapses and splits, in this order and only as far as necessary.
 
-All of it is pure: tables in, tables out. What is sent, what was aggregated and what was collapsed always adds up to what was
-recorded.
+Pure functions from tables to tables. Spans that are sent, aggregated and collapsed always add up to the recorded spans.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORDED", "Reduction", "TargetTrace", "TracePart", "fits", "reduced", "without_hidden"]
 
-# ---- Generated tokens by the thousand: the slowest as they were, and all others as sums ----
+# ---- Aggregation of thousands of generated tokens, except the slowest ----
 
 Array = npt.NDArray[Any]
 
@@ -59,30 +58,30 @@ Array = npt.NDArray[Any]
 def tokens_aggregated(
     table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool]
 ) -> tuple[SpanTable, Array]:
-    """The table with all tokens of a call of ``generate`` aggregated but the slowest, as many of which stay as fit.
+    """Aggregates the tokens of calls of ``generate``, except as many of the slowest as fit.
 
     Of what stands between two tokens that stay, tokens and all that is beside them, everything of one name becomes one span, and so
     does what is below that, level by level. ``fits`` is asked for numbers of spans and bytes, and how many stay is doubled as long as
     it says yes; where nothing fits, none does. ``root``: as for :func:`~.aggregating.aggregated`, whose rule holds for what is never aggregated,
     and so does what is returned.
     """
-    found = np.flatnonzero(tokens(table))
-    if len(found) < 2:  # noqa: PLR2004 - one stands for itself
+    token_rows = np.flatnonzero(tokens(table))
+    if len(token_rows) < 2:  # noqa: PLR2004 - one stands for itself
         return table, np.arange(len(table))
     siblings, sizes = siblings_of(table, root), Sizes(table)
-    may_go = siblings.length[found] != NOT_SHORT
-    by_length = found[may_go][np.argsort(-durations_of(table)[found[may_go]], kind="stable")]
-    into = best = _groups(siblings, found, found[~may_go])
+    may_go = siblings.length[token_rows] != NOT_SHORT
+    by_length = token_rows[may_go][np.argsort(-durations_of(table)[token_rows[may_go]], kind="stable")]
+    into = best = _groups(siblings, token_rows, token_rows[~may_go])
     whole = 1
     while fits(*sizes.after(into)) and whole <= len(by_length):
         best = into
-        into = _groups(siblings, found, np.concatenate((found[~may_go], by_length[:whole])))
+        into = _groups(siblings, token_rows, np.concatenate((token_rows[~may_go], by_length[:whole])))
         whole *= 2
     return composed(table, siblings.tree, best), best
 
 
-def _groups(siblings: Siblings, found: Array, whole: Array) -> npt.NDArray[np.int64]:
-    """For each row the first of those that it becomes one with. ``found``: the tokens, and those that stay ``whole``."""
+def _groups(siblings: Siblings, token_rows: Array, whole: Array) -> npt.NDArray[np.int64]:
+    """For each row, the first row of its aggregate. ``token_rows``: all tokens; ``whole``: those that stay."""
     tree, order = siblings.tree, siblings.tree.order
     stays = np.zeros(len(order), dtype=np.bool_)
     stays[whole] = True
@@ -90,15 +89,15 @@ def _groups(siblings: Siblings, found: Array, whole: Array) -> npt.NDArray[np.in
     begins = stays[order]
     begins[1:] |= family[1:] != family[:-1]
     run = np.cumsum(begins)
-    may_go = np.isin(family, tree.siblings[found]) & ~stays[order] & (siblings.length[order] != NOT_SHORT)
+    may_go = np.isin(family, tree.siblings[token_rows]) & ~stays[order] & (siblings.length[order] != NOT_SHORT)
     nodes = order[may_go]
     into = np.arange(len(order))
     into[nodes] = first_alike(nodes, run[may_go] * (siblings.label.max(initial=0) + 1) + siblings.label[nodes])
     return with_all_below(siblings, into)
 
 
-# ---- Collapsing: spans too short to be seen leave ----
-# The nearest one above that stays says how many they were and how long they took.
+# ---- Collapsing: removes spans that are too short to be displayed ----
+# Their nearest remaining ancestor gets their number and total duration.
 
 
 _COLLAPSED_SIZE = 80
@@ -106,7 +105,7 @@ _COLLAPSED_SIZE = 80
 
 
 def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> tuple[SpanTable, Array]:
-    """The table with as few spans collapsed as will do, of those with nothing below them that took more than ``longest`` ns.
+    """Collapses as few spans as necessary, of those without descendants that took more than ``longest`` ns.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
     ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes. Returns too for each row the one that it went into.
@@ -167,7 +166,7 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, 
     return absorbed(whole, tree, into, with_links=False), into
 
 
-# ---- A trace that is too large as several that are linked ----
+# ---- Splitting of a trace that is too large into several linked traces ----
 
 
 PART = "torch.part"
@@ -244,8 +243,8 @@ def split(
 
 
 def _row_of(table: SpanTable, target: TargetTrace) -> int:
-    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-    return int(found[0]) if found.size else -1
+    rows = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+    return int(rows[0]) if rows.size else -1
 
 
 def _parts(
@@ -333,7 +332,7 @@ _ROOT_SIZE = 160
 
 @dataclass(frozen=True)
 class Reduction:
-    """What became of spans; adds up over the tables of a trace group."""
+    """Outcomes of spans; can be added over the tables of a trace group."""
 
     recorded: int = 0
     """How many there were: those sent, aggregated and collapsed together."""
@@ -384,8 +383,8 @@ def reduced(
     itself comes back where it fits and nothing was reduced before. ``new_trace_id`` and ``new_span_id`` have the contract of
     OpenTelemetry's IdGenerator. Thread-safe; some 2 µs per span that is too many.
     """
-    found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-    root = int(found[0]) if found.size else -1
+    root_rows = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+    root = int(root_rows[0]) if root_rows.size else -1
     stays |= root >= 0
     if not len(table) or (stays and not before and fits(table, budget)):
         return table, _accounts(table)
@@ -436,14 +435,14 @@ def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: B
     for reduce in (tokens_aggregated, aggregated, collapsed):
         if fits(table, available):
             break
-        found = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-        table, into = reduce(table, int(found[0]) if found.size else -1, float(short), available.allows)
+        root_rows = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+        table, into = reduce(table, int(root_rows[0]) if root_rows.size else -1, float(short), available.allows)
         at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
     return table, table.span_id[at]
 
 
 def _with_strays(table: SpanTable, root: int) -> SpanTable:
-    """What hangs under spans that went to other traces before, or will since they continue, hangs under the root."""
+    """Moves spans below the root whose parents went, or will go, to other traces."""
     known = np.isin(table.parent_span_id, table.span_id) | (table.parent_span_id == 0)
     known[root] = True
     return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))

@@ -1,4 +1,4 @@
-"""What a TracerProvider of the SDK decides: ids, sampling, resource, limits. Asked, never copied: a fork changes some of it."""
+"""Ids, sampling, resource and limits of a TracerProvider of the SDK; read at each use, since a fork changes some of them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class RankRules(Protocol):
 
     @property
     def budget_share(self) -> int:
-        """Among how many processes the budget of a trace is divided."""
+        """Number of ranks that share one trace's size limit."""
 
     def step_ids(self, step: int) -> StepIds | None:
-        """The ids of a step; None where they are the provider's affair."""
+        """The ids of a step; None if the provider generates them."""
 
     def resource(self, own: Resource) -> Resource:
         """The provider's resource with what is known of the rank."""
@@ -69,7 +69,7 @@ class Provider:
 
     @property
     def budget_share(self) -> int:
-        """Among how many processes the budget of a step's trace is divided: 1, unless ranks share it."""
+        """Number of ranks that share one trace's size limit; 1 unless ranks share traces."""
         return 1 if self._ranks is None else self._ranks.budget_share
 
     @property
@@ -87,7 +87,7 @@ class Provider:
 
     @property
     def samples_everything(self) -> bool:
-        """Whether the sampler takes every trace that begins here, so that nobody needs to wait for its decision."""
+        """Whether the sampler samples every root span, so that its decision is known before a step begins."""
         try:
             description = self.tracer_provider.sampler.get_description()
         except Exception:  # noqa: BLE001 - somebody's sampler; it is asked in earnest later, and what it raises told then
@@ -132,14 +132,14 @@ class Provider:
     def _id(self, generate: str, bits: int) -> int:
         generator = self.tracer_provider.id_generator
         if type(generator) is RandomIdGenerator:
-            # It asks Python's shared random numbers: a program that seeds them alike on all ranks gets the same ids on all,
-            # and would get other numbers than without a profiler. Drawn from elsewhere, they are no less random.
+            # It uses Python's global random numbers: a program that seeds them equally on all ranks would get the same ids on
+            # all, and other numbers than without a profiler. An own generator avoids both.
             return _random.getrandbits(bits) or 1
         failure = None
         try:
-            found: int = getattr(generator, generate)()
-            if 0 < found < 1 << bits:
-                return found
+            generated: int = getattr(generator, generate)()
+            if 0 < generated < 1 << bits:
+                return generated
         except Exception as error:  # noqa: BLE001 - somebody's generator, which must not stop a training job
             failure = error
         self._say_once(

@@ -1,4 +1,4 @@
-"""A queue in front of an exporter, with one thread that empties it."""
+"""A queue in front of an exporter, and the thread that exports from it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _REPORTED_AFTER = 5.0
 
 
 class Outage:
-    """The time from the first attempt that failed to the next one that did not. Not thread-safe: its queue locks."""
+    """An outage: the time from the first failed attempt to the next successful one. Not thread-safe: its queue locks."""
 
     def __init__(self, name: str, log: DeferredWarnings, clock: Callable[[], float]) -> None:
         self.reason = ""
@@ -67,11 +67,11 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted; 0 where there is none."""
+        """Seconds since its begin; 0 without an outage."""
         return 0.0 if self._since is None else max(self._clock() - self._since, 1e-9)
 
     def failed(self, began: float, reason: str, waiting: int) -> None:
-        """An attempt that began then was not taken; so many spans wait."""
+        """Notes a failed attempt that began at ``began``, with ``waiting`` queued spans."""
         self._since = began if self._since is None else self._since
         self._failures += 1
         self.reason = reason
@@ -81,11 +81,11 @@ class Outage:
             self._log.warning(text, self._name, self.seconds, waiting, reason)
 
     def dropped(self, spans: int) -> None:
-        """So many that waited had to go."""
+        """Counts spans that were dropped during the outage."""
         self._dropped += spans
 
     def over(self) -> None:
-        """The receiver has answered; without effect where there was no outage."""
+        """Ends the outage after a response; no effect without one."""
         if self._reported:
             text = "%s: delivers again after %.0f s; %d spans were dropped meanwhile"
             self._log.warning(text, self._name, self.seconds, self._dropped)
@@ -94,7 +94,7 @@ class Outage:
         self._reported = False
 
     def pause(self, asked: float | None, *, hurried: bool) -> float:
-        """Seconds until the next attempt; what the receiver ``asked`` for counts before our own."""
+        """Seconds until the next attempt: those that the receiver ``asked`` for, else those of the backoff."""
         return (_URGENT_BACKOFF if hurried else _NORMAL_BACKOFF).wait(max(self._failures - 1, 0), asked)
 
 
@@ -109,21 +109,21 @@ _SECONDS = 300.0
 
 
 class RejectedMessages:
-    """The poison message policy: one that crashes its receiver, or takes it longer than we wait, must not hold up all that follow.
+    """The poison message policy: a message that crashes its receiver, or exceeds the timeout, must not block all later messages.
 
-    In an outage no other message is accepted either: then the order stays, and nothing is given up. Not thread-safe: its queue locks.
+    In an outage no other message is accepted either; then the order stays, and no message is dropped. Not thread-safe: its queue locks.
     """
 
     def __init__(self) -> None:
         self._accepted = 0
 
     def accepted(self, batch: QueuedBatch) -> None:
-        """The receiver has done with the first of its spans."""
+        """Notes that the receiver has accepted or refused the first message of a batch."""
         self._accepted += 1
         batch.attempts = batch.alone = 0
 
     def failed(self, batch: QueuedBatch, began: float) -> float:
-        """Behind how many others the batch is to wait now: its first message was not accepted in an attempt that began then."""
+        """Notes a failed attempt, begun at ``began``, of the first message; returns behind how many batches to queue it."""
         if not batch.attempts:
             batch.since = began
         elif self._accepted > batch.others_accepted:
@@ -135,7 +135,7 @@ class RejectedMessages:
         return 1 if batch.attempts % _ATTEMPTS == 0 else 0
 
     def is_over(self, batch: QueuedBatch, now: float) -> bool:
-        """Whether its first message is to be given up."""
+        """Whether to drop its first message."""
         return batch.alone >= _ALONE and now - batch.since >= _SECONDS
 
 
@@ -149,7 +149,7 @@ _instances: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count
 
 
 class ExportQueue:
-    """Spans that wait for an exporter, in the order in which they came; a thread of its own hands them on.
+    """Queues spans for an exporter, and exports them in order on its own thread.
 
     ``put`` never waits for the exporter. What does not fit pushes out the oldest, and is counted. Whatever the exporter raises
     is counted and logged, at most once a minute. The thread begins with the first ``put``, is a daemon, and has instrumentation
@@ -194,7 +194,7 @@ class ExportQueue:
         process_changes.watch(self)
 
     def _reset(self) -> None:
-        """What belongs to one process."""
+        """Creates the state of one process."""
         self._changed = threads.Condition(self._ledger.lock)
         self._backlog = Backlog(self._settings)
         self._outage = Outage(self._name, self._log, self._clock)
@@ -213,7 +213,7 @@ class ExportQueue:
     # ---- for those who put ----
 
     def put(self, spans: Sequence[ReadableSpan], size_bytes: int) -> None:
-        """Lets spans wait for their export; returns at once. ``size_bytes`` is what they hold in memory.
+        """Queues spans for export; returns at once. ``size_bytes``: their memory.
 
         Where they do not fit, the oldest that wait are dropped. A batch that is too large for the queue all alone is taken
         nevertheless, when nothing else waits: it would never be exported otherwise. After the shutdown they are dropped.
@@ -222,7 +222,7 @@ class ExportQueue:
         self.say()
 
     def add(self, spans: Sequence[ReadableSpan], size_bytes: int) -> None:
-        """As :meth:`put`, for who holds the ledger's lock: what there is to log waits for :meth:`say`."""
+        """As :meth:`put`, for callers that hold the ledger's lock; warnings are deferred until :meth:`say`."""
         count = len(spans)
         if not count:
             return
@@ -290,12 +290,12 @@ class ExportQueue:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits, so that spans put now wait too. Without the lock: a guess."""
+        """Whether spans are queued, so that new ones must wait. Without the lock, so it may be outdated."""
         return self._backlog.spans > 0
 
     @property
     def stats(self) -> QueueStats:
-        """What became of the spans so far, at one moment."""
+        """Outcomes of the spans so far, as one consistent object."""
         with self._changed:
             return QueueStats(
                 self._exported,
@@ -352,7 +352,7 @@ class ExportQueue:
             self._shut_exporter_down()
 
     def _work(self) -> bool:
-        """Handles what waits longest, once there is something; False when no more will come.
+        """Handles the oldest item, once there is one; returns False when no more will come.
 
         Not a loop: its variable would hold the last batch, which may be large, for as long as nothing comes.
         """
@@ -368,14 +368,14 @@ class ExportQueue:
         return True
 
     def _next(self) -> QueuedBatch | Flush | None:
-        """What waits longest, when there is something; None when no more will come."""
+        """Waits for an item and takes the oldest; None when no more will come."""
         with self._changed:
             while not self._backlog and not self._closing:
                 self._changed.wait()
             return self._backlog.take()
 
     def _empty(self, deadline: Deadline) -> bool:
-        """Does the thread's work on the calling thread; whether the deadline left time for all of it."""
+        """Exports on the calling thread; returns whether everything was exported before the deadline."""
         with suppressed():
             while not deadline.passed:
                 with self._changed:
@@ -418,7 +418,7 @@ class ExportQueue:
     # ---- the exporter ----
 
     def _export(self, batch: QueuedBatch) -> None:
-        """To an exporter that answers for all or nothing: what it does not take is lost."""
+        """Exports to an exporter that accepts all spans or none; those that it does not accept are dropped."""
         whole = getattr(self.exporter, "takes_span_lists", False)
         while batch.spans and not self._abandoned:
             part = batch.spans if whole else batch.spans[: self._settings.max_export_batch_size]
@@ -441,7 +441,7 @@ class ExportQueue:
             return False
 
     def _export_some(self, batch: QueuedBatch) -> None:
-        """To an exporter that says how far it came: the rest waits, before all that came later."""
+        """Exports to an exporter that reports how many spans it has sent; the rest is queued again before all later ones."""
         began, before = self._clock(), len(batch.spans)
         with self._changed:
             if self._abandoned:
@@ -471,7 +471,7 @@ class ExportQueue:
                 self._outage.failed(began, self._stopped_by.text, self._backlog.spans)
 
     def _failed_again(self, batch: QueuedBatch, last: Delivery, began: float) -> float:
-        """Gives the first message up where it is due; behind how many others the rest is to wait."""
+        """Drops the first message if that is due; returns behind how many batches to queue the rest."""
         response = last.stopped_by
         if response is None or response.wait is not None:  # a receiver that asks for time gets it
             return 0

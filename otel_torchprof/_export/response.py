@@ -1,4 +1,4 @@
-"""What a receiver responded to a message, whatever the protocol."""
+"""Responses of a receiver, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ CLOSED = "the exporter is shut down"
 
 
 class Outcome(enum.Enum):
-    """What to do with the message now."""
+    """Outcome of a message."""
 
     ACCEPTED = enum.auto()
     RETRY = enum.auto()
-    """Not accepted, and it may be the next time."""
+    """Not accepted; a retry may succeed."""
     TOO_LARGE = enum.auto()
     """Not accepted because of its size."""
     REFUSED = enum.auto()
@@ -52,7 +52,7 @@ class Outcome(enum.Enum):
 
 
 class Response(NamedTuple):
-    """What a receiver responded to a message, as an outcome and what goes with it."""
+    """The outcome of a message, and details of the response."""
 
     outcome: Outcome
     reason: str = ""
@@ -107,10 +107,10 @@ def is_tls_fault(reason: str) -> bool:
 
 def causes(error: BaseException) -> list[BaseException]:
     """The exception and what led to it, down to the bottom."""
-    found = [error]
-    while (cause := _cause(found[-1])) is not None and cause not in found:
-        found.append(cause)
-    return found
+    chain = [error]
+    while (cause := _cause(chain[-1])) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 def _cause(error: BaseException) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""A step of which nobody wants the details: its span, its phases, and what its operators took by name."""
+"""Reduces steps that are not sampled to their step span, phases, and averages of operators by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# ---- Collectives of a step without details: when this rank came to each, and when all had come ----
+# ---- Begins and ends of the collectives of a step without details ----
 
 COLLECTIVES = "torch.collectives"
 MOST_COLLECTIVES_BYTES = 511
@@ -60,10 +60,10 @@ def collective_texts(table: SpanTable, rows: Array, trace_group: Array, roots: A
         ends = _ends(table, rows[works[trace_group[works] == place]])
         entries, left = [], MOST_COLLECTIVES_BYTES - len("[]")
         for row in _in_order(table, rows[calls[trace_group[calls] == place]]):
-            found = ends.get(table.names[int(names[row])])
-            if not found:
+            ends_of_name = ends.get(table.names[int(names[row])])
+            if not ends_of_name:
                 continue
-            times = ((int(at) - begin) / 1e3 for at in (table.start[row], found.pop(0)))
+            times = ((int(at) - begin) / 1e3 for at in (table.start[row], ends_of_name.pop(0)))
             entry = _JSON([table.names[int(groups[row])], int(numbers[row]), *times])
             left -= len(entry.encode("utf-8", "replace")) + len(",")
             if left < 0:
@@ -88,11 +88,11 @@ def _works(table: SpanTable, rows: Array) -> Array:
 
 
 def _ends(table: SpanTable, rows: Array) -> dict[str, list[int]]:
-    """By collective, when the works on it ended, in the order in which they began."""
-    found: dict[str, list[int]] = defaultdict(list)
+    """By collective, the ends of its work on the backend's threads, in the order of the begins."""
+    ends: dict[str, list[int]] = defaultdict(list)
     for row in _in_order(table, rows):
-        found[table.names[int(table.name[row])].partition(":")[2]].append(int(table.end[row]))
-    return found
+        ends[table.names[int(table.name[row])].partition(":")[2]].append(int(table.end[row]))
+    return ends
 
 
 def _in_order(table: SpanTable, rows: Array) -> list[int]:
@@ -101,8 +101,8 @@ def _in_order(table: SpanTable, rows: Array) -> list[int]:
 
 
 def _values(table: SpanTable, key: str) -> Array:
-    found = column_of(table, key)
-    return np.zeros(len(table), dtype=np.int64) if found is None else found[0]
+    column = column_of(table, key)
+    return np.zeros(len(table), dtype=np.int64) if column is None else column[0]
 
 
 AVERAGES = "torch.averages"
@@ -121,21 +121,21 @@ def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
 
 
 def root_and_phases(table: SpanTable, trace_group: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which spans are roots of their trace groups, or phases, but tokens, that hang under one directly or under another such phase."""
-    found: npt.NDArray[np.bool_] = table.span_id == trace_group
+    """Mask of the roots of trace groups, and of phases (without tokens) whose parent is a root or another such phase."""
+    stays: npt.NDArray[np.bool_] = table.span_id == trace_group
     waiting = np.flatnonzero(phases(table))
     parent = rows_of_spans(table, table.parent_span_id[waiting])
     waiting, parent = waiting[parent >= 0], parent[parent >= 0]
-    while (below := found[parent]).any():
-        found[waiting[below]] = True
+    while (below := stays[parent]).any():
+        stays[waiting[below]] = True
         waiting, parent = waiting[~below], parent[~below]
-    return found
+    return stays
 
 
 def without_detail(
     table: SpanTable, trace_group: npt.NDArray[np.uint64], rows: Array, stays: npt.NDArray[np.bool_]
 ) -> SpanTable:
-    """The table, whose spans of trace groups say how many spans there were and which names took the most time of their own.
+    """Adds to roots of trace groups the number of their spans, and averages of the names with the most self time.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
     1,279 bytes, less those of collectives. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. ``torch.collectives`` has the
@@ -158,11 +158,11 @@ def without_detail(
     left = [MOST_BYTES - len(calls.encode("utf-8", "replace")) for calls in collectives]
     texts = _averages(table, rows[goes], which[goes], left)
     reported = with_values(table, RECORDED, AttributeType.INT64, roots, recorded)
-    found = (
+    attributes = (
         (row, {AVERAGES: text, **({COLLECTIVES: calls} if calls else {})})
         for row, text, calls in zip(roots.tolist(), texts, collectives, strict=True)
     )
-    return without_hidden(with_attributes(reported, found))
+    return without_hidden(with_attributes(reported, attributes))
 
 
 def _averages(table: SpanTable, events: Array, which: Array, most_bytes: list[int]) -> list[str]:
@@ -188,26 +188,26 @@ def _averages(table: SpanTable, events: Array, which: Array, most_bytes: list[in
         left[number] -= len(line.encode("utf-8", "replace")) + len(",")
         if left[number] >= 0:
             lines[number].append(line)
-    return [f"[{','.join(found)}]" for found in lines]
+    return [f"[{','.join(group_lines)}]" for group_lines in lines]
 
 
 def _in_data(table: SpanTable) -> npt.NDArray[np.bool_]:
-    """Which spans began while a loop waited for data."""
+    """Mask of the spans that began while the loop waited for data."""
     named = table.names.matching((f"{PHASE_PREFIX}data",))
     waits = np.empty(0, dtype=np.int64) if named is None else np.flatnonzero(named[table.name])
     if not len(waits):
         return np.zeros(len(table), dtype=np.bool_)
     waits = waits[np.argsort(table.start[waits], kind="stable")]
     place = np.searchsorted(table.start[waits], table.start, side="right") - 1
-    found: npt.NDArray[np.bool_] = (place >= 0) & (table.start < table.end[waits[place]])
-    return found
+    in_data: npt.NDArray[np.bool_] = (place >= 0) & (table.start < table.end[waits[place]])
+    return in_data
 
 
 def _self_seconds(table: SpanTable) -> npt.NDArray[np.float64]:
-    """As the spans say; where they do not, their durations without those of the spans under them."""
+    """Self times in seconds, from the attribute of the spans, else computed from durations and children."""
     duration = table.end - table.start
     own = duration.copy()
     subtract_from_parents(own, rows_of_spans(table, table.parent_span_id), duration)
-    found: npt.NDArray[np.float64] = np.maximum(own, 0) / 1e9
+    computed: npt.NDArray[np.float64] = np.maximum(own, 0) / 1e9
     reported = column_of(table, "torch.self_duration")
-    return found if reported is None else np.where(reported[1], reported[0], found)
+    return computed if reported is None else np.where(reported[1], reported[0], computed)

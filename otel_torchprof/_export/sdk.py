@@ -1,4 +1,4 @@
-"""What the OpenTelemetry SDK in use says: resource, ids, and its exporters."""
+"""Resource, ids, limits and exporters of the OpenTelemetry SDK in use."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ def current_resource() -> Resource:
     """The resource of the global TracerProvider where that is the SDK's, else the one that the environment describes."""
     from opentelemetry.sdk.resources import Resource
 
-    found = getattr(trace.get_tracer_provider(), "resource", None)
-    return of_this_process(found) if isinstance(found, Resource) else Resource.create()
+    resource = getattr(trace.get_tracer_provider(), "resource", None)
+    return of_this_process(resource) if isinstance(resource, Resource) else Resource.create()
 
 
 def id_generator() -> IdGenerator:
     """The id generator of the global TracerProvider where that is the SDK's, else the SDK's default."""
     from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 
-    found = getattr(trace.get_tracer_provider(), "id_generator", None)
-    return found if isinstance(found, IdGenerator) else RandomIdGenerator()
+    generator = getattr(trace.get_tracer_provider(), "id_generator", None)
+    return generator if isinstance(generator, IdGenerator) else RandomIdGenerator()
 
 
 class SameIds:
-    """The ids of one recording: in the order in which they are asked for, whenever that begins anew. For one thread at a time."""
+    """The ids of one recording, the same at every restart from the first one. For one thread at a time."""
 
     def __init__(self) -> None:
         self._trace_ids: list[int] = []
         self._span_ids: list[int] = []
 
-    def again(self) -> tuple[Callable[[], int], Callable[[], int]]:
-        """What gives trace ids and what gives span ids, both from the first one on."""
+    def from_start(self) -> tuple[Callable[[], int], Callable[[], int]]:
+        """Returns functions that return trace ids and span ids, both from the first one on."""
         made_by = id_generator()
         return _from_first(self._trace_ids, made_by.generate_trace_id), _from_first(
             self._span_ids, made_by.generate_span_id
@@ -86,8 +86,8 @@ def _from_first(known: list[int], new: Callable[[], int]) -> Callable[[], int]:
 
 def current_span() -> SpanContext | None:
     """The span that the calling thread (or task) is in, if any."""
-    found = trace.get_current_span().get_span_context()
-    return found if found.is_valid else None
+    context = trace.get_current_span().get_span_context()
+    return context if context.is_valid else None
 
 
 def instrumentation_scope() -> InstrumentationScope:
@@ -101,8 +101,8 @@ def span_limits(provider: Any = None) -> SpanLimits:
     """The span limits of a TracerProvider of the SDK (default: the global one); with any other, the environment's."""
     from opentelemetry.sdk.trace import SpanLimits
 
-    found = getattr(provider or trace.get_tracer_provider(), "_span_limits", None)
-    return found if isinstance(found, SpanLimits) else span_limits_of_environment()
+    limits = getattr(provider or trace.get_tracer_provider(), "_span_limits", None)
+    return limits if isinstance(limits, SpanLimits) else span_limits_of_environment()
 
 
 def span_limits_of_environment() -> SpanLimits:
@@ -197,16 +197,16 @@ def _limit(text: str) -> int:
 
 def _ratio(text: str) -> float:
     try:
-        found = float(text)
+        ratio = float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
         raise ValueError("allowed is a number from 0 to 1")
-    return found
+    return ratio
 
 
 def _installed(text: str, group: str, *more: str) -> None:
-    known = {*more, *(each.name for each in entry_points(group=f"opentelemetry_{group}"))}
+    known = {*more, *(entry.name for entry in entry_points(group=f"opentelemetry_{group}"))}
     for name in text.split(","):
         if name.strip() not in known:
             raise ValueError(f"allowed is what installed packages have: {', '.join(sorted(known))}")

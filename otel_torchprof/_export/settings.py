@@ -198,13 +198,13 @@ class _Source:
 
     def client_certificate(self, certificate: Any, key: Any) -> tuple[str | None, str | None]:
         """The client's certificate and its key; a certificate without a file for its key has the key in it."""
-        found = self.take("client_certificate_file", certificate)
-        found_key = self.take("client_key_file", key)
-        if found or not found_key:
-            return found, found_key
+        certificate_file = self.take("client_certificate_file", certificate)
+        key_file = self.take("client_key_file", key)
+        if certificate_file or not key_file:
+            return certificate_file, key_file
         if key:
             raise ValueError(f"client_key_file is {os.fspath(key)!r}, but there is no client_certificate_file to it")
-        warn_once(f"the client key {found_key!r} is ignored: there is no client certificate to it")
+        warn_once(f"the client key {key_file!r} is ignored: there is no client certificate to it")
         return None, None
 
 
@@ -220,7 +220,7 @@ def _message_size(value: Any) -> int:
 
 def _headers(value: HeadersArgument, names: str) -> tuple[dict[str, str], list[str]]:
     """The headers, names in lower case, and what is wrong with those that are none. No value is ever told."""
-    found, problems = {}, []
+    headers, problems = {}, []
     for number, (name, text) in enumerate(_header_pairs(value), start=1):
         key = str(name).lower()
         if not re.fullmatch(names, key):
@@ -228,8 +228,8 @@ def _headers(value: HeadersArgument, names: str) -> tuple[dict[str, str], list[s
         elif not (isinstance(text, str) and text.isascii() and text.isprintable()):
             problems.append(f"the value of {key!r} is not a str of printable ASCII")
         else:
-            found[key] = text
-    return found, problems
+            headers[key] = text
+    return headers, problems
 
 
 def _header_pairs(value: HeadersArgument) -> list[tuple[str, str]]:

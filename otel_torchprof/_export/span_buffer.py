@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- Traces of the application ----
-# How many spans were sent already, since they come piece by piece, and how many processes add to one.
+# ---- Size limits of the application's traces ----
+# Counts the spans that were sent to each trace, and the processes that contribute to it.
 
 _MOST_TRACES = 2_000
-"""Traces that are remembered; of more, those that had nothing for the longest time are forgotten."""
+"""Most traces that are stored; of more, the least recently used are removed."""
 PROCESSES = 4
-"""That are assumed to add to a trace which began in another process: how many do is known to none of them."""
+"""Assumed number of processes of a trace that began in another process; the real number is unknown."""
 _MOST_JOINED = 10_000
-"""Such traces that are remembered."""
+"""Most such traces that are stored."""
 
 
 class TraceCapacity:
-    """For one thread at a time, but for :meth:`join`."""
+    """Remaining capacity of traces. For one thread at a time, except :meth:`join`."""
 
     def __init__(self) -> None:
         self._spent: OrderedDict[bytes, int] = OrderedDict()
@@ -62,23 +62,23 @@ class TraceCapacity:
         self._joining.append(trace_id)
 
     def learn_joined(self) -> None:
-        """Takes in what other threads said."""
+        """Adds the traces that other threads have joined."""
         while self._joining:
             self._joined[self._joining.popleft().to_bytes(16, "big")] = None
             if len(self._joined) > _MOST_JOINED:
                 self._joined.popitem(last=False)
 
     def processes(self, trace_id: bytes) -> int:
-        """Among how many the size limit of the trace is divided."""
+        """Number of processes that share the size limit of a trace."""
         return PROCESSES if trace_id in self._joined else 1
 
     def overflowing(self, trace_ids: Array, counts: Array, most: Array) -> npt.NDArray[np.bool_]:
-        """Which traces so many more spans do not fit into; to the others they are added.
+        """Mask of the traces into which the spans do not fit; for all others, the spans are counted.
 
         Args:
             trace_ids: shape (traces, 16); one may occur more than once.
-            counts: spans that each entry is to get.
-            most: spans that each one's trace may have.
+            counts: new spans of each entry.
+            most: span limit of each entry's trace.
         """
         over = np.zeros(len(counts), dtype=np.bool_)
         for at in np.flatnonzero(counts).tolist():
@@ -93,18 +93,17 @@ class TraceCapacity:
         return most - self._spent.get(trace_id, 0)
 
     def spend(self, trace_id: bytes, spans: int) -> None:
-        """So many go there."""
+        """Counts spans that are sent to a trace."""
         self._spent[trace_id] = self._spent.get(trace_id, 0) + spans
         self._spent.move_to_end(trace_id)
         if len(self._spent) > _MOST_TRACES:
             self._spent.popitem(last=False)
 
 
-# ---- Tail sampling: which steps are traced in full, once they have ended ----
-# Those that were slow for what they are, that failed, or that somebody asked for.
+# ---- Tail sampling: samples ended steps that were slow, failed or were requested ----
 
 _MOST_ASKED = 1 << 12
-"""Moments that are remembered until a segment has ended in which they are; where there are no segments, the latest."""
+"""Most times of requests that are stored until their segment has ended."""
 
 
 class TailSampler:
@@ -119,7 +118,7 @@ class TailSampler:
 
     def ask(self, now: int) -> None:
         """Requests that the segment that runs at ``now`` (Unix ns) be sampled. Thread-safe."""
-        if not self._keeps_all:  # else nobody would ever look at what was asked for
+        if not self._keeps_all:  # else the requests would never be read
             self._asked.append(now)
 
     def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
@@ -143,41 +142,41 @@ class TailSampler:
             self._asked.popleft()
         for is_sampled in sampled.values():
             self.figures["sampled" if is_sampled else "root_only"] += 1
-        found = {span.span_id: sampled[_segment_of(span)] for span in segments}
+        decisions = {span.span_id: sampled[_segment_of(span)] for span in segments}
         for span in ended:
             if span.segment is None:
-                found[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
-        return found
+                decisions[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
+        return decisions
 
     def of_trace_group(self, name: str, duration_ns: int, *, failed: bool) -> bool:
-        """The same for what is no step."""
+        """Decides whether a trace group that is no segment is sampled."""
         slow = self._slow.takes(name, duration_ns)
         self.figures["sampled" if slow or failed else "root_only"] += 1
         return slow or failed
 
 
 def _segment_of(span: StepSpan) -> tuple[int, tuple[int, int] | None]:
-    """The same for the spans of one segment: steps are numbered, and of the others each links to another one before."""
+    """A key of a segment, equal for all its spans: the number of a step; for other segments, the link to the one before."""
     return span.number, span.link if span.number < 0 else None
 
 
 MAX_BUFFERED_BYTES = 64 << 20
 MAX_BUFFERED_NS = 60_000_000_000
-"""How long what is no step may continue before it is sent in parts: a label around a whole program must not hide it."""
+"""Duration after which a trace group that is no step is sent in parts: a label around a whole program must not delay all spans."""
 MAX_BUFFERED_STEP_NS = 600_000_000_000
-"""The same of a step."""
+"""The same for a step."""
 PART_NAME = "torch.part"
 """Name of the roots of parts that are sent before the root of their trace group has ended."""
 _MOST_PAST = 1_000
-"""Steps that are remembered for what comes late of them."""
+"""Most ended trace groups whose outcome is stored, for late spans."""
 _LARGEST_SPAN = 16_000
-"""Bytes; where even spans like this would fit, nobody need measure them."""
+"""Bytes of a large span: sizes are not computed if even such spans would fit."""
 _MIN_CAPACITY_DIVISOR = 10
 """If less than this part of a trace's span limit is left, spans that do not fit all go to new, linked traces."""
 
 
 class Pieces(NamedTuple):
-    """What a drain brought."""
+    """The spans of a drain."""
 
     table: SpanTable
     trace_group: npt.NDArray[np.uint64]
@@ -197,7 +196,7 @@ class Pieces(NamedTuple):
 
 
 class _Outcome(enum.Enum):
-    """What became of a trace group that has ended, and with it of what comes late."""
+    """Outcome of an ended trace group, which also applies to its late spans."""
 
     WHOLE = "whole"
     REDUCED = "reduced"
@@ -205,15 +204,15 @@ class _Outcome(enum.Enum):
 
 
 def _alone() -> int:
-    """The budget is divided among one."""
+    """The default share: this process alone."""
     return 1
 
 
 class SpanBuffer:
-    """The spans of one recording on their way out. For one thread at a time, but for :attr:`sampler`'s :meth:`ask`.
+    """Buffers the spans of one recording until they are sent. For one thread at a time, except ``sampler.ask()``.
 
     Args:
-        rules: what is kept, and how much.
+        rules: rules of tail sampling, and size limits.
         new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
         new_span_id: as ``generate_span_id``.
         share: number of processes that share one trace's size limit; may grow when they find each other.
@@ -322,12 +321,12 @@ class SpanBuffer:
         self._failed &= open_trace_groups
         while len(self._past) > _MOST_PAST:
             self._past.popitem(last=False)
-        return [without_links_to(self._moved.followed(each), self._buffered) for each in out]
+        return [without_links_to(self._moved.followed(due), self._buffered) for due in out]
 
-    # ---- which trace groups need a look ----
+    # ---- selection of trace groups that need processing ----
 
     def _open_trace_groups(self, pieces: Pieces) -> set[int]:
-        """Those whose spans have to wait."""
+        """Keys of the trace groups whose spans are buffered."""
         self._running |= {key: step for key, step in pieces.steps.items() if not step.is_sent}
         for step in pieces.ended:
             self._running.pop(step.span_id, None)
@@ -376,10 +375,10 @@ class SpanBuffer:
         """Returns which of the ready rows cannot pass through unchanged."""
         trace_group = pieces.trace_group[ready]
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
-        found: npt.NDArray[np.bool_] = np.isin(trace_group, np.array([*whole, *late], dtype=np.uint64))
+        needs_processing: npt.NDArray[np.bool_] = np.isin(trace_group, np.array([*whole, *late], dtype=np.uint64))
         first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
         trace = first[pieces.table.trace[ready]]
-        counts = np.bincount(trace[~found], minlength=traces)
+        counts = np.bincount(trace[~needs_processing], minlength=traces)
         max_spans, max_bytes = self._limits_of(pieces.table.trace_ids)
         large = counts > max_spans
         most, allowed = counts.max(initial=0), max_bytes.min(initial=np.iinfo(np.int64).max)
@@ -390,7 +389,7 @@ class SpanBuffer:
         steps = [key for key, step in pieces.steps.items() if step.segment is not None]
         grows[trace[np.isin(trace_group, np.array(steps, dtype=np.uint64))]] = True
         large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
-        return found | large[trace]
+        return needs_processing | large[trace]
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Spans and bytes that each trace may have."""
@@ -418,23 +417,23 @@ class SpanBuffer:
                 parts, key, pieces.steps.get(key), 0 if own is None else int(enclosing[own[0]])
             )
             in_parts = key in self._sent_early
-            if (found := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
+            if (decided := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
                 continue
             if trace_group.is_segment or not trace_group.enclosing or in_parts:
-                yield found
+                yield decided
             else:
-                below.setdefault(trace_group.enclosing, []).append(found)
+                below.setdefault(trace_group.enclosing, []).append(decided)
         for key, own in _groups(enclosing, rows[~singly]):
             below.setdefault(key, []).append(taken(table, own))
         for key, parts in below.items():
             yield self._in_application(_in_one_trace(joined_tables(parts)), key)
 
-    # ---- what becomes of them ----
+    # ---- processing of trace groups ----
 
     def _decided(
         self, trace_group: _TraceGroupSpans, sampled: Mapping[int, bool], *, was_buffered: bool
     ) -> SpanTable | None:
-        """What is sent of a trace group; None for nothing."""
+        """The spans to send of a trace group; None for none."""
         table, key = trace_group.table, trace_group.target.span_id
         if key in self._past:
             return self._late(trace_group, self._past[key])
@@ -487,16 +486,16 @@ class SpanBuffer:
         return self._reduced(trace_group, budget)
 
     def _in_application(self, table: SpanTable, enclosing: int) -> SpanTable:
-        """What came below a span of the application, as far as it fits into that one's trace, the rest in linked ones."""
+        """The spans below an application span: in its trace as far as they fit, the rest in linked traces."""
         trace_group = _TraceGroupSpans.of([table], enclosing, None, enclosing)
         trace_id = trace_group.trace_id
         budget = self._budget_of(trace_id)
         left = self._capacity.left(trace_id, budget.max_spans)
         if left < len(table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans:
             return self._reduced(trace_group, budget)
-        found = self._reduced(trace_group, budget._replace(max_spans=min(budget.max_spans, left)), stays=True)
+        reduced_table = self._reduced(trace_group, budget._replace(max_spans=min(budget.max_spans, left)), stays=True)
         self._capacity.spend(trace_id, min(len(table), left))
-        return found
+        return reduced_table
 
     def _reduced(
         self,
@@ -507,10 +506,10 @@ class SpanBuffer:
         continues: bool = False,
         stays: bool = False,
     ) -> SpanTable:
-        """``target``: what the trace group's parts link to, if that is not its own root."""
+        """Reduces a trace group to the budget. ``target``: the root to which its parts link, if not its own."""
         key = trace_group.target.span_id
         before = self._sent_early.pop(key, Reduction())
-        found, done = reduced(
+        reduced_table, done = reduced(
             trace_group.table,
             budget,
             target or trace_group.target,
@@ -522,11 +521,11 @@ class SpanBuffer:
         self._figures.update(aggregated=done.aggregated, collapsed=done.collapsed, parts=done.parts)
         if continues:
             self._sent_early[key] = before + done
-        elif found is not trace_group.table:
+        elif reduced_table is not trace_group.table:
             self._reduced_now.add(key)
-        if found is not trace_group.table:
-            self._moved.note(trace_group.table, found, key, became=done.became)
-        return found
+        if reduced_table is not trace_group.table:
+            self._moved.note(trace_group.table, reduced_table, key, became=done.became)
+        return reduced_table
 
     def _sent_in_parts(self) -> Iterator[SpanTable]:
         """Yields the buffered spans of trace groups that run for too long, then of the largest ones until the buffer is within its limit."""
@@ -569,8 +568,8 @@ class _TraceGroupSpans(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroupSpans:
         table = _in_one_trace(joined_tables(parts))
-        found = np.flatnonzero(table.span_id == np.uint64(key))
-        at = int(found[0]) if len(found) else None
+        root_rows = np.flatnonzero(table.span_id == np.uint64(key))
+        at = int(root_rows[0]) if len(root_rows) else None
         trace_id = int.from_bytes(table.trace_ids[0].tobytes(), "big")
         state = table.trace_states[0] if table.trace_states else ""
         name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]
@@ -584,16 +583,16 @@ def _nbytes(tables: Sequence[SpanTable]) -> int:
 
 
 def _lasts(tables: Sequence[SpanTable]) -> int:
-    """Ns between the begin of the first and the end of the last."""
+    """Nanoseconds from the first begin to the last end."""
     return max(int(table.end.max()) for table in tables) - min(int(table.start.min()) for table in tables)
 
 
 def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
-    """For each entry the first one with the same id: a step's own span and its events may have entries of their own."""
+    """For each entry, the first one with the same id: the span of a step and its events may have different entries."""
     known: dict[bytes, int] = {}
     raw = trace_ids.tobytes()
-    found = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
-    return np.array(found, dtype=np.int64)
+    first = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
+    return np.array(first, dtype=np.int64)
 
 
 def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
@@ -607,7 +606,7 @@ def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _in_one_trace(table: SpanTable) -> SpanTable:
-    """The spans of one trace group, of which pieces told the trace more than once."""
+    """The table with only one entry for its trace."""
     if len(table.trace_ids) == 1:
         return table
     return replace(

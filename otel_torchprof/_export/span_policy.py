@@ -17,13 +17,13 @@ from .cycles import ProfilerAction, plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# ---- Which steps are traced in full: decided before they begin, from their number and their trace id alone ----
+# ---- Selection of the steps that are traced in full, before they begin, by number and trace id ----
 
 _LOW_BITS = (1 << 64) - 1
 
 
 class StepChoice(NamedTuple):
-    """All three have to want a step. Immutable; ``schedule`` may be somebody's code."""
+    """Selects steps; all three rules must select a step. Immutable; ``schedule`` may be user code."""
 
     schedule: Callable[[int], bool] | None = None
     every: int = 1
@@ -31,12 +31,12 @@ class StepChoice(NamedTuple):
 
     @property
     def is_all(self) -> bool:
-        """Whether every step is wanted, so that nobody has to ask."""
+        """Whether every step is selected."""
         return self.schedule is None and self.every == 1 and self.ratio >= 1
 
     @property
     def foreseeable(self) -> int | None:
-        """Of how many steps one is wanted, where it is known of each before it begins, and of more than one; else None."""
+        """n, if every n-th step is selected by number alone and n is above 1; else None."""
         return self.every if self.every > 1 and self.schedule is None and self.ratio >= 1 else None
 
     def selects(self, step: int, trace_id: int) -> bool:
@@ -127,8 +127,8 @@ class SpanPolicy:
     @classmethod
     def from_environment(cls) -> SpanPolicy:
         """Returns the policy in ``OTEL_TORCHPROF_POLICY``; bad parts of it are ignored, with one warning each."""
-        found: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
-        return cls(**found, schedule=_schedule_of_environment())
+        fields: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
+        return cls(**fields, schedule=_schedule_of_environment())
 
     def choice(self) -> StepChoice:
         """Returns the selection of steps that are traced in full, in internal form."""
@@ -170,45 +170,45 @@ def schedule_of(text: str) -> Callable[[int], Any]:
     Raises:
         ValueError: the text has another form.
     """
-    found = dict.fromkeys(_SCHEDULE_KEYS, 0)
+    numbers = dict.fromkeys(_SCHEDULE_KEYS, 0)
     for item in text.split(","):
         key, _, number = item.partition("=")
         if key.strip() not in _SCHEDULE_KEYS or not number.strip().isdecimal():
             raise ValueError(
                 f"schedule is {text!r}; allowed is wait=N,warmup=N,active=N,repeat=N,skip_first=N, of which active is needed"
             )
-        found[key.strip()] = int(number)
-    if not found["active"]:
+        numbers[key.strip()] = int(number)
+    if not numbers["active"]:
         raise ValueError(f"schedule is {text!r}; it must say how many steps are active, above 0: active=N")
-    return plan(**found)
+    return plan(**numbers)
 
 
 def _schedule_of_environment() -> Callable[[int], Any] | None:
-    found = {option: option.read() for option in config.SCHEDULE}
-    given = {option: number for option, number in found.items() if number is not None}
+    numbers = {option: option.read() for option in config.SCHEDULE}
+    given = {option: number for option, number in numbers.items() if number is not None}
     if given.get(config.ACTIVE):
-        return plan(**{option.key: number or 0 for option, number in found.items()})
+        return plan(**{option.key: number or 0 for option, number in numbers.items()})
     for option in given:
         option.ignore("a schedule must say how many steps are active, above 0: active=N")
     return None
 
 
-# ---- whose detail is kept: decided when a step, or what is a step where there are none, has ended ----
+# ---- Rules of tail sampling ----
 
 
 WINDOW = 200
-"""Durations that a new one is compared with."""
+"""Number of recent durations with which a new one is compared."""
 ENOUGH = 20
-"""Of them that have to be known before a quantile of them decides."""
+"""Fewest durations for a quantile."""
 _ENOUGH_FOR_MEDIAN = 3
-"""Of which one may be that of a warm-up, without being the median."""
+"""Fewest durations for a median; one of three may be of a warm-up without being the median."""
 _MEDIANS = 3
-"""Medians above which one is slow before: noise of a busy machine seldom triples a duration, a stall worth a look does."""
+"""With fewer durations, number of medians above which one is slow: noise seldom triples a duration, a stall does."""
 _MOST_NAMES = 1000
 
 
 class SelectionRules(NamedTuple):
-    """What becomes of what was recorded; see :class:`~otel_torchprof.SpanPolicy`."""
+    """Rules of tail sampling, and size limits; see :class:`~otel_torchprof.SpanPolicy`."""
 
     budget: Budget
     keep_all: bool = True
@@ -217,12 +217,12 @@ class SelectionRules(NamedTuple):
 
 
 class SlowDetector:
-    """Tells what is slow, among others of its name. For one thread at a time; memory is bounded.
+    """Detects slow durations among those of the same name. For one thread at a time; memory is bounded.
 
     Args:
-        quantile: of recent durations, above which one is slow; while there are too few of its name to tell, above three times their
-            median. None: no such rule.
-        limit_ns: from which on it is, whatever the others took; None: no such rule.
+        quantile: quantile of recent durations above which one is slow; with too few durations, three times their median.
+            None: no such rule.
+        limit_ns: duration from which on one is always slow; None: no such rule.
     """
 
     def __init__(self, quantile: float | None, limit_ns: int | None) -> None:
@@ -231,7 +231,7 @@ class SlowDetector:
         self._recent: OrderedDict[str, _Recent] = OrderedDict()
 
     def takes(self, name: str, duration_ns: int) -> bool:
-        """Whether it is slow; from now on it is one of the recent ones. Some microseconds."""
+        """Whether a duration is slow; adds it to the recent ones. Costs some microseconds."""
         recent = self._recent.get(name)
         if recent is None:
             recent = self._recent[name] = _Recent()
@@ -244,7 +244,7 @@ class SlowDetector:
 
 
 class _Recent:
-    """The last durations, in order of time and in order of length."""
+    """Recent durations, by time and by length."""
 
     def __init__(self) -> None:
         self._latest: deque[int] = deque()
@@ -257,7 +257,7 @@ class _Recent:
             del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
 
     def is_above(self, duration: int, quantile: float) -> bool:
-        """Whether it is above the quantile; above a multiple of the median as long as that would be the longest one, a warm-up maybe."""
+        """Whether a duration is above the quantile or, while the quantile is the maximum, above a multiple of the median."""
         known = len(self._sorted)
         at = int(quantile * known)
         if known >= ENOUGH and at < known - 1:

@@ -164,7 +164,7 @@ class StreamedFile:
             left, at = left[written:], at + written
 
     def _take_back(self) -> None:
-        """Half an append goes; where even that is refused, the next one writes over it."""
+        """Removes a partial append; if that fails, the next append overwrites it."""
         if self._rewritable and self._is_ours():
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
@@ -232,5 +232,5 @@ def is_held(path: str) -> bool:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino

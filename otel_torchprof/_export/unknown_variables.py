@@ -1,4 +1,4 @@
-"""Variables that are called as if this package or OpenTelemetry had them, and that nobody reads: misspelt ones, above all."""
+"""Detects variables with names like those of this package or OpenTelemetry that nothing reads, such as misspelt ones."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[UnknownVa
     """Those that begin as this package's do, and those that are almost called as one of this package's or OpenTelemetry's."""
     named = {name for name in environ if name.startswith(_STANDARD)} - _SPECIFIED - _VARIABLES
     maybe = [_of_ours(name) or _of_opentelemetry(name) for name in sorted(named - _service_links(environ))]
-    return [each for each in maybe if each is not None]
+    return [variable for variable in maybe if variable is not None]
 
 
 def _of_ours(name: str) -> UnknownVariable | None:
@@ -311,7 +311,7 @@ def _of_ours(name: str) -> UnknownVariable | None:
 
 def _of_opentelemetry(name: str) -> UnknownVariable | None:
     known = standard_names() | _SPECIFIED
-    near = nearest(name.removeprefix(_STANDARD), (each.removeprefix(_STANDARD) for each in known | _VARIABLES))
+    near = nearest(name.removeprefix(_STANDARD), (variable.removeprefix(_STANDARD) for variable in known | _VARIABLES))
     if not near or name in known or name in _names_of_python():
         return None
     return _unknown(name, "OpenTelemetry's", f"{_STANDARD}{near}")

@@ -535,7 +535,7 @@ class ProfileResults(RecordedColumns):
         """All spans with their attributes, and for each the id of the root of its trace."""
         whole = self._batch()
         batch, callers = displayed(without(whole, step_labels(whole)) if self._labels_steps else whole, detail)
-        new_trace_id, new_span_id = self._ids.again()
+        new_trace_id, new_span_id = self._ids.from_start()
         placed, roots = placed_recording(
             batch,
             self._steps() or [RecordedStep(-1, *self._segments.times(), name="torch.profile")],
