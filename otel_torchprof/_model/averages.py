@@ -109,7 +109,7 @@ def grouped(
             np.maximum.at(largest[name], group, column[block])
     used = np.flatnonzero(first >= 0)
     used = used[np.argsort(first[used])]
-    of_used = ({name: column[used] for name, column in found.items()} for found in (sums, largest))
+    of_used = ({name: column[used] for name, column in columns.items()} for columns in (sums, largest))
     return EventGroups(first[used], count[used], *of_used)
 
 
@@ -275,9 +275,9 @@ class OperatorSums:
             self._sums.add(named[at], sums[at].tolist())
 
     def read(self) -> list[Average]:
-        """What there is so far; :data:`OTHER` last, where there is any."""
-        found = [Average(name, False, *sums) for name, sums in self._sums]
-        return sorted(found, key=lambda each: each.name == OTHER)
+        """The sums so far; :data:`OTHER` last, if there is one."""
+        averages = [Average(name, False, *sums) for name, sums in self._sums]
+        return sorted(averages, key=lambda average: average.name == OTHER)
 
     def _gets_entry(self, name: str, amounts: Sequence[int]) -> bool:
         entries = len(self._sums) - (OTHER in self._sums)
@@ -349,11 +349,11 @@ class RunningAverages:
     def read(self) -> list[Average]:
         """The sums so far, in the order in which the names first came; the application's spans first."""
         with self._lock:
-            found = [Average(name, True, *sums) for name, sums in self._spans]
+            averages = [Average(name, True, *sums) for name, sums in self._spans]
             for group, sums in self._groups:
                 name = self._names[group >> 1] if self._names is not None else ""
-                found.append(Average(display_name(name), bool(group & 1), *sums))
-            return found
+                averages.append(Average(display_name(name), bool(group & 1), *sums))
+            return averages
 
 
 def _groups(view: TreeView, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

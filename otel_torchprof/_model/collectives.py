@@ -157,8 +157,8 @@ class LiveCollectives:
         numbers = reported["sequence_nr"].copy()
         for at in np.lexsort((reported["event"], trees.start[node_of])).tolist():
             node = int(node_of[at])
-            found = trace_groups[trace_group[node]].step
-            step = -1 if found is None else found.number
+            step_span = trace_groups[trace_group[node]].step
+            step = -1 if step_span is None else step_span.number
             entry = _entry(batch, reported, at, batch.names[int(trees.name[node])])
             if entry.is_transfer:
                 entry = entry._replace(number=-1 if step < 0 else self._transfer(entry, step))
@@ -184,18 +184,18 @@ class LiveCollectives:
         return ids
 
     def links(self, placed: Placed) -> _Links:
-        """From the collectives of a placed batch to the parts of other ranks."""
+        """Links from the collectives of a placed batch to the spans of other ranks."""
         reported = placed.batch.collectives
         rows = np.empty(0, np.int64) if reported is None else rows_of(placed.batch, reported["event"])
-        found = []
+        peers = []
         for row in np.sort(rows[rows >= 0]).tolist():
             part = self._parts.get(int(placed.batch["id"][row]))
-            found += [] if part is None else [(row, *peer) for peer in part.peers]
-        trace_ids = b"".join(trace_id.to_bytes(16, "big") for _, trace_id, _ in found)
+            peers += [] if part is None else [(row, *peer) for peer in part.peers]
+        trace_ids = b"".join(trace_id.to_bytes(16, "big") for _, trace_id, _ in peers)
         return _Links(
-            np.array([row for row, _, _ in found], dtype=np.int64),
+            np.array([row for row, _, _ in peers], dtype=np.int64),
             np.frombuffer(trace_ids, np.uint8).reshape(-1, 16),
-            np.array([span_id for _, _, span_id in found], dtype=np.uint64),
+            np.array([span_id for _, _, span_id in peers], dtype=np.uint64),
         )
 
     def _part(self, entry: _OpenCollective, step: int) -> _Part | None:

@@ -83,11 +83,11 @@ def captured(batch: Batch, *, parent: npt.NDArray[np.int64] | None = None, graph
 
 def _operators(batch: Batch) -> Mask:
     by_name = batch.names.matching((), parts=(_NAMESPACE,))
-    found: Mask = batch["scope"] == Scope.BACKWARD_FUNCTION
+    is_operator: Mask = batch["scope"] == Scope.BACKWARD_FUNCTION
     if by_name is not None:
-        found |= by_name[batch["name"]]
-    found &= (batch["kind"] == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
-    return found
+        is_operator |= by_name[batch["name"]]
+    is_operator &= (batch["kind"] == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
+    return is_operator
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def shares(
     """Adds up what :func:`captured` finds; None in a program that has had no region. ``group``: of each row, -1 for none."""
     if _regions(batch.names) is None:
         return None
-    found, duration = captured(batch, parent=parent), batch["end"] - batch["start"]
+    selection, duration = captured(batch, parent=parent), batch["end"] - batch["start"]
 
     def added(mask: Mask, values: Array | None = None) -> npt.NDArray[np.int64]:
         rows = np.flatnonzero(mask & (group >= 0))
@@ -132,11 +132,11 @@ def shares(
         return sums
 
     return Shares(
-        added(found.region),
-        added(found.counts),
-        added(found.captured),
-        added(found.counts, duration),
-        added(found.captured, duration),
+        added(selection.region),
+        added(selection.counts),
+        added(selection.captured),
+        added(selection.counts, duration),
+        added(selection.captured, duration),
     )
 
 
@@ -161,8 +161,8 @@ def _regions(names: Names) -> Mask | None:
 
 
 def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
-    """Which rows are below one where the mask is true."""
-    # Chains of parents end at such rows: what then is at the end of a chain is one, or there is none.
+    """Mask of the rows below a row of ``mask``."""
+    # Chains of parents are cut at rows of the mask: a row is inside if its chain ends at one.
     nearest = top_level(np.where(mask, -1, parent))
-    found: Mask = mask[nearest[parent]] & (parent >= 0)
-    return found
+    is_inside: Mask = mask[nearest[parent]] & (parent >= 0)
+    return is_inside

@@ -108,22 +108,22 @@ def not_before(batch: Batch, devices: Mapping[str, Array] | None) -> dict[str, A
 
 
 def covered_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.int64]:
-    """Ns that devices worked for what began in each segment (Unix ns), one segment after another: each stream's once.
+    """Device time of the events that began in each segment (Unix ns), in ns; overlapping times of a stream count once.
 
     A label's pair lies around those of its operators, and around what other threads did on the stream: the time that several
     pairs cover counts once. Segments of the same begin share nothing: the first one has it all.
     """
-    found = np.zeros(len(starts), dtype=np.int64)
+    covered = np.zeros(len(starts), dtype=np.int64)
     devices = batch.devices
     timed = None if devices is None else timed_rows(batch)
     if devices is None or timed is None or not len(starts):
-        return found
+        return covered
     start, end = (devices["start"][timed.pair[timed.rows]], devices["duration"][timed.pair[timed.rows]])
     end = start + end
     order = np.lexsort((start, timed.stream))
     begun, stream = batch["start"][timed.rows][order], timed.stream[order]
     start, end = start[order], end[order]
-    # How far the stream has been covered before each pair: a running maximum that begins anew with each stream.
+    # The time up to which the stream is covered before each pair: a running maximum that restarts with each stream.
     low = int(start.min())
     width = int(end.max()) - low + 1
     reached = np.maximum.accumulate(stream * width + (end - low))
@@ -132,8 +132,8 @@ def covered_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
     by_start = np.argsort(starts, kind="stable")
     at = np.searchsorted(starts[by_start], begun, side="right") - 1
     inside = (at >= 0) & (begun <= ends[by_start][at])
-    np.add.at(found, by_start[at[inside]], added[inside])
-    return found
+    np.add.at(covered, by_start[at[inside]], added[inside])
+    return covered
 
 
 DRAINED_NS = 10_000
@@ -184,14 +184,14 @@ def _streams(devices: Mapping[str, Array]) -> npt.NDArray[np.int64]:
 
 
 def _nearest(parent: Array, stream: Array, timed: Array) -> npt.NDArray[np.int64]:
-    """For each timed row the nearest one around it that has a pair on the same stream; -1 for none."""
-    found = parent[timed].astype(np.int64)
-    moving = np.flatnonzero((found >= 0) & (stream[found] != stream[timed]))
+    """For each timed row, the nearest ancestor with timing events on the same stream; -1 for none."""
+    nearest = parent[timed].astype(np.int64)
+    moving = np.flatnonzero((nearest >= 0) & (stream[nearest] != stream[timed]))
     while moving.size:
-        above = parent[found[moving]]
-        found[moving] = above
+        above = parent[nearest[moving]]
+        nearest[moving] = above
         moving = moving[(above >= 0) & (stream[above] != stream[timed[moving]])]
-    return found
+    return nearest
 
 
 # ---- where some events are left out: their times go to the nearest enclosing event that remains ----
@@ -222,15 +222,15 @@ class DisplayedTimes(NamedTuple):
 
 
 def displayed_times(view: TreeView, times: DeviceTimes | None = None) -> DisplayedTimes | None:
-    """The times of the events that torch would show; None where no device's time is known.
+    """Device times of the events that torch displays; None if no device was timed.
 
     ``times`` are of the view's batch; default: computed from it. As in torch, asynchronous events have none. What nothing
     that is shown is around, such as the time of a module that no label is around, is in none of the sums.
     """
-    found = device_times(view.batch) if times is None else times
-    if found is None:
+    row_times = device_times(view.batch) if times is None else times
+    if row_times is None:
         return None
-    displayed = _displayed(view, found.own)
+    displayed = _displayed(view, row_times.own)
     # Only times that are given know of children that are in no row.
     before = 0 if times is None else _displayed(view, _left_over(view.batch, times))
     return DisplayedTimes(displayed, add_to_parents(view.parent, displayed + before))
@@ -249,20 +249,20 @@ def remaining_times(whole: Batch, left: Batch) -> DeviceTimes | None:
 
 
 def _displayed(view: TreeView, values: Array) -> npt.NDArray[np.int64]:
-    """Values of rows as those of the events of a view that they belong to."""
+    """Sums of the values of rows by the displayed event that they belong to."""
     moved = np.flatnonzero(values)
     place = places(view, moved)
     inside = place >= 0
-    found = np.zeros(len(view), dtype=np.int64)
-    np.add.at(found, place[inside], values[moved[inside]])
-    return found
+    displayed = np.zeros(len(view), dtype=np.int64)
+    np.add.at(displayed, place[inside], values[moved[inside]])
+    return displayed
 
 
 def _left_over(batch: Batch, times: DeviceTimes) -> npt.NDArray[np.int64]:
-    """What is in the totals and in no row: children that came in earlier drains."""
-    found: npt.NDArray[np.int64] = times.total - times.own
-    subtract_from_parents(found, batch["parent"], times.total)
-    return found
+    """Time in the totals that no row has: that of children from earlier drains."""
+    left_over: npt.NDArray[np.int64] = times.total - times.own
+    subtract_from_parents(left_over, batch["parent"], times.total)
+    return left_over
 
 
 # ---- slices that can be drawn: on whose stream, on which lane, from when to when ----

@@ -49,15 +49,15 @@ def _shape(inputs: Sequence[Input], index: int, dims: int | None = None) -> list
 
 
 def _numbers(inputs: Sequence[Input], index: int, count: int) -> list[int]:
-    """A list of integers; one that stands for all dimensions is given to each."""
+    """A list of integers; a single one is repeated for all dimensions."""
     if index >= len(inputs):
         raise _NotCountable
-    found = [element.value for element in inputs[index].elements if element.kind is InputKind.INT]
-    if len(found) == 1:
-        found *= count
-    if len(found) != count:
+    numbers = [element.value for element in inputs[index].elements if element.kind is InputKind.INT]
+    if len(numbers) == 1:
+        numbers *= count
+    if len(numbers) != count:
         raise _NotCountable
-    return found
+    return numbers
 
 
 def _integer(inputs: Sequence[Input], index: int) -> int:
@@ -129,8 +129,8 @@ def _outputs(sizes: list[int], kernel: list[int], stride: list[int], padding: li
     """
     if 0 in stride:
         raise _NotCountable
-    each = zip(sizes, kernel, stride, padding, dilation, strict=True)
-    return prod(_towards_zero(size + 2 * p - d * (k - 1) - 1, s) + 1 for size, k, s, p, d in each)
+    dimensions = zip(sizes, kernel, stride, padding, dilation, strict=True)
+    return prod(_towards_zero(size + 2 * p - d * (k - 1) - 1, s) + 1 for size, k, s, p, d in dimensions)
 
 
 def _torchs_conv2d(inputs: Sequence[Input]) -> int:

@@ -115,12 +115,12 @@ def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array
         is_long = None
 
     def holds(above: Array, nodes: Array | slice) -> Array:
-        found: Array = end[above] >= start[nodes]
+        encloses: Array = end[above] >= start[nodes]
         if context is not None:
-            found &= context[above] == context[nodes]
+            encloses &= context[above] == context[nodes]
         if is_long is not None and step is not None:
-            found &= ~is_long[above] | (step[above] == step[nodes])
-        return found
+            encloses &= ~is_long[above] | (step[above] == step[nodes])
+        return encloses
 
     parent = _nearest(enclosing, holds)
     if at.size and parent is enclosing:
@@ -139,14 +139,14 @@ def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array
 def top_level(parent: Array) -> npt.NDArray[np.int64]:
     """For each node its top-level ancestor, or itself.
 
-    Pointer doubling: each round doubles the distance that a pointer has gone, so the rounds are the logarithm of the depth.
+    By pointer doubling: the number of rounds is the logarithm of the depth.
     """
-    found = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
+    roots = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
     while True:
-        further = found[found]
-        if np.array_equal(further, found):
-            return found
-        found = further
+        further = roots[roots]
+        if np.array_equal(further, roots):
+            return roots
+        roots = further
 
 
 def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
@@ -185,10 +185,10 @@ def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> 
 
 
 def _nodes(ids: Ids, rows: int, requested: Ids) -> npt.NDArray[np.int64]:
-    """Where each wanted id is among ``ids``, most of them behind the first ``rows``; -1 where it is not, and for 0."""
-    found = positions_of(ids[rows:], requested)
-    found[found >= 0] += rows
-    lost = np.flatnonzero((found < 0) & (requested != 0))
+    """The index of each requested id in ``ids``, most of them after the first ``rows``; -1 for missing ids, and for 0."""
+    nodes = positions_of(ids[rows:], requested)
+    nodes[nodes >= 0] += rows
+    lost = np.flatnonzero((nodes < 0) & (requested != 0))
     if lost.size:
-        found[lost] = positions_of(ids[:rows], requested[lost])
-    return found
+        nodes[lost] = positions_of(ids[:rows], requested[lost])
+    return nodes

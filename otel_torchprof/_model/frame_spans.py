@@ -113,12 +113,12 @@ def _reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
 
 
 def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
-    """By row, the name of the nearest event around it, C functions left aside, where that is a Python function."""
+    """By row, the name of the nearest ancestor that is no C function, if it is a Python function; else 0."""
     info = batch.frame_info
     if info is None or not info.functions:
         return None
     used, which = distinct(batch["name"])
     is_function = is_frame & np.array([name in info.functions for name in used.tolist()], dtype=np.bool_)[which]
     enclosing = lifted(batch["parent"], is_frame & ~is_function)
-    found = np.where((enclosing >= 0) & is_function[enclosing], batch["name"][enclosing], np.uint32(0))
-    return found.astype(np.uint32, copy=False)
+    callers = np.where((enclosing >= 0) & is_function[enclosing], batch["name"][enclosing], np.uint32(0))
+    return callers.astype(np.uint32, copy=False)

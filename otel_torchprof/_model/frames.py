@@ -47,7 +47,7 @@ def frames_of(batch: Batch) -> npt.NDArray[np.bool_] | None:
 
 
 def nested_parents(parent: Array, start: Array, end: Array) -> Array:
-    """Parents of rows as if whatever ends took along all that is open inside it, which is how torch sees stacks.
+    """Parents of rows if the end of an event also ended all that is open inside it, as in torch's stacks.
 
     A label that is entered by a function ends later than that function; what comes in between is inside the label, but not
     inside the function.
@@ -56,38 +56,38 @@ def nested_parents(parent: Array, start: Array, end: Array) -> Array:
     affected = np.flatnonzero(_any_outwards(outlives, parent))
     if not affected.size:
         return parent
-    found = np.append(parent, parent.dtype.type(-1))
+    parents = np.append(parent, parent.dtype.type(-1))
     closed = np.append(np.minimum(end, np.where(parent >= 0, end[parent], end)), np.iinfo(np.int64).max)
     position = np.full(len(parent) + 1, -1, dtype=np.int64)
     position[affected] = np.arange(len(affected))
     for level in levels(position[parent[affected]]):
         rows = affected[level]
-        above = _first_open(found, closed, found[rows], start[rows])
-        found[rows] = above
+        above = _first_open(parents, closed, parents[rows], start[rows])
+        parents[rows] = above
         closed[rows] = np.minimum(end[rows], closed[above])
-    return found[:-1]
+    return parents[:-1]
 
 
 def _first_open(parent: Array, closed: Array, candidate: Array, start: Array) -> Array:
-    """The candidates, or what is around them, that were not closed yet; -1 is always open."""
-    found = candidate.copy()
-    moving = np.flatnonzero(closed[found] < start)
+    """The candidates, or their nearest ancestors, that were not closed yet; -1 counts as open."""
+    first_open = candidate.copy()
+    moving = np.flatnonzero(closed[first_open] < start)
     while moving.size:
-        found[moving] = parent[found[moving]]
-        moving = moving[closed[found[moving]] < start[moving]]
-    return found
+        first_open[moving] = parent[first_open[moving]]
+        moving = moving[closed[first_open[moving]] < start[moving]]
+    return first_open
 
 
 def _any_outwards(flags: npt.NDArray[np.bool_], parent: Array) -> npt.NDArray[np.bool_]:
-    """Whether anything around a row has its flag set. Each step looks twice as far outwards as the last."""
+    """Whether any ancestor of a row has its flag set; by pointer doubling."""
     if not flags.any():
         return np.zeros(len(flags), dtype=np.bool_)
     jump = np.append(parent, np.int32(-1))
-    found: npt.NDArray[np.bool_] = np.append(flags, False)[jump]
+    has_flag: npt.NDArray[np.bool_] = np.append(flags, False)[jump]
     while (jump[:-1] >= 0).any():
-        found |= found[jump]
+        has_flag |= has_flag[jump]
         jump = jump[jump]
-    return found[:-1]
+    return has_flag[:-1]
 
 
 def levels(enclosing: Array) -> list[Array]:
@@ -229,11 +229,11 @@ class Stacks:
     def __getitem__(self, code: int) -> list[str]:
         """The entries, innermost first; a new list every time."""
         outer, entries = self._links
-        found = []
+        stack = []
         while code:
-            found.append(entries[code])
+            stack.append(entries[code])
             code = outer[code]
-        return found
+        return stack
 
     @cached_property
     def _links(self) -> tuple[list[int], list[str]]:
@@ -362,7 +362,7 @@ def _is_left_out(name: str) -> bool:
 
 
 def _with_forward(view: TreeView, codes: Codes) -> Codes:
-    """What ran backward gets the stack of the forward operator with its number, the first of those; none where there is none."""
+    """Gives events of the backward pass the stack of the first forward operator with their sequence number; none without one."""
     batch, rows = view.batch, view.rows
     backward = _enclosing_backward(view)
     thread = np.array([thread.number for thread in batch.threads], dtype=np.int64)[batch["thread"][rows]]
@@ -374,10 +374,10 @@ def _with_forward(view: TreeView, codes: Codes) -> Codes:
     above = rows[backward[within]]
     requested = _pairs(batch["sequence_nr"][above], batch["fwd_thread"][above].astype(np.int64))
     at = np.minimum(np.searchsorted(used, requested), max(len(used) - 1, 0))
-    found = used[at] == requested if len(used) else np.zeros(len(requested), dtype=np.bool_)
+    has_forward = used[at] == requested if len(used) else np.zeros(len(requested), dtype=np.bool_)
     result = codes.copy()
     result[within] = 0
-    result[within[found]] = codes[forward[first[at[found]]]]
+    result[within[has_forward]] = codes[forward[first[at[has_forward]]]]
     return result
 
 

@@ -149,8 +149,8 @@ class _InputReader:
 
     def _several(self, count: int) -> list[int]:
         self._at += count
-        found: list[int] = self._words[self._at - count : self._at].tolist()
-        return found
+        words: list[int] = self._words[self._at - count : self._at].tolist()
+        return words
 
     def read(self) -> Inputs:
         counts = self._word()
@@ -410,7 +410,7 @@ class DistinctInputs:
         return text_ids(self._batch, kind, self._first)
 
     def _inputs(self, row: int) -> Inputs:
-        found = self._read.get(row)
-        if found is None:
-            found = self._read[row] = decoded(self._batch, row)
-        return found
+        inputs = self._read.get(row)
+        if inputs is None:
+            inputs = self._read[row] = decoded(self._batch, row)
+        return inputs

@@ -84,21 +84,21 @@ def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
 
 
 def most_bytes(table: SpanTable, spans: int) -> int:
-    """Bytes that no so many spans of the table exceed together, were their texts as long as its longest.
+    """Upper bound of the bytes of ``spans`` spans of the table, with all texts as long as the longest.
 
     Looks at no span, but counts how many have an attribute: costs some 0.1 µs per name.
     """
     table = narrowed(table)
     text = int(_field(_text_sizes(table.names.flat()).max(initial=0)))
     states = max((len(state.encode("utf-8", "replace")) for state in table.trace_states), default=0)
-    each = _ALWAYS + _PARENT + _ERROR + text + int(_field(states))
-    each += sum(6 for counts in (table.dropped_attributes, table.dropped_links) if counts is not None)
-    found = spans * int(_field(each)) + len(table.links) * LINK_SIZE
+    span_size = _ALWAYS + _PARENT + _ERROR + text + int(_field(states))
+    span_size += sum(6 for counts in (table.dropped_attributes, table.dropped_links) if counts is not None)
+    total = spans * int(_field(span_size)) + len(table.links) * LINK_SIZE
     for column in table.attributes:
         value = {AttributeType.NAME: text, AttributeType.BOOL: 2}.get(column.type, 11)
         size = int(_field(_field(len(column.key.encode())) + _field(value)))
-        found += min(spans, len(column.values)) * size
-    return found + 5 * spans  # the lengths of spans with attributes and links
+        total += min(spans, len(column.values)) * size
+    return total + 5 * spans  # the lengths of spans with attributes and links
 
 
 def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array:
@@ -160,19 +160,19 @@ def limited(
 
 def _fewer_attributes(table: SpanTable, most: int) -> SpanTable:
     count = np.zeros(len(table), dtype=np.uint32)
-    kept = []
+    attributes = []
     for column in table.attributes:
         rows = np.arange(len(table), dtype=np.uint32) if column.rows is None else column.rows
         fits = count[rows] < most
         count[rows] += 1
         if fits.all():
-            kept.append(column)
+            attributes.append(column)
         elif fits.any():
-            kept.append(replace(column, values=column.values[fits], rows=rows[fits]))
+            attributes.append(replace(column, values=column.values[fits], rows=rows[fits]))
     dropped = np.maximum(count, most) - np.uint32(most)
     if not dropped.any():
         return table
-    return replace(table, attributes=tuple(kept), dropped_attributes=_sum(table.dropped_attributes, dropped))
+    return replace(table, attributes=tuple(attributes), dropped_attributes=_sum(table.dropped_attributes, dropped))
 
 
 def _fewer_links(table: SpanTable, most: int) -> SpanTable:

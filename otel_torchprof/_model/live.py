@@ -93,9 +93,9 @@ class LiveDevices:
         }
         if timed is None or whole.devices is None:
             return None
-        found = times_of(whole, timed, whole.devices["duration"])
+        all_times = times_of(whole, timed, whole.devices["duration"])
         rows = len(batch)
-        return DeviceTimes(found.pair[:rows], found.own[:rows], found.total[:rows])
+        return DeviceTimes(all_times.pair[:rows], all_times.own[:rows], all_times.total[:rows])
 
     def _with_children(self, batch: Batch) -> Batch:
         """Adds to each event that ended in this batch one child row with its timing per stream, for the device time of earlier drains."""
@@ -264,20 +264,20 @@ class LiveTrees:
     def _parent_ids(
         self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
     ) -> npt.NDArray[np.uint64]:
-        """Of each row the span id of its parent: of an event, or of what its trace group hangs under."""
+        """For each row, the span id of its parent: an event, or the parent of its trace group."""
         rows, parent = trees.rows, trees.parent[: trees.rows]
         above = np.array([u.parent_span_id for u in trace_groups], dtype=np.uint64)
         roots = np.flatnonzero(parent < 0)
-        found = ids[parent]
-        found[roots] = above[trace_group[roots]]
+        parent_ids = ids[parent]
+        parent_ids[roots] = above[trace_group[roots]]
         at = np.flatnonzero(trees.beyond < rows)
-        found[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
-        return found
+        parent_ids[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
+        return parent_ids
 
     def _without_loose_calls(self, batch: Batch, steps: Sequence[Step], rules: CallRules) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
-            found = [c for c in distinct_values(context).tolist() if self._current_span(c) is not None]
-            return np.isin(context, found)
+            foreign = [c for c in distinct_values(context).tolist() if self._current_span(c) is not None]
+            return np.isin(context, foreign)
 
         return without_loose_calls(
             batch,
@@ -300,7 +300,7 @@ class LiveTrees:
 
     def _widen_steps(self, placed: Placed, start: Array, trace_group: Array) -> None:
         """A synthetic span holds its events, those that are still open too. ``start``, ``trace_group``: of rows and open events."""
-        spans = [found.step for found in placed.trace_groups]
+        spans = [group.step for group in placed.trace_groups]
         if not any(spans):
             return
         batch, count = placed.batch, len(spans)
@@ -314,33 +314,33 @@ class LiveTrees:
         durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]
         _grouped(np.add, child_time, of_below, durations)
         _grouped(np.maximum, longest, of_below, durations)
-        for number, (span, *found) in enumerate(
+        for number, (span, *bounds) in enumerate(
             zip(spans, *(column.tolist() for column in (starts, ends, own_ends, child_time, longest)), strict=True)
         ):
             if span is not None and starts[number] != NEVER:
-                span.widen(*found)
+                span.widen(*bounds)
 
     @staticmethod
     def _add_shares(placed: Placed, parent: Array) -> None:
-        """What of each step was captured. ``parent``: of rows and open events."""
-        spans = [found.step for found in placed.trace_groups]
-        found = shares(placed.batch, placed.trace_group, len(spans), parent) if any(spans) else None
+        """Adds the shares that ``torch.compile`` captured to steps. ``parent``: of rows and open events."""
+        spans = [group.step for group in placed.trace_groups]
+        all_shares = shares(placed.batch, placed.trace_group, len(spans), parent) if any(spans) else None
         for number, span in enumerate(spans):
-            if found is not None and span is not None:
-                own = found.chosen(number)
+            if all_shares is not None and span is not None:
+                own = all_shares.chosen(number)
                 span.shares = own if span.shares is None else span.shares.plus(own)
 
     @staticmethod
     def _add_phases(placed: Placed, enclosing: Array, trace_group: Array) -> None:
-        """How long the phases of each step took. ``enclosing``, ``trace_group``: of rows and open events."""
-        spans = [found.step for found in placed.trace_groups]
+        """Adds the times of phases to steps. ``enclosing``, ``trace_group``: of rows and open events."""
+        spans = [group.step for group in placed.trace_groups]
         if not any(span is not None and span.phases is not None for span in spans):
             return
-        found = exclusive_times(placed.batch, enclosing, trace_group, len(spans))
+        times = exclusive_times(placed.batch, enclosing, trace_group, len(spans))
         for number, span in enumerate(spans):
             give_way()
-            if found is not None and span is not None and span.phases is not None:
-                span.phases.add(found, number)
+            if times is not None and span is not None and span.phases is not None:
+                span.phases.add(times, number)
 
     # ---- which trace group ----
 
@@ -410,9 +410,9 @@ class LiveTrees:
         return late
 
     def _link(self, trace_groups: list[TraceGroup], at: int, context: int) -> None:
-        """The root of a trace group links to the span of a context. One that many share links to the first :data:`_MOST_LINKS`."""
-        found, group = self._current_span(context), trace_groups[at]
-        link = None if found is None else (found[0].trace_id, found[0].span_id)
+        """Adds a link from the root of a trace group to the span of a context; a shared root has at most :data:`_MOST_LINKS`."""
+        current, group = self._current_span(context), trace_groups[at]
+        link = None if current is None else (current[0].trace_id, current[0].span_id)
         if link is None or link in group.trace.links or len(group.trace.links) >= _MOST_LINKS:
             return
         trace = replace(group.trace, links=(*group.trace.links, link))
@@ -484,10 +484,10 @@ class LiveTrees:
         if step is not None:
             span = self._steps.span(step, context)
             return TraceGroup(span.trace, span.span_id, False, span)
-        found = self._current_span(context) if context else None
-        if found is None:
+        current = self._current_span(context) if context else None
+        if current is None:
             return None
-        parent, _ = found
+        parent, _ = current
         trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         return TraceGroup(trace, parent.span_id, parent.is_remote)
 

@@ -64,25 +64,25 @@ def without_loose_calls(
     lasting: Callable[[Array, Array | None], Array],
     is_foreign: Callable[[Array], Mask],
 ) -> Batch:
-    """A drained batch without the calls that belong to nothing; itself where it has no calls.
+    """Removes Python calls that belong to no step, span or other event from a drained batch; itself if it has no calls.
 
     Calls of modules go too: the hooks of modules report them, by their full names.
 
     Args:
-        batch: the drain.
-        reported: ids of what was open, and kept, in the drain before.
-        rules: which of them are wanted.
-        lasting: the number of the step for times and contexts: 0 in the first one that there is, -1 before those that are known, one
-            more than the last for :data:`~.forest.NEVER`; -1 for both ends where there are no steps.
-        is_foreign: of contexts, whether they are spans of the service that are no part of steps.
+        batch: the drained batch.
+        reported: ids of the calls that were open and not removed in the drain before.
+        rules: rules for the calls to keep.
+        lasting: maps times and contexts to numbers of steps: 0 for the first known step, -1 before it, one more than the last for
+            :data:`~.forest.NEVER`; always -1 without steps.
+        is_foreign: for contexts, whether they are those of application spans outside of steps.
     """
     is_frame = of_nodes(batch, "kind") == Kind.FRAME
     if not is_frame.any():
         return batch
     ids, name = of_nodes(batch, "id"), of_nodes(batch, "name")
     start, end = of_nodes(batch, "start"), ends_of_nodes(batch)
-    found = contexts_of_nodes(batch)
-    context = np.zeros(len(ids), dtype=np.uint32) if found is None else found
+    contexts = contexts_of_nodes(batch)
+    context = np.zeros(len(ids), dtype=np.uint32) if contexts is None else contexts
     enclosing = enclosing_of(batch, ids)
     first, last = lasting(start, context), lasting(end, context)
     in_step = last >= 0
@@ -131,16 +131,16 @@ def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], enclosing: Nodes, d
 
 
 def _inside_of_others(enclosing: Nodes, is_frame: Mask, context: Array, start: Array, end: Array) -> Mask:
-    """Whether anything that is no call, of the same context, is open around a node."""
-    found = enclosing.copy()
-    moving = np.flatnonzero(found >= 0)
+    """Mask of the nodes with an open ancestor of the same context that is no call."""
+    ancestor = enclosing.copy()
+    moving = np.flatnonzero(ancestor >= 0)
     while moving.size:
-        above = found[moving]
+        above = ancestor[moving]
         misses = is_frame[above] | (context[above] != context[moving]) | (end[above] < start[moving])
         moving = moving[misses]
-        found[moving] = enclosing[found[moving]]
-        moving = moving[found[moving] >= 0]
-    return found >= 0
+        ancestor[moving] = enclosing[ancestor[moving]]
+        moving = moving[ancestor[moving] >= 0]
+    return ancestor >= 0
 
 
 _COLUMN_BYTES = 57
@@ -185,19 +185,19 @@ class Flows:
 
         ``traced``: which rows become spans. ``trace_ids``: per trace group. ``final``: nothing more will come.
         """
-        found: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+        flows: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
         if final and not has_backward(placed.batch):
-            return found
+            return flows
         new = numbered_events(placed.batch)
         if not traced.all():
             new = new.at(traced[new.row])
         if new.backward.any():
             events, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
             forward, backward = pair(events)
-            found = events.row[backward], ends.at(forward)
+            flows = events.row[backward], ends.at(forward)
         if not final:
             self._remember(placed, latest_forward(new), trace_ids)
-        return found
+        return flows
 
     def _remember(self, placed: Placed, new: NumberedEvents, trace_ids: Array) -> None:
         if not len(new.row):
@@ -215,10 +215,12 @@ def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
 
 
 def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
-    """Which of the events become spans, as far as that depends on samplers and steps; see :func:`live_table`."""
+    """Mask of the events that become spans, by samplers and steps; see :func:`live_table`."""
     of_trace_groups = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
-    found: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[placed.trace_group]
-    return found
+    is_traced: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[
+        placed.trace_group
+    ]
+    return is_traced
 
 
 def live_table(
@@ -231,8 +233,8 @@ def live_table(
 ) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
-    What a sampler refused is left out; so is what hangs under a step that is not traced in full. ``ended`` may hold other
-    synthetic spans too, such as the job's. ``final``: nothing more will come.
+    Omits unsampled traces, and events below steps that are not traced in full. ``ended`` may contain other synthetic spans, such as
+    the job span. ``final``: this is the last drain.
     """
     batch, trace_groups = placed.batch, placed.trace_groups
     traced = traced_events(placed)
@@ -251,10 +253,10 @@ def live_table(
 
     def column(of_steps: Sequence[Any], of_events: Array | int, dtype: npt.DTypeLike) -> Array:
         give_way()
-        found = arena.empty(whole, dtype)
-        found[: len(steps)] = np.array(of_steps, dtype)
-        found[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
-        return found
+        values = arena.empty(whole, dtype)
+        values[: len(steps)] = np.array(of_steps, dtype)
+        values[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
+        return values
 
     # Python calls end by exceptions that their callers expect, as a missing attribute or the end of an iterator: no error.
     error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)) & (batch["kind"] != Kind.FRAME)
@@ -351,7 +353,7 @@ def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: 
 def _own_attributes(
     placed: Placed, steps: Sequence[StepSpan], position: Callable[[Array], Array]
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """What samplers add to roots, and what steps have of their own, by position in the table."""
+    """Yields attributes of samplers on roots, and of steps, by position in the table."""
     names: dict[int | None, str] = {}
     if any(step.thread is not None for step in steps):
         names = {thread.ident: thread.name for thread in living_threads()}
@@ -360,16 +362,16 @@ def _own_attributes(
     for i, step in enumerate(steps):
         give_way()
         of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
-        found = {**step.trace.attributes, **of_segment, **step.attributes}
+        attributes = {**step.trace.attributes, **of_segment, **step.attributes}
         if step.thread is not None:
-            found["thread.id"] = step.thread
+            attributes["thread.id"] = step.thread
             if name := names.get(step.thread):
-                found["thread.name"] = name
+                attributes["thread.name"] = name
         if step.is_running:
-            found["torch.unfinished"] = True
+            attributes["torch.unfinished"] = True
         if step.shares is not None and step.shares.regions.any():
-            found |= {key: values.item() for key, values in step.shares.attributes().items()}
-        yield i, found
+            attributes |= {key: values.item() for key, values in step.shares.attributes().items()}
+        yield i, attributes
     reported = np.array(
         [trace_group.step is None and bool(trace_group.trace.attributes) for trace_group in placed.trace_groups],
         dtype=np.bool_,
@@ -392,11 +394,11 @@ def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
 _SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
 
 
-def with_attributes(table: SpanTable, found: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
+def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
     columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
     strings: dict[str, int] = {}
-    for position, attributes in found:
+    for position, attributes in added_attributes:
         give_way()
         for key, value in attributes.items():
             kind = _kind(value)
@@ -413,7 +415,7 @@ def with_attributes(table: SpanTable, found: Iterable[tuple[int, Mapping[str, An
 def _kind(value: Any) -> AttributeType:
     kind = AttributeType.NAME if type(value) is str else _SCALARS.get(type(value))  # as nearly all are
     if kind is None:
-        kind = next((_SCALARS[found] for found in type(value).__mro__ if found in _SCALARS), AttributeType.NAME)
+        kind = next((_SCALARS[base] for base in type(value).__mro__ if base in _SCALARS), AttributeType.NAME)
     too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63
     return AttributeType.NAME if too_large else kind
 

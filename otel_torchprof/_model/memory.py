@@ -316,10 +316,10 @@ class Total(NamedTuple):
 
 
 def totals_over_time(memory: Mapping[str, Array], most: int = MOST_SAMPLES) -> Iterator[Total]:
-    """What the allocator of each device reported of its totals, whenever they changed.
+    """Yields the totals that the allocator of each device reported, at their changes.
 
-    ``memory`` is :attr:`Batch.memory`. A quantity that is not told is not there; so is ``reserved`` where it is 0 throughout,
-    which is what the CPU's allocator, who reserves nothing, tells. At most ``most`` samples each: see :func:`thinned`.
+    ``memory`` is :attr:`Batch.memory`. Omits quantities that were not reported, and ``reserved`` if it is always 0, as on the CPU,
+    whose allocator reserves nothing. At most ``most`` samples each: see :func:`thinned`.
     Costs some 50 ns per record, and a sort where several threads recorded. Pure.
     """
     devices = memory["device_type"].astype(np.int64) << 32 | memory["device_index"].astype(np.int64) & 0xFFFFFFFF
@@ -334,14 +334,14 @@ def totals_over_time(memory: Mapping[str, Array], most: int = MOST_SAMPLES) -> I
             if not known.any() or (quantity == "reserved" and reported.max() == 0):
                 continue
             first = rows[np.flatnonzero(known)[0]]
-            kept = thinned(*_changes(memory["time"][rows[known]], reported[known]), most)
-            yield Total(int(memory["device_type"][first]), int(memory["device_index"][first]), quantity, *kept)
+            samples = thinned(*_changes(memory["time"][rows[known]], reported[known]), most)
+            yield Total(int(memory["device_type"][first]), int(memory["device_index"][first]), quantity, *samples)
 
 
 def thinned(time: Array, value: Array, most: int) -> tuple[Array, Array]:
     """The samples, or if they are more than ``most`` the first, lowest, highest and last of each of ``most / 4`` segments.
 
-    A segment is so many samples in a row: where much happens there are many. No peak is lost, and nothing is invented.
+    Segments have equal numbers of samples. Keeps all peaks, and adds no values.
     """
     count = len(time)
     if count <= most:
@@ -352,8 +352,8 @@ def thinned(time: Array, value: Array, most: int) -> tuple[Array, Array]:
     padded[:count] = value
     grid, begin = padded.reshape(segments, width), np.arange(segments) * width
     ends = (begin, begin + grid.argmin(axis=1), begin + grid.argmax(axis=1), begin + width - 1)
-    kept = distinct_values(np.minimum(np.concatenate(ends), count - 1))
-    return time[kept], value[kept]
+    selected = distinct_values(np.minimum(np.concatenate(ends), count - 1))
+    return time[selected], value[selected]
 
 
 def _changes(time: Array, value: Array) -> tuple[Array, Array]:
@@ -427,15 +427,15 @@ def highest_between(memory: Mapping[str, Array], counted: Array, start: Array, e
         order = np.argsort(time, kind="stable")
         time, highest = time[order], highest[order]
     first, last = np.searchsorted(time, start, side="left"), np.searchsorted(time, end, side="right")
-    found = np.full(len(start), NO_PEAK, dtype=np.int64)
+    highest_totals = np.full(len(start), NO_PEAK, dtype=np.int64)
     # In pass k `highest` holds the maximum of 2^k records from each on; two of these cover an interval of up to twice as many.
     count, width = last - first, 1
     while (left := count >= width).any():
         here = np.flatnonzero(left & (count < 2 * width))
-        found[here] = np.maximum(highest[first[here]], highest[last[here] - width])
+        highest_totals[here] = np.maximum(highest[first[here]], highest[last[here] - width])
         highest = np.maximum(highest[:-width], highest[width:])
         width *= 2
-    return np.maximum(found, NO_PEAK)
+    return np.maximum(highest_totals, NO_PEAK)
 
 
 def _of_view(view: TreeView, memory: Mapping[str, Array], place: Array, counted: Array) -> Peaks:

@@ -91,9 +91,9 @@ class _Operators:
         self.node = top_level(batch["parent"], is_node)
 
     def does(self, row: Array, argument: Array) -> npt.NDArray[np.uint8]:
-        """What rows do to one of their inputs each."""
-        found: npt.NDArray[np.uint8] = self._does[self._number[row], np.minimum(argument, self._does.shape[1] - 1)]
-        return found
+        """The effects of rows on one of their inputs each."""
+        effects: npt.NDArray[np.uint8] = self._does[self._number[row], np.minimum(argument, self._does.shape[1] - 1)]
+        return effects
 
 
 class _Nodes:
@@ -162,36 +162,36 @@ class _States:
         own = edges.block[by_block]
         begins = np.append(True, own[1:] != own[:-1])[: len(own)]
         risen -= np.repeat(risen[begins], np.diff(np.append(np.flatnonzero(begins), len(own))))
-        found = np.empty(len(own), dtype=np.int32)
-        found[by_block] = self.first[own] + risen
+        state_before = np.empty(len(own), dtype=np.int32)
+        state_before[by_block] = self.first[own] + risen
         is_brief = edges.is_allocated & edges.is_released
-        self.before = found
-        self.reads = np.where(edges.is_allocated, -1, found).astype(np.int32)
+        self.before = state_before
+        self.reads = np.where(edges.is_allocated, -1, state_before).astype(np.int32)
         made = np.where(edges.is_allocated & ~is_brief, self.first[edges.block], -1)
-        self.writes = np.where(rises, found + 1, made).astype(np.int32)
+        self.writes = np.where(rises, state_before + 1, made).astype(np.int32)
         self.is_temporary = np.zeros(blocks.count, dtype=bool)
         self.is_temporary[edges.block[is_brief]] = True
 
 
 def _gradients(batch: Batch, blocks: Blocks) -> npt.NDArray[np.bool_]:
-    """Blocks that the backward pass adds gradients of parameters up in."""
-    found = np.zeros(blocks.count, dtype=bool)
+    """Mask of the blocks in which the backward pass accumulates gradients of parameters."""
+    is_gradient = np.zeros(blocks.count, dtype=bool)
     adds = (batch["scope"] == Scope.BACKWARD_FUNCTION) & _is_named(batch, (_ACCUMULATE,))
     inside = np.flatnonzero((batch["kind"] == Kind.OPERATOR) & np.append(adds, False)[batch["parent"]])
     _, first = np.unique(batch["parent"][inside], return_index=True)
     begins = np.zeros(len(batch), dtype=bool)
     begins[inside[first]] = True
     begins &= _is_named(batch, _FIRST_STEPS)
-    found[blocks.of_storage[begins[blocks.storages["row"]] & (blocks.storages["input"] == 0)]] = True
-    return found
+    is_gradient[blocks.of_storage[begins[blocks.storages["row"]] & (blocks.storages["input"] == 0)]] = True
+    return is_gradient
 
 
 def _is_named(batch: Batch, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
     used = distinct_values(batch["name"])
     is_one = np.zeros(int(used.max(initial=0)) + 1, dtype=bool)
     is_one[used] = [batch.names[name] in names for name in used.tolist()]
-    found: npt.NDArray[np.bool_] = is_one[batch["name"]]
-    return found
+    is_named: npt.NDArray[np.bool_] = is_one[batch["name"]]
+    return is_named
 
 
 def _categories(
@@ -330,8 +330,8 @@ def blocks_of(batch: Batch, device_type: Callable[[str], int]) -> Blocks:
     of_storage, of_record, of_displayed = np.split(lives.block, np.cumsum((len(seen), len(memory["time"]))))
     is_known = _found(lives, placed)
     is_tensor = np.zeros(lives.count, dtype=bool)
-    for found in (of_storage, of_displayed, *(np.flatnonzero(blocks) for blocks in is_known.values())):
-        is_tensor[found] = True
+    for of_tensors in (of_storage, of_displayed, *(np.flatnonzero(blocks) for blocks in is_known.values())):
+        is_tensor[of_tensors] = True
     size = np.zeros(lives.count, dtype=np.int64)
     np.maximum.at(size, of_displayed, np.array([one.bytes for one, _ in displayed], dtype=np.int64))
     np.maximum.at(size, of_storage, seen["bytes"].astype(np.int64))
@@ -405,15 +405,15 @@ def _with_places(known: list[KnownTensor], places: _Places, reported: Array) -> 
 
 
 def _found(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
-    """By role, which blocks the known tensors are in."""
-    found = {role: np.zeros(lives.count, dtype=bool) for role in (PARAMETER, GRADIENT, STATE)}
+    """By role, a mask of the blocks that contain known tensors."""
+    is_in_block = {role: np.zeros(lives.count, dtype=bool) for role in (PARAMETER, GRADIENT, STATE)}
     for one, place, _ in placed:
         block = lives.at(place, one.end) if one.is_late else -1
         if block < 0 and (not one.is_late or one.role == STATE):
             block = lives.at(place, one.time)
         if block >= 0:
-            found[one.role][block] = True
-    return found
+            is_in_block[one.role][block] = True
+    return is_in_block
 
 
 # ---- what is known of a model ----
@@ -446,18 +446,18 @@ def _recordings(info: FrameInfo) -> Iterator[tuple[FrameInfo, int, int]]:
 
 
 def _first_calls(batch: Batch, rows: Array, column: str, numbers: Array) -> dict[int, int]:
-    """When each number first stands in a column, of those that do."""
+    """The first start, by number, of the rows with one of the numbers in a column."""
     chosen = rows[np.isin(batch[column][rows], numbers)]
     chosen = chosen[np.argsort(batch["start"][chosen], kind="stable")]
-    found, first = np.unique(batch[column][chosen], return_index=True)
-    return dict(zip(found.tolist(), batch["start"][chosen[first]].tolist(), strict=True))
+    first_numbers, first = np.unique(batch[column][chosen], return_index=True)
+    return dict(zip(first_numbers.tolist(), batch["start"][chosen[first]].tolist(), strict=True))
 
 
 def _of_parameter(
     parameter: ParameterInfo, times: tuple[int, int], device_type: Callable[[str], int]
 ) -> Iterator[KnownTensor]:
     tensors = [(PARAMETER, False, parameter.tensor), (GRADIENT, parameter.has_late_gradient, parameter.gradient)]
-    for role, is_late, tensor in (*tensors, *((STATE, True, kept) for kept in parameter.state.values())):
+    for role, is_late, tensor in (*tensors, *((STATE, True, state) for state in parameter.state.values())):
         if tensor is not None and tensor.storage_data_ptr:
             name, _, index = tensor.device.partition(":")
             device = int(device_number(device_type(name), int(index or 0)))

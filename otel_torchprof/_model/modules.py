@@ -61,17 +61,17 @@ def module_hierarchy(batch: Batch) -> Hierarchy:
     if not is_module.any():
         return Hierarchy(np.zeros(len(batch), dtype=np.uint32), [""])
     parent = batch["parent"].astype(np.int64)
-    found = np.zeros(len(batch), dtype=np.uint32)
+    text_of_event = np.zeros(len(batch), dtype=np.uint32)
     nearest = top_level(np.where(is_module, -1, parent))
-    found[is_module], texts = _places(batch, np.flatnonzero(is_module), nearest[parent], is_module)
-    index = found[nearest]
+    text_of_event[is_module], texts = _places(batch, np.flatnonzero(is_module), nearest[parent], is_module)
+    index = text_of_event[nearest]
     backward, of_forward = _backward(batch, index)
     if backward.size:
         # From here on these are what an event takes its modules from, like the modules themselves.
-        found[backward] = of_forward
+        text_of_event[backward] = of_forward
         gives = is_module.copy()
         gives[backward] = True
-        index = found[top_level(np.where(gives, -1, parent))]
+        index = text_of_event[top_level(np.where(gives, -1, parent))]
     return Hierarchy(index, texts)
 
 

@@ -79,7 +79,7 @@ class OperatorRoots:
             new: nodes of trees below shared roots that no drain has seen before.
             is_root: for each of them whether it is an operator that needs such a root.
         """
-        found: list[StepSpan] = []
+        roots_found: list[StepSpan] = []
         which = np.empty(len(new), dtype=np.int64)
         limit = max(self._max_spans() - 1, 1)
         thread = of_nodes(batch, "thread")[new]
@@ -88,11 +88,11 @@ class OperatorRoots:
             roots = np.flatnonzero(is_root[events])
             nodes, began_on = new[events[roots]], batch.threads[int(thread[events[0]])]
             for begin, end, root in self._cut(began_on, trees.start[nodes], roots, trees.id[nodes], limit):
-                which[events[roots[begin:end]]] = len(found)
-                found.append(root)
+                which[events[roots[begin:end]]] = len(roots_found)
+                roots_found.append(root)
             if (latest := self._latest.get(_key(began_on))) is not None:
                 latest.first -= len(events)
-        return found, which[is_root]
+        return roots_found, which[is_root]
 
     def _cut(
         self, thread: RecordedThread, start: Array, position: Array, ids: Array, limit: int
@@ -143,15 +143,15 @@ def _key(thread: RecordedThread) -> tuple[int, int]:
 
 
 def operators(batch: Batch) -> npt.NDArray[np.bool_]:
-    """Which rows and then open events are operators or backward functions.
+    """Mask of the operators and backward functions among rows and open events.
 
     Labels of torch and functions of TorchScript are not, though torch reports them in the same way: each may be a request.
     """
     kind, scope = of_nodes(batch, "kind"), of_nodes(batch, "scope")
-    found: npt.NDArray[np.bool_] = (kind == Kind.OPERATOR) & (
+    is_operator: npt.NDArray[np.bool_] = (kind == Kind.OPERATOR) & (
         (scope == Scope.FUNCTION) | (scope == Scope.BACKWARD_FUNCTION)
     )
-    return found
+    return is_operator
 
 
 def _runs(order: Array, key: Array) -> Iterable[Array]:

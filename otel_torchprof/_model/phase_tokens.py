@@ -49,10 +49,10 @@ class PhaseTokens:
         self._ends: dict[int, int] = {}
 
     def take(self, batch: Batch) -> list[Token]:
-        """The phases that are in no other, in the order in which they began; those that are open too.
+        """Takes the top-level phases of a batch as tokens, by start, including open ones.
 
-        A token begins with the calls, labels and spans that it is in, as far as these began after the phase before it had ended: a step
-        begins with the call of the model, and not somewhere inside of it. Some us per phase, nothing per operator.
+        A token begins with its enclosing calls, labels and spans, if these began after the end of the phase before it: a step begins with
+        the call of the model, not inside of it. Costs some us per phase, nothing per operator.
         """
         is_phase = batch["kind"] == Kind.PHASE
         if not is_phase.any() and not (batch.opens.kind == Kind.PHASE).any():
@@ -65,11 +65,11 @@ class PhaseTokens:
             if enclosing:
                 around[token.id] = enclosing
         tokens.sort(key=_begin)
-        again = _begins_again(tokens) if any(token.thread not in self._ends for token in tokens) else {}
+        next_begins = _begins_again(tokens) if any(token.thread not in self._ends for token in tokens) else {}
         for token in tokens:
             give_way()
             begin = token.start
-            token.start = min([begin, *self._starts(token, around.get(token.id, ()), again)])
+            token.start = min([begin, *self._starts(token, around.get(token.id, ()), next_begins)])
             token.holds_backward = token.id in self._holders
             self._ends[token.thread] = begin if token.end == NEVER else token.end
         self._holders &= set(batch.opens.id.tolist())
@@ -77,26 +77,28 @@ class PhaseTokens:
             del self._ends[next(iter(self._ends))]
         return tokens
 
-    def _starts(self, token: Token, enclosing: Iterable[_Event], again: Mapping[int, int]) -> list[int]:
-        """When that began which a token is in, where it is to begin with that. ``again``: as :func:`_begins_again`."""
+    def _starts(self, token: Token, enclosing: Iterable[_Event], next_begins: Mapping[int, int]) -> list[int]:
+        """Starts of the enclosing events with which a token begins. ``next_begins``: as :func:`_begins_again`."""
         last = self._ends.get(token.thread)
-        if last is None:  # what is around the first may be the whole program, unless it ends before that comes again
-            return [event.start for event in enclosing if event.end <= again.get(token.thread, NEVER - 1)]
+        if (
+            last is None
+        ):  # an ancestor of the first token may be the whole program, unless it ends before the phase repeats
+            return [event.start for event in enclosing if event.end <= next_begins.get(token.thread, NEVER - 1)]
         of_span = self._began(token.context) if token.context else None
         return [
             start for start in (*(event.start for event in enclosing), of_span) if start is not None and start >= last
         ]
 
     def _rows(self, batch: Batch, rows: Array, above: _Above) -> Iterator[tuple[Token, tuple[_Event, ...]]]:
-        """The top-level phases among the rows, and what each is in; notes in which of them a backward pass runs."""
+        """Yields the top-level phases among the rows, and their ancestors; notes those that contain a backward pass."""
         idents = [thread.ident for thread in batch.threads]
         context = batch.columns.get("context")
         columns = [batch[name][rows].tolist() for name in _COLUMNS]
         contexts = [0] * len(rows) if context is None else context[rows].tolist()
         is_alone = above.has_nothing(rows)
-        for row, alone, of_span, *found in zip(rows.tolist(), is_alone, contexts, *columns, strict=True):
+        for row, alone, of_span, *values in zip(rows.tolist(), is_alone, contexts, *columns, strict=True):
             give_way()
-            start, end, id_, number, key, thread, flags = found
+            start, end, id_, number, key, thread, flags = values
             part = _KNOWN.get(number)
             enclosing = () if alone else tuple(above.row(row))
             holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
@@ -155,11 +157,11 @@ class _Above:
         self._opens = {id_: at for at, id_ in enumerate(batch.opens.id.tolist())}
 
     def has_nothing(self, rows: Array) -> list[bool]:
-        """Which of these rows are in nothing."""
+        """For each row, whether it has no parent."""
         alone = self._batch["parent"] < 0
         alone[self._batch.outer_rows.astype(np.intp)] = False
-        found: list[bool] = alone[rows].tolist()
-        return found
+        has_no_parent: list[bool] = alone[rows].tolist()
+        return has_no_parent
 
     def row(self, row: int) -> Iterator[_Event]:
         """Of a row."""

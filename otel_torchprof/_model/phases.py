@@ -77,41 +77,41 @@ def _of(batch: Batch, column: str, nodes: Array) -> Array:
     is_open = nodes >= rows
     if not is_open.any():
         return batch[column][nodes]
-    found = np.empty(len(nodes), dtype=batch[column].dtype)
-    found[~is_open] = batch[column][nodes[~is_open]]
-    found[is_open] = NEVER if column == "end" else getattr(batch.opens, column)[nodes[is_open] - rows]
-    return found
+    values = np.empty(len(nodes), dtype=batch[column].dtype)
+    values[~is_open] = batch[column][nodes[~is_open]]
+    values[is_open] = NEVER if column == "end" else getattr(batch.opens, column)[nodes[is_open] - rows]
+    return values
 
 
 def _is_either(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
-    """Which are backward passes or parts of the forward pass that are run again."""
-    found: npt.NDArray[np.bool_] = _of(batch, "kind", nodes) == Kind.PHASE
-    found[found] = np.isin(_of(batch, "fwd_thread", nodes[found]), (Part.BACKWARD, Part.RECOMPUTATION))
-    return found
+    """Mask of the nodes that are backward passes or recomputations of the forward pass."""
+    is_either: npt.NDArray[np.bool_] = _of(batch, "kind", nodes) == Kind.PHASE
+    is_either[is_either] = np.isin(_of(batch, "fwd_thread", nodes[is_either]), (Part.BACKWARD, Part.RECOMPUTATION))
+    return is_either
 
 
 def _nearest(enclosing: Array, nodes: Array, chosen: Callable[[Array], Array]) -> npt.NDArray[np.int64]:
-    """For each of the nodes the nearest one around it that is chosen; -1 for none."""
-    found = enclosing[nodes].astype(np.int64)
-    moving = np.flatnonzero(found >= 0)
+    """For each node, the nearest ancestor that ``chosen`` selects; -1 for none."""
+    ancestor = enclosing[nodes].astype(np.int64)
+    moving = np.flatnonzero(ancestor >= 0)
     while moving.size:
-        moving = moving[~chosen(found[moving])]
-        found[moving] = enclosing[found[moving]]
-        moving = moving[found[moving] >= 0]
-    return found
+        moving = moving[~chosen(ancestor[moving])]
+        ancestor[moving] = enclosing[ancestor[moving]]
+        moving = moving[ancestor[moving] >= 0]
+    return ancestor
 
 
 def repeated_phases(
     name: Array, parent: Array, is_phase: npt.NDArray[np.bool_], rows: Array | None = None
 ) -> npt.NDArray[np.int64]:
-    """Which phases are a part of one of their name: the nearest phase around them has it, whatever labels stand between.
+    """Rows of the phases whose nearest enclosing phase has the same name, regardless of labels between them.
 
-    ``rows``: those that are looked at; all by default. Costs nothing per row that is no phase.
+    ``rows``: the rows to examine; default: all. Costs nothing per row that is no phase.
     """
     phases = np.flatnonzero(is_phase) if rows is None else rows[is_phase[rows]]
     above = _nearest(parent, phases, lambda nodes: is_phase[nodes])
-    found: npt.NDArray[np.int64] = phases[(above >= 0) & (name[above] == name[phases])]
-    return found
+    repeated: npt.NDArray[np.int64] = phases[(above >= 0) & (name[above] == name[phases])]
+    return repeated
 
 
 @untracked
@@ -124,33 +124,33 @@ class PhaseTimes:
     times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
     """A row per thread."""
 
-    def add(self, found: ExclusiveTimes, group: int) -> None:
-        """Those of one group."""
-        added = found.times[group]
+    def add(self, exclusive: ExclusiveTimes, group: int) -> None:
+        """Adds the times of one group."""
+        added = exclusive.times[group]
         for at in np.flatnonzero(added.any(axis=1)).tolist():
-            thread = found.threads[at]
+            thread = exclusive.threads[at]
             if thread not in self.threads:
                 self.threads, self.times = (*self.threads, thread), np.vstack((self.times, added[at]))
             else:
                 self.times[self.threads.index(thread)] += added[at]
 
     def on_thread(self, thread: int | None, duration: int) -> dict[str, int]:
-        """What each phase took on the loop's thread, and what of the step's duration is in none.
+        """Time of each phase on the loop's thread, and the unattributed time of the step, ns.
 
-        ``thread``: None where that is not known; the one with the most time in phases is taken then.
+        ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
-        found: dict[str, int] = {}
-        for times in self.times[[each == self._loop(thread) for each in self.threads]]:
-            found |= _named(times)
-        return {**found, UNATTRIBUTED: max(duration - sum(found.values()), 0)}
+        times_by_phase: dict[str, int] = {}
+        for times in self.times[[other == self._loop(thread) for other in self.threads]]:
+            times_by_phase |= _named(times)
+        return {**times_by_phase, UNATTRIBUTED: max(duration - sum(times_by_phase.values()), 0)}
 
     def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
-        found = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
-        others = self.times[[each != self._loop(thread) for each in self.threads]]
+        times_by_key = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
+        others = self.times[[other != self._loop(thread) for other in self.threads]]
         if len(others):
-            found |= {f"{name}.overlap": time for name, time in _named(others.sum(axis=0)).items()}
-        named = {PHASE_PREFIX + key: time / 1e9 for key, time in found.items()}
+            times_by_key |= {f"{name}.overlap": time for name, time in _named(others.sum(axis=0)).items()}
+        named = {PHASE_PREFIX + key: time / 1e9 for key, time in times_by_key.items()}
         recomputed = int(self.times[:, _RECOMPUTED].sum())
         return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
 

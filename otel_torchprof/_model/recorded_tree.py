@@ -88,15 +88,15 @@ def _with_forward(batch: Batch, parent: Array, hidden: npt.NDArray[np.bool_]) ->
 
 
 def _open_at(batch: Batch, rows: Array, parent: Array, times: Array) -> Array:
-    """Of one thread's rows, which begin one after the other, the innermost that were open at some times; -1 for none."""
+    """The innermost of a thread's rows, which are sorted by start, that were open at given times; -1 for none."""
     last = np.searchsorted(batch["start"][rows], times, "right") - 1
-    found = np.where(last >= 0, np.append(rows, -1)[last], -1)
+    open_rows = np.where(last >= 0, np.append(rows, -1)[last], -1)
     end, above = np.append(batch["end"], np.iinfo(np.int64).max), np.append(parent[: len(batch)], -1)
-    moving = np.flatnonzero(end[found] < times)
+    moving = np.flatnonzero(end[open_rows] < times)
     while moving.size:
-        found[moving] = above[found[moving]]
-        moving = moving[end[found[moving]] < times[moving]]
-    return found
+        open_rows[moving] = above[open_rows[moving]]
+        moving = moving[end[open_rows[moving]] < times[moving]]
+    return open_rows
 
 
 # ---- which tensors are the same: numbers of storages and of tensors, as torch's profiler gives them ----
@@ -182,8 +182,8 @@ _OF_MEMORY = ("time", "bytes", "address", "device_type", "device_index", "flags"
 
 
 def _numbered(place: Array, device: Array, address: Array, is_free: Array, failed: Array) -> npt.NDArray[np.int64]:
-    """The storages at addresses of devices, from 1 in the order of their first places; -1 for what is none."""
-    found = np.full(len(place), -1, dtype=np.int64)
+    """Numbers of the storages at addresses of devices, from 1 in the order of their first places; -1 for none."""
+    numbers = np.full(len(place), -1, dtype=np.int64)
     chosen = np.flatnonzero(~failed & (place >= 0))
     order = chosen[np.lexsort((place[chosen], address[chosen], device[chosen]))]
     begins = np.ones(len(order), dtype=np.bool_)
@@ -194,18 +194,18 @@ def _numbered(place: Array, device: Array, address: Array, is_free: Array, faile
     first = order[begins]
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.lexsort((first, place[first]))] = np.arange(1, len(first) + 1)
-    found[order] = rank[storage]
-    return found
+    numbers[order] = rank[storage]
+    return numbers
 
 
 def _tensors(storage: Array, is_tensor: Array) -> npt.NDArray[np.int64]:
-    """The numbers of tensors, from 0 by number of storage; -1 where no tensor was seen in it."""
+    """Numbers of tensors, from 0 by number of storage; -1 for storages without a known tensor."""
     has_tensor = np.zeros(int(storage.max(initial=0)) + 2, dtype=np.bool_)
     has_tensor[storage[is_tensor]] = True
     has_tensor[-1] = False  # of no storage
     numbers = np.where(has_tensor, np.cumsum(has_tensor) - 1, -1)
-    found: npt.NDArray[np.int64] = numbers[storage]
-    return found
+    tensor_numbers: npt.NDArray[np.int64] = numbers[storage]
+    return tensor_numbers
 
 
 def _first_calls(tree: RecordedTree) -> Iterator[tuple[int, tuple[int, ModuleInfo | OptimizerInfo]]]:

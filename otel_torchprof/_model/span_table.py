@@ -177,8 +177,8 @@ def _set_types(table: SpanTable | AttributeColumn, types: Mapping[str, np.dtype[
             object.__setattr__(table, column, values.astype(dtype))
 
 
-def _is_converted(found: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    return found.names == dtype.names if dtype.names else found.kind in ("biuf" if dtype.kind == "f" else "biu")
+def _is_converted(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    return given.names == dtype.names if dtype.names else given.kind in ("biuf" if dtype.kind == "f" else "biu")
 
 
 def extend_names(names: Names, extra: Sequence[str]) -> Names:

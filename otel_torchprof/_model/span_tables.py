@@ -40,7 +40,9 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
     traces, trace = distinct(table.trace[rows])
     states = tuple(table.trace_states[i] for i in traces.tolist()) if table.trace_states else ()
     own: dict[str, Any] = {key: getattr(table, key)[rows] for key in _COLUMNS}
-    own |= {key: found[rows] for key in _OPTIONAL if (found := getattr(table, key)) is not None and found[rows].any()}
+    own |= {
+        key: column[rows] for key in _OPTIONAL if (column := getattr(table, key)) is not None and column[rows].any()
+    }
     return SpanTable(
         name=name,
         trace=trace,
@@ -54,9 +56,9 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
 
 
 def picked(table: SpanTable, rows: Array) -> SpanTable:
-    """As :func:`taken`, but traces and names stay as they are: for what is soon gone."""
+    """As :func:`taken`, but keeps all traces and names: for tables that are soon freed."""
     own = {key: getattr(table, key)[rows] for key in ("name", "trace", *_COLUMNS)}
-    own |= {key: found[rows] for key in _OPTIONAL if (found := getattr(table, key)) is not None}
+    own |= {key: column[rows] for key in _OPTIONAL if (column := getattr(table, key)) is not None}
     links = _picked_links(table.links, rows, len(table))
     return replace(table, links=links, attributes=tuple(picked_attributes(table, rows)), **own)
 
@@ -71,7 +73,7 @@ def narrowed(table: SpanTable) -> SpanTable:
 
 
 def packed(table: SpanTable) -> SpanTable:
-    """The same spans with copies of all arrays in one block of memory, which the system has back once nothing refers to it.
+    """Copies all arrays of a table into one block of memory, which returns to the system when it is freed.
 
     For spans that wait: arrays of their own share the heap with what is allocated meanwhile, and keep free memory between them
     (measured: 100 MiB around 256), and those that are views of a drain's columns keep all of these. About 20 ns per span.
@@ -84,7 +86,7 @@ def packed(table: SpanTable) -> SpanTable:
         copy = block[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
         copy[...] = array
         copies[id(array)] = copy
-    own: dict[str, Any] = {key: copies[id(found)] for key, found in vars(table).items() if id(found) in copies}
+    own: dict[str, Any] = {key: copies[id(array)] for key, array in vars(table).items() if id(array) in copies}
     attributes = [
         replace(c, values=copies[id(c.values)], rows=None if c.rows is None else copies[id(c.rows)])
         for c in table.attributes
@@ -126,14 +128,14 @@ def joined_tables(tables: Sequence[SpanTable]) -> SpanTable:
 
 
 def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
-    """Of these rows, each once and in this order, the attributes that any of them has."""
+    """The attributes that any of the rows has, for the rows in their order, each once."""
     if not len(rows):
         return []
     place = _places(rows, len(table))
-    found = []
+    picked_columns = []
     for column in table.attributes:
         if column.rows is None:
-            found.append(replace(column, values=column.values[rows]))
+            picked_columns.append(replace(column, values=column.values[rows]))
             continue
         now = place[column.rows]
         here = np.flatnonzero(now >= 0)
@@ -143,8 +145,8 @@ def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
         if (now[1:] < now[:-1]).any():  # the rows are asked for in another order
             order = np.argsort(now)
             here, now = here[order], now[order]
-        found.append(replace(column, values=column.values[here], rows=None if len(now) == len(rows) else now))
-    return found
+        picked_columns.append(replace(column, values=column.values[here], rows=None if len(now) == len(rows) else now))
+    return picked_columns
 
 
 def _places(rows: Array, count: int) -> npt.NDArray[np.int64]:
@@ -160,9 +162,9 @@ def _picked_links(links: Array, rows: Array, count: int) -> Array:
     now = _places(rows, count)[np.ascontiguousarray(links["row"]).astype(np.int64)]
     here = np.flatnonzero(now >= 0)
     here = here[np.argsort(now[here], kind="stable")]
-    found = links[here]
-    found["row"] = now[here]
-    return found
+    picked_links = links[here]
+    picked_links["row"] = now[here]
+    return picked_links
 
 
 def _with_own_names(
@@ -207,8 +209,8 @@ def _one_list_of_names(lists: Sequence[Names]) -> tuple[Names, list[Array | None
     places: list[Array | None] = []
     for names in map(Names.flat, lists):
         data, ends = names.data.tobytes(), names.ends.tolist()
-        found = [index.setdefault(data[a:b], len(index)) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-        places.append(np.array(found, dtype=np.uint32))
+        indices = [index.setdefault(data[a:b], len(index)) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        places.append(np.array(indices, dtype=np.uint32))
     return Names.of(list(index)), places
 
 
@@ -248,12 +250,12 @@ def _joined_column(
 
 
 def _joined_optional(tables: Sequence[SpanTable], key: str) -> Array | None:
-    found = [getattr(table, key) for table in tables]
-    if all(values is None for values in found):
+    columns = [getattr(table, key) for table in tables]
+    if all(values is None for values in columns):
         return None
     return np.concatenate(
         [
             np.zeros(len(t), COLUMN_TYPES[key]) if values is None else values
-            for t, values in zip(tables, found, strict=True)
+            for t, values in zip(tables, columns, strict=True)
         ]
     )

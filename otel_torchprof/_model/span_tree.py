@@ -24,7 +24,7 @@ def rows_of_spans(table: SpanTable, span_ids: Array) -> npt.NDArray[np.int64]:
 
 
 def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]] | None:
-    """The values of an attribute and where spans have it; None where none has."""
+    """The values of an attribute by span, and a mask of the spans that have it; None if no span has it."""
     found = next((column for column in table.attributes if column.key == key), None)
     if found is None:
         return None
@@ -58,15 +58,15 @@ class SpanTree:
         self._levels = np.searchsorted(self.depth[self.order], np.arange(self.depth.max(initial=-1) + 2)).tolist()
 
     def raise_up(self, values: Array, add: np.ufunc) -> Array:
-        """For each span what ``add`` makes of its value and those of all below it."""
-        found = values.copy()
+        """For each span, its value and those of all its descendants, combined by ``add``."""
+        combined = values.copy()
         for begin, end in zip(self._levels[-2:0:-1], self._levels[:0:-1], strict=False):
             nodes = self.order[begin:end]
             above = self.above[nodes]
             first = np.flatnonzero(np.concatenate(([True], above[1:] != above[:-1])))
             into = above[first]
-            found[into] = add(found[into], add.reduceat(found[nodes], first))
-        return found
+            combined[into] = add(combined[into], add.reduceat(combined[nodes], first))
+        return combined
 
     def preorder(self) -> npt.NDArray[np.int64]:
         """The rows such that each comes after its parent and before what does not hang under it; the root is the first."""
@@ -88,13 +88,13 @@ class SpanTree:
         return rows
 
     def topmost(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """For each span the top-level one above it that is marked, itself not among them; -1 where none is."""
-        found = np.full(len(marked), -1, dtype=np.int64)
+        """For each span, its topmost marked ancestor; -1 for none."""
+        topmost = np.full(len(marked), -1, dtype=np.int64)
         for begin, end in zip(self._levels[1:], self._levels[2:], strict=False):
             nodes = self.order[begin:end]
             above = self.above[nodes]
-            found[nodes] = np.where(found[above] >= 0, found[above], np.where(marked[above], above, -1))
-        return found
+            topmost[nodes] = np.where(topmost[above] >= 0, topmost[above], np.where(marked[above], above, -1))
+        return topmost
 
 
 def _depths(parent: Array) -> npt.NDArray[np.int64]:

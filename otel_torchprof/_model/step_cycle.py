@@ -236,15 +236,15 @@ class _Loop:
         learner, walk = self.learner, self.walk
         if walk is None or self._fit is None:
             return
-        found = None if learner is None else learner.take(token)
-        if found is None and learner is not None and self._fit.is_broken:
-            found = learner.of_misfits()
+        new_rule = None if learner is None else learner.take(token)
+        if new_rule is None and learner is not None and self._fit.is_broken:
+            new_rule = learner.of_misfits()
         late = None if learner is None or not walk.rule.is_provisional else learner.of_optimizer(token)
         if late is not None:
             self._replace(late, walk)
             walk.waits = True
-        elif found is not None and (self._fit.is_broken or walk.rule.is_provisional > found.is_provisional):
-            self._replace(found, walk)
+        elif new_rule is not None and (self._fit.is_broken or walk.rule.is_provisional > new_rule.is_provisional):
+            self._replace(new_rule, walk)
             walk.walk(token)  # it ends no whole period of the new rule
             return
         walk.walk(token)
@@ -293,24 +293,24 @@ class StepCycle:
         self._has_segments = False
 
     def feed(self, tokens: Iterable[Token], watermark: int) -> list[Boundary]:
-        """Takes the tokens that began, or ended, since the last call; returns the boundaries that are sure now, in order of time.
+        """Takes the tokens that began or ended since the last call; returns the boundaries that are certain now, by time.
 
         Args:
             tokens: those that are in no other phase of their thread; one that is open comes again when it has ended.
             watermark: until when all tokens are known, Unix ns.
         """
-        found: list[Boundary] = []
+        boundaries: list[Boundary] = []
         for token in sorted((token for token in tokens if token.part in RELEVANT), key=_when):
             give_way()
             loop = self._loop_of(token)
             if loop is not None:
                 self._own_tokens += loop is self._active and loop.is_progress(token)
                 loop.take(token)
-                self._collect(loop, found)
+                self._collect(loop, boundaries)
         self._watermark = max(self._watermark, watermark)
         if self._knows_all():
             self._settled = self._watermark
-        return found
+        return boundaries
 
     @property
     def is_settled(self) -> bool:
@@ -318,26 +318,26 @@ class StepCycle:
         return self._settled >= self._watermark
 
     def settle(self) -> list[Boundary]:
-        """Decides what is ambiguous, because it can be held no longer; what was before any rule is in no step."""
-        found: list[Boundary] = []
+        """Decides ambiguous boundaries, when tokens can be buffered no longer; tokens before the first rule are in no step."""
+        boundaries: list[Boundary] = []
         loops = list(self._loops.values()) if self._active is None else [self._active]
         for loop in loops:
             loop.settle(self._watermark)
-            self._collect(loop, found)
+            self._collect(loop, boundaries)
         if self._active is None:
             self._forgotten = self._watermark
         self._settled = self._watermark
-        return found
+        return boundaries
 
     def finish(self, end: int) -> list[Boundary]:
         """Decides everything, since the recording ends; the last segment ends with its last token."""
-        found: list[Boundary] = []
+        boundaries: list[Boundary] = []
         loops = sorted(self._loops.values(), key=_weight, reverse=True) if self._active is None else [self._active]
         for loop in loops:
             if self._active in {None, loop}:
                 loop.finish(end)
-                self._collect(loop, found, self._latest)
-        return found
+                self._collect(loop, boundaries, self._latest)
+        return boundaries
 
     @property
     def has_trained(self) -> bool:
@@ -374,8 +374,8 @@ class StepCycle:
         loops = self._loops.values() if self._active is None else [self._active]
         return all(loop.is_settled(self._watermark) for loop in loops)
 
-    def _collect(self, loop: _Loop, found: list[Boundary], end: int | None = None) -> None:
-        """Adds a loop's boundaries to ``found`` if it is the active loop; else counts its steps, and may make it the active loop.
+    def _collect(self, loop: _Loop, collected: list[Boundary], end: int | None = None) -> None:
+        """Adds a loop's boundaries to ``collected`` if it is the active loop; else counts its steps, and may make it the active loop.
 
         No boundary is earlier than the one before it, or than the time that is settled. ``end`` replaces the latter for the end of the
         last segment, when the recording ends.
@@ -395,7 +395,7 @@ class StepCycle:
                     self._latest = max(boundary.time, self._latest, earliest)
                     # What is known of the token is of when that began.
                     token = boundary.token if boundary.time == self._latest else 0
-                    found.append(replace(boundary, time=self._latest, token=token))
+                    collected.append(replace(boundary, time=self._latest, token=token))
             return
         if loop.since != self._own_tokens:
             loop.since, loop.steps = self._own_tokens, 0

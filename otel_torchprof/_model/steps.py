@@ -373,13 +373,13 @@ class Steps:
         return span
 
     def _made(self, step: Step, context: int) -> StepSpan:
-        found = self._enclosing(context)
-        start = _start(step, found)
-        if found is None:
+        enclosing_span = self._enclosing(context)
+        start = _start(step, enclosing_span)
+        if enclosing_span is None:
             trace = UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
             parent = trace.parent
         else:
-            parent = found[0]
+            parent = enclosing_span[0]
             trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
         span_id = trace.span_id if is_free else self._new_span_id()

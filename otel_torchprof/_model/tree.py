@@ -75,12 +75,12 @@ class TreeView:
 
     def children_of(self, event: int) -> list[int]:
         """Positions of the direct children of one event, in order; looks only as far as its last child."""
-        requested, found = int(self.children[event]), list[int]()
+        requested, positions = int(self.children[event]), list[int]()
         begin, width = event + 1, 64
-        while len(found) < requested:
-            found += (np.flatnonzero(self.parent[begin : begin + width] == event) + begin).tolist()
+        while len(positions) < requested:
+            positions += (np.flatnonzero(self.parent[begin : begin + width] == event) + begin).tolist()
             begin, width = begin + width, width * 2
-        return found
+        return positions
 
     def without_child_time(self, child_time: npt.NDArray[np.int64]) -> TreeView:
         """The same, with less self time: that of children that came with earlier batches. ``child_time``: by row of the batch, ns.
@@ -159,18 +159,18 @@ def _union(one: Array | None, other: Array | None) -> Array | None:
 def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     """Parents such that each event lies within its own: the nearest ancestor that ends no earlier and is fit to be one.
 
-    Whoever climbs jumps over its candidate's own parent search, which halves the way each time. That is sound because the
-    ancestors a candidate passed over either are unfit or end before the candidate, hence before the event that looks.
+    An event continues its search at the parent that its candidate has already found, which halves the distance each time. That is
+    valid, since the ancestors that the candidate has skipped are unfit or end before the candidate, and so before the event.
     Events that are unfit themselves pass over the unfit only, lest a child that ends before them miss a parent.
     """
     end = batch["end"]
 
     def misplaced(which: Any, parents: Array) -> Array:
-        found: Array = end[which] > end[parents]
+        is_misplaced: Array = end[which] > end[parents]
         if unfit is not None:
-            found &= ~unfit[which]
-            found |= unfit[parents]
-        return found & (parents >= 0)
+            is_misplaced &= ~unfit[which]
+            is_misplaced |= unfit[parents]
+        return is_misplaced & (parents >= 0)
 
     moving = find(len(parent), lambda block: misplaced(block, parent[block]))
     if not moving.size:
@@ -218,16 +218,16 @@ def lifted(parent: Array, dropped: Array) -> Array:
 
 
 def _order(start: Array, end: Array, dropped: Array | None) -> npt.NDArray[np.int32] | None:
-    """Rows in torch's order, or None where that is all rows as they stand."""
-    kept = None if dropped is None else np.flatnonzero(~dropped).astype(np.int32)
-    starts = start if kept is None else start[kept]
+    """Rows in torch's order; None if these are all rows in their own order."""
+    remaining = None if dropped is None else np.flatnonzero(~dropped).astype(np.int32)
+    starts = start if remaining is None else start[remaining]
     if not (starts[1:] < starts[:-1]).any():
-        rows = kept
+        rows = remaining
     else:
         # The rows are one rising run per thread; timsort, which "stable" means for int64, merges runs in 2 ns per event.
         rows = np.argsort(starts, kind="stable").astype(np.int32)
         starts = starts[rows]
-        rows = rows if kept is None else kept[rows]
+        rows = rows if remaining is None else remaining[rows]
     tied = np.flatnonzero(starts[1:] == starts[:-1])
     ends = end if rows is None else _Picked(end, rows)
     if not (ends[tied + 1] > ends[tied]).any():
@@ -272,7 +272,7 @@ def nested_rows(batch: Batch) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
 
 
 def not_nested(batch: Batch) -> Mask:
-    """True for asynchronous events, for those that ended on another thread, and for what crosses another event.
+    """Mask of the asynchronous events, of those that ended on another thread, and of those that cross another event.
 
     A label that is begun by one call and ended by another crosses the first call, from inside. There the call gives way: the
     label is what people look for on the thread's track. Costs two sorts.
@@ -280,10 +280,10 @@ def not_nested(batch: Batch) -> Mask:
     given = ((batch["flags"] & Flag.ASYNC) != 0) | (batch["thread"] != batch["end_thread"])
     is_frame = batch["kind"] == Kind.FRAME
     track, start, end = _system_threads(batch), batch["start"], batch["end"]
-    found = with_crossing(given, track, start, end)
-    gives_way = np.flatnonzero(found & ~given & ~is_frame)
+    crossing = with_crossing(given, track, start, end)
+    gives_way = np.flatnonzero(crossing & ~given & ~is_frame)
     if not len(gives_way) or not is_frame.any():
-        return found
+        return crossing
     parent = batch["parent"]
     for row in gives_way:
         above = parent[row]
@@ -313,15 +313,15 @@ class ChildTimes:
         return len(self._times)
 
     def settle(self, ended: Array, parents: Array, durations: Array, still_open: Array) -> Array | None:
-        """One drain: the time of earlier drains' children of each event, ns; None where no event has any.
+        """Child time of each event from earlier drains, ns; None if no event has any. Call it once per drain.
 
         Args:
-            ended: ids of the events that have ended.
+            ended: ids of ended events.
             parents: for children that have ended before their parents, the ids of these.
             durations: of these children, ns.
             still_open: ids of all open events; what is known of others is forgotten.
         """
-        found = self._of(ended) if self._times else None
+        child_times = self._of(ended) if self._times else None
         ids, which = np.unique(parents, return_inverse=True)
         sums = np.zeros(len(ids), dtype=np.int64)
         np.add.at(sums, which, durations)
@@ -330,12 +330,12 @@ class ChildTimes:
         if self._times:
             is_open = set(still_open.tolist())
             self._times = {key: time for key, time in self._times.items() if key in is_open}
-        return found
+        return child_times
 
     def _of(self, ended: Array) -> Array | None:
         at = np.flatnonzero(np.isin(ended, np.fromiter(self._times, np.uint64, len(self._times))))
         if not at.size:
             return None
-        found = np.zeros(len(ended), dtype=np.int64)
-        found[at] = [self._times.pop(key) for key in ended[at].tolist()]
-        return found
+        child_times = np.zeros(len(ended), dtype=np.int64)
+        child_times[at] = [self._times.pop(key) for key in ended[at].tolist()]
+        return child_times
