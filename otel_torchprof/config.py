@@ -536,7 +536,9 @@ def takes_options(kind: type) -> Callable[[_T], _T]:
 
     def decorate(function: Any) -> Any:
         signature = inspect.signature(function)
-        others = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        others = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__)
             for name, annotation in kind.__annotations__.items()

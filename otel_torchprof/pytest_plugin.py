@@ -68,11 +68,11 @@ def no_slower(request: pytest.FixtureRequest) -> NoSlower:
 
 
 def _compare(before: Path, latest: Path, over: float) -> None:
-    found = diff(before, latest)
-    if found.doubts:
-        pytest.fail(str(found), pytrace=False)
-    if found.is_slower_by(over):
+    difference = diff(before, latest)
+    if difference.doubts:
+        pytest.fail(str(difference), pytrace=False)
+    if difference.is_slower_by(over):
         pytest.fail(
-            f"what is listed adds {found.slowdown:.1%} to a step of {before}, which --record-baselines records anew\n{found}",
+            f"what is listed adds {difference.slowdown:.1%} to a step of {before}, which --record-baselines records anew\n{difference}",
             pytrace=False,
         )

@@ -25,9 +25,9 @@ def blocks(rows: int) -> Iterator[slice]:
 
 
 def find(rows: int, test: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.NDArray[np.intp]:
-    """The rows for which the test holds; it is asked for a block at a time."""
-    found = [np.flatnonzero(test(block)) + block.start for block in blocks(rows)]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
+    """The rows for which the test is true; it is called for one block at a time."""
+    row_blocks = [np.flatnonzero(test(block)) + block.start for block in blocks(rows)]
+    return np.concatenate(row_blocks) if row_blocks else np.empty(0, dtype=np.intp)
 
 
 def take(values: npt.NDArray[Any], index: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

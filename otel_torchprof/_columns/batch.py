@@ -117,7 +117,7 @@ class Names(Sequence[str]):
     def matching(
         self, whole: tuple[str, ...], prefixes: tuple[str, ...] = (), parts: tuple[str, ...] = ()
     ) -> npt.NDArray[np.bool_] | None:
-        """By index, whether the name is one of ``whole``, begins with one of ``prefixes`` or has one of ``parts`` in it; None where none does.
+        """By index, whether a name is in ``whole``, begins with one of ``prefixes`` or contains one of ``parts``; None if no name does.
 
         Looks at each of the recorder's names once in a process: for some ns per name, and nothing where none is new.
         """
@@ -128,7 +128,7 @@ class Names(Sequence[str]):
         if own is None and added is None:
             return None
         both = ((own, len(self.ends)), (added, len(self.added)))
-        return np.concatenate([np.zeros(n, dtype=np.bool_) if found is None else found for found, n in both])
+        return np.concatenate([np.zeros(n, dtype=np.bool_) if mask is None else mask for mask, n in both])
 
 
 def _end_to_end(names: Names, more: Names) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
@@ -174,22 +174,22 @@ class KnownNames:
         self.looked_at = 0
         """Names that were looked at so far, for all that was asked."""
 
-    def matching(self, names: Names, wanted: _Wanted) -> npt.NDArray[np.bool_] | None:
+    def matching(self, names: Names, query: _Wanted) -> npt.NDArray[np.bool_] | None:
         """Answers :meth:`Names.matching` for names of this table, without those that were added to it."""
         count = len(names.ends)
-        found = self._matches.get(wanted) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
-        if found.seen < count:
-            found = self._matches[wanted] = self._looked_at(names, found, wanted)
-        return found.mask[:count] if found.first < count else None
+        matches = self._matches.get(query) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
+        if matches.seen < count:
+            matches = self._matches[query] = self._looked_at(names, matches, query)
+        return matches.mask[:count] if matches.first < count else None
 
-    def _looked_at(self, names: Names, before: _Matches, wanted: _Wanted) -> _Matches:
+    def _looked_at(self, names: Names, before: _Matches, query: _Wanted) -> _Matches:
         seen, count = before.seen, len(names.ends)
         mask, first = before.mask, before.first
         if len(mask) < count:
             mask = np.concatenate((mask, np.zeros(max(2 * count, 1024) - len(mask), dtype=np.bool_)))
         begin = int(names.ends[seen - 1]) if seen else 0
         joined = names.data[begin : int(names.ends[-1])].tobytes()
-        for requested, is_match in wanted.texts():
+        for requested, is_match in query.texts():
             at = joined.find(requested)
             while at >= 0:
                 index = int(np.searchsorted(names.ends, begin + at, side="right"))

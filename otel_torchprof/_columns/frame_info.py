@@ -165,9 +165,9 @@ class LazyInfo(Mapping[int, InfoField], Generic[InfoField]):
         self._made: dict[int, InfoField] = {}
 
     def __getitem__(self, number: int) -> InfoField:
-        found = self._made.get(number)
+        info = self._made.get(number)
         # setdefault, so that two threads that read at the same time get the same object
-        return self._made.setdefault(number, self._make(self._noted[number])) if found is None else found
+        return self._made.setdefault(number, self._make(self._noted[number])) if info is None else info
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._noted)
@@ -214,13 +214,15 @@ class FrameInfo:
         """
         if len(info) <= 1:
             return info[0] if info else None
-        found = sorted((part for whole in info for part in whole.recordings or (whole,)), key=lambda part: part.since)
+        recordings = sorted(
+            (part for whole in info for part in whole.recordings or (whole,)), key=lambda part: part.since
+        )
 
         def latest_first(which: str) -> ChainMap[int, Any]:
-            return ChainMap(*(getattr(part, which) for part in reversed(found)))
+            return ChainMap(*(getattr(part, which) for part in reversed(recordings)))
 
         functions, modules, optimizers = (latest_first(which) for which in ("functions", "modules", "optimizers"))
-        return cls(functions, modules, optimizers, found[0].since, tuple(found))
+        return cls(functions, modules, optimizers, recordings[0].since, tuple(recordings))
 
     def at(self, time: int) -> FrameInfo:
         """Returns the info that applies to a call that began at ``time``, Unix ns."""
@@ -250,13 +252,13 @@ class FrameInfo:
     def _all(self, kind: str, which: Callable[[Any], object]) -> tuple[Any, ...]:
         if not self.recordings:
             return tuple(getattr(self, kind).values())
-        found: list[Any] = []
+        all_info: list[Any] = []
         known: set[object] = set()
         for part in self.recordings:
             info = [(which(info_field), info_field) for info_field in getattr(part, kind).values()]
-            found += [info_field for key, info_field in info if key not in known]
+            all_info += [info_field for key, info_field in info if key not in known]
             known.update(key for key, _ in info)
-        return tuple(found)
+        return tuple(all_info)
 
 
 def _which_module(info: ModuleInfo) -> object:

@@ -79,13 +79,13 @@ class Generation(NamedTuple):
 
     def attributes(self) -> dict[str, AttributeValue]:
         """Attributes of the span of the call: those that are known. The conventions' are on one span of a request only."""
-        found = self._own() if self.has_own_span or not self.is_request else {**self.gen_ai(), **self._own()}
-        return {key: value for key, value in found.items() if value is not None}
+        attributes = self._own() if self.has_own_span or not self.is_request else {**self.gen_ai(), **self._own()}
+        return {key: value for key, value in attributes.items() if value is not None}
 
     def missing_in(self, present: Collection[str]) -> dict[str, AttributeValue]:
         """Attributes that another instrumentation's span of the call lacks, which has those that are ``present``."""
-        found = {**self.gen_ai(), **self._own()}
-        return {key: value for key, value in found.items() if value is not None and key not in present}
+        attributes = {**self.gen_ai(), **self._own()}
+        return {key: value for key, value in attributes.items() if value is not None and key not in present}
 
     def gen_ai(self) -> dict[str, AttributeValue | None]:
         """Attributes that the conventions have."""

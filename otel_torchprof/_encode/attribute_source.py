@@ -64,26 +64,26 @@ class AttributeSource:
         self._arena = Arena(len(table) * _ATTRIBUTE_BYTES)
 
     def _is_elsewhere(self, block: slice) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = self.table.row[self._roots :][block] != np.arange(block.start, block.stop)
-        return found
+        is_elsewhere: npt.NDArray[np.bool_] = self.table.row[self._roots :][block] != np.arange(block.start, block.stop)
+        return is_elsewhere
 
     def spread(self, per_event: Array, values: Array | None = None, *, dtype: npt.DTypeLike | None = None) -> Array:
-        """One value per row of the batch as one per span; synthetic spans get any of them.
+        """Converts one value per row of the batch to one per span; synthetic spans get an arbitrary one.
 
         ``values``: of what ``per_event`` has the index. ``dtype``: of the result, by default as given.
         """
-        found = self._arena.empty(len(self.table), dtype or (per_event if values is None else values).dtype)
+        spread = self._arena.empty(len(self.table), dtype or (per_event if values is None else values).dtype)
         if not len(per_event):
-            found[:] = 0
-            return found
-        events = found[self._roots :] if self._in_order else found
+            spread[:] = 0
+            return spread
+        events = spread[self._roots :] if self._in_order else spread
         rows = per_event if self._in_order else per_event[self.table.row]
-        found[: len(found) - len(events)] = 0
+        spread[: len(spread) - len(events)] = 0
         if values is None:
             events[:] = rows
         else:
             take(values, rows, events)
-        return found
+        return spread
 
     def column(self, name: str) -> Array:
         """A column of the batch, one value per span."""
@@ -112,9 +112,9 @@ class AttributeSource:
 
     @cached_property
     def frames(self) -> npt.NDArray[np.int64] | None:
-        """Which spans are calls; None where none is."""
-        found = np.flatnonzero((self.kind == Kind.FRAME) & self.is_event)
-        return found if found.size else None
+        """Positions of the spans that are calls; None if there are none."""
+        positions = np.flatnonzero((self.kind == Kind.FRAME) & self.is_event)
+        return positions if positions.size else None
 
     def frame_names(self, spans: Array) -> Array:
         """The names of calls as they were recorded: what facts are known by."""

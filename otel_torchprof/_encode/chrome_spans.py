@@ -235,8 +235,8 @@ class Columns:
         of_name = np.zeros(used[-1] + 1, dtype=np.uint32)
         for index in used:
             of_name[index] = names.index(valid(category_of(self._spans.scope, self._table.names[index])))
-        found: npt.NDArray[np.uint32] = of_name[values] * present
-        return found
+        categories: npt.NDArray[np.uint32] = of_name[values] * present
+        return categories
 
     def _arrows(self) -> dict[str, Array]:
         """Links between two of the spans, as places in the order of writing, by the span that has the link."""
@@ -340,8 +340,8 @@ def outlines_of(spans: Sequence[ReadableSpan]) -> Outlines:
 
 
 def _start(span: ReadableSpan) -> int:
-    found = span.start_time if span.start_time is not None else span.end_time
-    return found or 0
+    time = span.start_time if span.start_time is not None else span.end_time
+    return time or 0
 
 
 def _end(span: ReadableSpan) -> int:

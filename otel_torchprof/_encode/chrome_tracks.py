@@ -93,7 +93,7 @@ class Tracks:
         self._reported: set[int] = set()
 
     def place(self, spans: Outlines) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The order in which to write the spans, and per span (not in that order) its tid.
+        """The order in which to write the spans, and the tid of each span, not in that order.
 
         On each track spans are written as they begin, the longer one first of those that begin together. Costs some numpy
         passes, a sort where the spans of a thread do not stand so, and some µs for a span that goes to a lane.
@@ -108,8 +108,8 @@ class Tracks:
         self._leave_what_crosses(spans, rows, off)
         tids = np.array([track.tid for track in tracks] + [0], dtype=np.int64)[spans.thread]
         for track, part in zip(tracks, parts, strict=True):
-            kept = part[off[part] == 0]
-            track.add(spans.start[kept], spans.end[kept])
+            remaining = part[off[part] == 0]
+            track.add(spans.start[remaining], spans.end[remaining])
         strays = np.flatnonzero(off)
         strays = strays[np.lexsort((~spans.end[strays], spans.start[strays]))]
         self._place_on_lanes(spans, strays, tids)

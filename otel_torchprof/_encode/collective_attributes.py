@@ -59,12 +59,12 @@ def size(source: AttributeSource) -> Values | None:
 
 
 def is_async(source: AttributeSource) -> Values | None:
-    """Whether its caller continues before it is done."""
+    """Whether the caller continues before the collective is complete."""
     flags = _values(source, "flags")
     if flags is None:
         return None
-    found = flags & CollectiveFlag.ASYNC != 0
-    return found, found
+    is_async_flag = flags & CollectiveFlag.ASYNC != 0
+    return is_async_flag, is_async_flag
 
 
 def _values(source: AttributeSource, column: str, missing: int = 0) -> Array | None:

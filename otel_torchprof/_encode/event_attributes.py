@@ -60,9 +60,9 @@ def inputs(parts: InputPart, make: Callable[[Inputs], Any]) -> Callable[[Attribu
 
 
 def values_of(inputs: Inputs) -> list[Any]:
-    """The values of inputs; none where no input has one."""
-    found = values_in(inputs)
-    return [] if all(value is None for value in found) else found
+    """The values of inputs; empty if no input has one."""
+    values = values_in(inputs)
+    return [] if all(value is None for value in values) else values
 
 
 def string(source: AttributeSource) -> Values | None:
@@ -155,10 +155,10 @@ def moved(device: str, direction: str) -> Callable[[AttributeSource], Values | N
     """Bytes allocated or released, ``direction``, by an event and what it called; ``device`` is a fact of the source."""
 
     def compute(source: AttributeSource) -> Values | None:
-        found: MovedMemory | None = getattr(source, device)
-        if found is None:
+        memory: MovedMemory | None = getattr(source, device)
+        if memory is None:
             return None
-        values = source.spread(getattr(found, direction))
+        values = source.spread(getattr(memory, direction))
         return values, (values != 0) & source.is_event
 
     return compute
@@ -190,11 +190,11 @@ SHORTEST_WITH_ENERGY_NS = 100_000_000
 
 
 def device_duration(source: AttributeSource) -> Values | None:
-    """Of its own pair of marks; where it has none, of those inside of it; of a root, of all that began in its time."""
-    found = _pairs(source)
-    if found is None or source.device_times is None:
+    """Device time of the event's own timing events, else of those of its descendants; for a root, of all events in its time."""
+    pairs = _pairs(source)
+    if pairs is None or source.device_times is None:
         return None
-    pair, has_pair = found
+    pair, has_pair = pairs
     total = source.spread(source.device_times.total)
     own = _of_pairs(source, "duration", pair) if has_pair.any() else np.zeros_like(total)
     time = np.where(has_pair, own, np.maximum(total, 0))
@@ -214,31 +214,31 @@ def device_idle(source: AttributeSource) -> Values | None:
 
 
 def device_self_duration(source: AttributeSource) -> Values | None:
-    """Of an event with timing events: the time outside its child events."""
-    found = _pairs(source)
-    if found is None or source.device_times is None:
+    """Device time of an event with timing events, outside of its child events."""
+    pairs = _pairs(source)
+    if pairs is None or source.device_times is None:
         return None
-    return np.maximum(source.spread(source.device_times.own), 0) / _NS_PER_S, found[1]
+    return np.maximum(source.spread(source.device_times.own), 0) / _NS_PER_S, pairs[1]
 
 
 def device(source: AttributeSource) -> Values | None:
     """The name of the device's type."""
-    found = _pairs(source)
-    if found is None or not found[1].any():
+    pairs = _pairs(source)
+    if pairs is None or not pairs[1].any():
         return None
-    types, which = np.unique(_of_pairs(source, "device_type", found[0]), return_inverse=True)
+    types, which = np.unique(_of_pairs(source, "device_type", pairs[0]), return_inverse=True)
     names = source.add([device_name(number) for number in types.tolist()])
-    return names[which.reshape(-1)], found[1]
+    return names[which.reshape(-1)], pairs[1]
 
 
 def of_pair(column: str) -> Callable[[AttributeSource], Values | None]:
-    """A column of the pair of marks."""
+    """A column of the event's own timing events."""
 
     def compute(source: AttributeSource) -> Values | None:
-        found = _pairs(source)
-        if found is None or not found[1].any():
+        pairs = _pairs(source)
+        if pairs is None or not pairs[1].any():
             return None
-        return _of_pairs(source, column, found[0]).astype(np.int64), found[1]
+        return _of_pairs(source, column, pairs[0]).astype(np.int64), pairs[1]
 
     return compute
 
@@ -277,13 +277,13 @@ UNKNOWN_ERROR = "_OTHER"
 
 
 def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Callable[[AttributeSource], Values | None]:
-    """Something of the function that a span is a call of, or was called by."""
+    """A field of the function that was called, or that has called the event."""
 
     def compute(source: AttributeSource) -> Values | None:
-        found = source.functions
-        if found is None:
+        functions = source.functions
+        if functions is None:
             return None
-        info, which = found
+        info, which = functions
         values = [value_of(info_field) for info_field in info]
         column = source.add(values) if is_text else np.array(values, dtype=np.int64)
         return np.append(column, column[:1])[which], which >= 0
@@ -316,13 +316,13 @@ def module(source: AttributeSource) -> Values | None:
 
 
 def generation(source: AttributeSource) -> Values | None:
-    """Of a collection of garbage."""
+    """The generation of a garbage collection."""
     if source.frames is None:
         return None
     used, which = distinct(source.frame_names(source.frames))
-    found = np.array([_generation(source.batch.names[name]) for name in used.tolist()], dtype=np.int64)
+    generations = np.array([_generation(source.batch.names[name]) for name in used.tolist()], dtype=np.int64)
     values = np.full(len(source.table), -1, dtype=np.int64)
-    values[source.frames] = found[which]
+    values[source.frames] = generations[which]
     return values, values >= 0
 
 

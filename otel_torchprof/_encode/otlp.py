@@ -97,15 +97,15 @@ def message_size(max_bytes: int, common: int) -> int:
 
 
 def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTraceServiceRequest:
-    """A request as OpenTelemetry's own encoder makes it for this resource and scope, with a span that means nothing."""
+    """A request of OpenTelemetry's own encoder with this resource and scope, and an empty span."""
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext
 
     context = SpanContext(1, 1, is_remote=False)
     span = ReadableSpan("", context, resource=resource, instrumentation_scope=scope, start_time=0, end_time=0)
-    found: ExportTraceServiceRequest = encode_spans([span])
-    return found
+    request: ExportTraceServiceRequest = encode_spans([span])
+    return request
 
 
 def _common(resource: Resource, scope: InstrumentationScope) -> RequestParts:

@@ -72,23 +72,23 @@ def line_of(request: ExportTraceServiceRequest) -> bytes:
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    """A line as Python's objects: an object with ``resourceSpans``, of which nothing else is known.
+    """Parses a line of JSON: an object with ``resourceSpans``, otherwise unchecked.
 
     Raises:
         ValueError: it is none; says what it is instead, or what is wrong.
     """
     try:
-        found = json.loads(line)
+        document = json.loads(line)
     except RecursionError as error:
         raise ValueError("expected an ExportTraceServiceRequest: it is nested too deeply") from error
-    if not isinstance(found, dict) or not isinstance(found.get("resourceSpans"), list):
-        members = ", ".join(sorted(found)[:5])[:200] if isinstance(found, dict) else type(found).__name__
+    if not isinstance(document, dict) or not isinstance(document.get("resourceSpans"), list):
+        members = ", ".join(sorted(document)[:5])[:200] if isinstance(document, dict) else type(document).__name__
         raise ValueError(f"expected an object with resourceSpans, found {members or 'an empty one'}")  # noqa: TRY004 - of a file
-    return found
+    return document
 
 
 def request_of(line: bytes | dict[str, Any]) -> ExportTraceServiceRequest:
-    """What a line holds; members that OTLP does not have are passed over, as the specification wants it.
+    """Parses a line; ignores unknown members, as the specification requires.
 
     Args:
         line: its text, or what :func:`parsed` made of it, which is changed.
@@ -99,11 +99,11 @@ def request_of(line: bytes | dict[str, Any]) -> ExportTraceServiceRequest:
     from google.protobuf import json_format
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    found = parsed(line) if isinstance(line, bytes) else line
+    document = parsed(line) if isinstance(line, bytes) else line
     try:
-        _change_ids(found, lambda digits: base64.b64encode(bytes.fromhex(digits)).decode())
+        _change_ids(document, lambda digits: base64.b64encode(bytes.fromhex(digits)).decode())
         request: ExportTraceServiceRequest = json_format.ParseDict(
-            found, ExportTraceServiceRequest(), ignore_unknown_fields=True
+            document, ExportTraceServiceRequest(), ignore_unknown_fields=True
         )
     except RecursionError as error:
         raise ValueError("expected an ExportTraceServiceRequest: it is nested too deeply") from error
@@ -116,9 +116,9 @@ def request_of(line: bytes | dict[str, Any]) -> ExportTraceServiceRequest:
 def _as_dict(request: ExportTraceServiceRequest) -> Any:
     from google.protobuf import json_format
 
-    found = json_format.MessageToDict(request, use_integers_for_enums=True)
-    _change_ids(found, lambda text: base64.b64decode(text).hex())
-    return found
+    document = json_format.MessageToDict(request, use_integers_for_enums=True)
+    _change_ids(document, lambda text: base64.b64decode(text).hex())
+    return document
 
 
 def _text(value: Any) -> str:

@@ -72,17 +72,17 @@ def name(source: AttributeSource) -> Values | None:
 
 
 def module(source: AttributeSource) -> Values | None:
-    """Of a root module's phase the name of that, else of modules and calls theirs."""
-    found = module_name(source)
+    """The name of the root module for its phases; else the name of a module, for modules and calls of modules."""
+    modules = module_name(source)
     if not source.batch.roots:
-        return found
+        return modules
     spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
     rows = source.table.row[spans]
     of_roots = np.isin(source.batch["fwd_thread"][rows], OF_MODULES)
     spans, rows = spans[of_roots], rows[of_roots]
     used, which = np.unique(source.batch["sequence_nr"][rows], return_inverse=True)
     names = [source.batch.roots.get(key, "") for key in used.tolist()]
-    values, present = found or (np.zeros(len(source.table), np.uint32), np.zeros(len(source.table), np.bool_))
+    values, present = modules or (np.zeros(len(source.table), np.uint32), np.zeros(len(source.table), np.bool_))
     values[spans] = source.add(names)[which]
     present[spans] = np.array([bool(name) for name in names], dtype=np.bool_)[which]
     return values, present
@@ -194,30 +194,34 @@ _ON_REQUESTS = f"{_ON} that have no span of another instrumentation"
 
 
 def span_names(source: AttributeSource, hidden: Collection[str]) -> Array:
-    """By span the place of its name: the conventions' of calls of ``generate`` that have their attributes, without those that are hidden."""
-    found = {
+    """Index of each span's name. Calls of ``generate`` with the conventions' attributes have the conventions' name, from those not hidden."""
+    names = {
         span: " ".join(str(attributes[key]) for key in (generation.OPERATION, generation.MODEL) if key not in hidden)
         for span, attributes in source.generations
         if generation.OPERATION in attributes and generation.OPERATION not in hidden
     }
-    if not found:
+    if not names:
         return source.table.name
     name = source.table.name.copy()
-    name[list(found)] = source.add(list(found.values()))
+    name[list(names)] = source.add(list(names.values()))
     return name
 
 
 def _of(key: str, kind: AttributeType) -> Callable[[AttributeSource], Values | None]:
-    """What is known of calls under that key."""
+    """The attribute of a key, of calls of ``generate``."""
 
     def compute(source: AttributeSource) -> Values | None:
-        found = [(span, attributes[key]) for span, attributes in source.generations if key in attributes]
-        if not found:
+        attribute_values = [(span, attributes[key]) for span, attributes in source.generations if key in attributes]
+        if not attribute_values:
             return None
-        spans = [span for span, _ in found]
+        spans = [span for span, _ in attribute_values]
         values = np.zeros(len(source.table), dtype=kind.dtype)
         present = np.zeros(len(source.table), dtype=np.bool_)
-        values[spans] = source.add([str(text) for _, text in found]) if kind is _NAME else [value for _, value in found]
+        values[spans] = (
+            source.add([str(text) for _, text in attribute_values])
+            if kind is _NAME
+            else [value for _, value in attribute_values]
+        )
         present[spans] = True
         return values, present
 

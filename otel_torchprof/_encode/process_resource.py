@@ -27,15 +27,15 @@ def of_this_process(resource: Resource) -> Resource:
     Ids that the program gave itself stay. The same object as long as it is given the same. Any thread.
     """
     global _last  # noqa: PLW0603 - replaced as a whole
-    found = resource.attributes
-    if not _ancestors or found.get(_PID) not in _ancestors or _RUNTIME not in found:
+    attributes = resource.attributes
+    if not _ancestors or attributes.get(_PID) not in _ancestors or _RUNTIME not in attributes:
         return resource
     last = _last
     if last is None or last[0] is not resource:
         # Imported late: whoever makes a resource has imported it.
         from opentelemetry.sdk.resources import Resource
 
-        own = {_PID: os.getpid()} | ({_PARENT_PID: os.getppid()} if _PARENT_PID in found else {})
+        own = {_PID: os.getpid()} | ({_PARENT_PID: os.getppid()} if _PARENT_PID in attributes else {})
         last = _last = (resource, resource.merge(Resource(own)))
     return last[1]
 

@@ -59,12 +59,12 @@ _HEADINGS = (
 
 
 def html_of(spans: Sequence[ReadableSpan]) -> str:
-    """The first spans as a table: start since the first of them, the first digits of the trace id; makes no more of them."""
+    """The first spans as an HTML table, with starts relative to the first; creates no further span objects."""
     first = [spans[index] for index in range(min(len(spans), _DISPLAYED))]
     traces = len({span.context.trace_id for span in first})
-    found = markup.table(_HEADINGS, _rows(first), hidden=len(spans) - len(first))
+    spans_table = markup.table(_HEADINGS, _rows(first), hidden=len(spans) - len(first))
     of_these = "" if len(first) == len(spans) else f" of the first {len(first)}"
-    return markup.block(markup.line(f"{len(spans):,} spans; traces{of_these}: {traces}"), found)
+    return markup.block(markup.line(f"{len(spans):,} spans; traces{of_these}: {traces}"), spans_table)
 
 
 def _rows(spans: Sequence[ReadableSpan]) -> Iterator[list[Cell]]:
@@ -197,11 +197,11 @@ class SpanList(Sequence[ReadableSpan]):
 
     def _attributes(self, row: int) -> Mapping[str, AttributeValue]:
         columns = self._table.attributes
-        found = {c.key: self._value(c, at) for c in columns if (at := _index(c, row)) >= 0}
+        attributes = {c.key: self._value(c, at) for c in columns if (at := _index(c, row)) >= 0}
         dropped = _at(self._table.dropped_attributes, row)
         if not dropped:
-            return found
-        bounded = BoundedAttributes(attributes=found)
+            return attributes
+        bounded = BoundedAttributes(attributes=attributes)
         bounded.dropped = dropped
         return bounded
 
@@ -362,11 +362,11 @@ class SpanParts:
         self._top_level = distinct_values(start[top == np.arange(len(top))])
 
     def cuts(self) -> Times:
-        """Where the list can be cut, Unix ns, rising: where steps ended; where none did, wherever a top-level span begins."""
+        """Times at which the list can be cut, rising, Unix ns: ends of steps, else starts of top-level spans."""
         ends = step_ends(self._spans)
-        found = ends if len(ends) else self._top_level
-        child_time: Times = found[(found > self._began.min()) & (found <= self._began.max())]
-        return child_time
+        times = ends if len(ends) else self._top_level
+        cuts: Times = times[(times > self._began.min()) & (times <= self._began.max())]
+        return cuts
 
     def between(self, begin: float, end: float) -> SpanList:
         """The spans of the trees that began in that time, ``end`` not in it; Unix ns."""
@@ -388,9 +388,9 @@ def step_ends(spans: Sequence[object]) -> Times:
 
 
 def _parents(ids: npt.NDArray[np.uint64], parent_ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The position of each span's parent, -1 where it is not in the list."""
-    found = positions_of(ids, parent_ids)
-    return np.where(found == np.arange(len(ids)), -1, found)  # what is its own parent would be nobody's child
+    """The position of each span's parent; -1 if it is not in the list."""
+    positions = positions_of(ids, parent_ids)
+    return np.where(positions == np.arange(len(ids)), -1, positions)  # what is its own parent would be nobody's child
 
 
 # ---- the spans of one drain ----

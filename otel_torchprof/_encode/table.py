@@ -30,8 +30,8 @@ def html_table(
     ``sort_by`` is what they are sorted by, of which the heading tells.
     """
     columns = columns_of(info, options)
-    by = next((each for each in reversed(columns) if sort_by and each.key == attribute_of(sort_by)), None)
-    headings = [Heading(each.title, is_text=not each.key, is_sorted=each is by) for each in columns]
+    by = next((column for column in reversed(columns) if sort_by and column.key == attribute_of(sort_by)), None)
+    headings = [Heading(column.title, is_text=not column.key, is_sorted=column is by) for column in columns]
     displayed = rows if row_limit < 0 else itertools.islice(rows, row_limit)
     cells = ([_cell(column, event) for column in columns] for event in displayed)
     return table(headings, cells, hidden=0 if row_limit < 0 else total - row_limit)

@@ -173,7 +173,7 @@ class GpuPass:
         self._closed = False
         self._lock = threads.Lock()
         self._hangs = False
-        self.found = FoundGpus()
+        self.discovery = FoundGpus()
         self.last = _NOTHING
         process_changes.watch(self)
 
@@ -228,7 +228,7 @@ class GpuPass:
             self._discover()
             self._rediscovery = begin + REDISCOVERY
         look = GpuReadings(begin)
-        for card in self.found.gpus.values():
+        for card in self.discovery.gpus.values():
             self._read_card(card, look, begin + BUDGET)
         look.at = self._clock()
         return look
@@ -238,7 +238,7 @@ class GpuPass:
 
         Initialises NVML again after a GPU was lost, which has an effect only if nothing else in this process uses NVML.
         """
-        before = self.found
+        before = self.discovery
         try:
             if before.lost:
                 self._nvml.close()
@@ -246,7 +246,7 @@ class GpuPass:
             cards, silent = self._nvml.cards(self._known)
         except RefusedError as refusal:
             self._say_off(refusal)
-            self.found = FoundGpus(lost=before.lost, off=f"off: {refusal}")
+            self.discovery = FoundGpus(lost=before.lost, off=f"off: {refusal}")
             return
         self._known.update({card.uuid: card for card in cards})
         chosen = self._choose(cards)
@@ -256,7 +256,7 @@ class GpuPass:
         notes = [*silent, *([chosen.reason] if chosen.reason else [])]
         notes += [f"{self._known[uuid].name} ({uuid}) is lost" for uuid in lost]
         instances = frozenset(gpu.uuid for gpu in chosen.gpus if gpu.parent)
-        self.found = FoundGpus(
+        self.discovery = FoundGpus(
             {uuid: self._known[uuid] for uuid in uuids},
             instances or None,
             lost,
@@ -277,15 +277,15 @@ class GpuPass:
 
     def _say_off(self, refusal: RefusedError) -> None:
         reason = f"off: {refusal}"
-        if self.found.off != reason:
+        if self.discovery.off != reason:
             level = logging.INFO if refusal.expected else logging.WARNING
             _logger.log(level, "GPU metrics are off: %s", refusal)
 
     def _read_card(self, card: Gpu, look: GpuReadings, deadline: float) -> None:
-        if card.uuid in self.found.lost:
+        if card.uuid in self.discovery.lost:
             _lose(look, card)
             return
-        displayed = self.found.instances
+        displayed = self.discovery.instances
         instances = [instance for instance in card.instances if displayed is None or instance.uuid in displayed]
         try:
             for quantity in QUANTITIES:
@@ -295,7 +295,7 @@ class GpuPass:
                 if not gpus:
                     _miss(look, quantity, card, "the card is split by MIG and has no MIG device")
         except RefusedError as refusal:
-            self.found.lost.add(card.uuid)
+            self.discovery.lost.add(card.uuid)
             _logger.warning("%s (%s) is lost: %s", card.name, card.uuid, refusal)
             _lose(look, card)
 
@@ -450,11 +450,11 @@ class GpuMetrics:
     def health(self) -> GpuHealth:
         """State of every metric, as of the last reading: a :class:`GpuHealth`. Does not call the driver."""
         watched = self._pass
-        found, look = (
-            (FoundGpus(off=self._state), GpuReadings(0.0)) if watched is None else (watched.found, watched.last)
+        discovery, look = (
+            (FoundGpus(off=self._state), GpuReadings(0.0)) if watched is None else (watched.discovery, watched.last)
         )
-        states, notes = sources(found, look, METRICS)
-        return GpuHealth(states, tuple(found.gpus), notes)
+        states, notes = sources(discovery, look, METRICS)
+        return GpuHealth(states, tuple(discovery.gpus), notes)
 
     def __enter__(self) -> Self:
         return self.start()

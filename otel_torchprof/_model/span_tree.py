@@ -25,10 +25,8 @@ def rows_of_spans(table: SpanTable, span_ids: Array) -> npt.NDArray[np.int64]:
 
 def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]] | None:
     """The values of an attribute by span, and a mask of the spans that have it; None if no span has it."""
-    found = next((column for column in table.attributes if column.key == key), None)
-    if found is None:
-        return None
-    return found.spread(len(table))
+    column = next((column for column in table.attributes if column.key == key), None)
+    return None if column is None else column.spread(len(table))
 
 
 class SpanTree:

@@ -383,14 +383,14 @@ class Steps:
             trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
         span_id = trace.span_id if is_free else self._new_span_id()
-        made = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
-        made.segment = step.segment
+        step_span = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
+        step_span.segment = step.segment
         if step.revision:
-            made.attributes["torch.step.rule.revision"] = step.revision
-        made.phases = None if step.segment is None else step.phases
-        made.job = None if made.is_enclosed else step.job
-        made.is_detailed = self._selects(step.number, trace.trace_id)
-        return made
+            step_span.attributes["torch.step.rule.revision"] = step.revision
+        step_span.phases = None if step.segment is None else step.phases
+        step_span.job = None if step_span.is_enclosed else step.job
+        step_span.is_detailed = self._selects(step.number, trace.trace_id)
+        return step_span
 
     def _enclosing(self, context: int) -> tuple[SpanContext, int | None] | None:
         return None if context in {0, CONTEXT_MUTED} else self._current_span(context)

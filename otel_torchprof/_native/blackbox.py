@@ -308,10 +308,10 @@ def _collective(raw: Any, names: Names) -> Collective:
 
 def _info(text: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):  # damaged, or there is none
         return {}
-    return {key: _sound(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {key: _sound(value) for key, value in document.items()} if isinstance(document, dict) else {}
 
 
 def _sound(value: Any) -> str | int | None:

@@ -125,9 +125,9 @@ def _struct(c_type: str, columns: Mapping[str, Array]) -> Any:
 
 
 def _pieces(encode: Any, subject: tuple[Any, ...], count: int) -> Iterator[bytes]:
-    """What an encoder makes of ``count`` items. What the subject points into lives in the caller's frame meanwhile."""
-    found = pieces(lambda item, buffer: encode(*subject, item, PIECE_SIZE, buffer), range(count))
-    return map(itemgetter(0), found)
+    """Yields the pieces of ``count`` encoded items. The caller keeps the memory alive to which the subject points."""
+    encoded = pieces(lambda item, buffer: encode(*subject, item, PIECE_SIZE, buffer), range(count))
+    return map(itemgetter(0), encoded)
 
 
 def _checked(result: int) -> int:

@@ -56,12 +56,12 @@ def subtract_from_parents(totals: npt.NDArray[np.int64], parent: Array, values: 
 
 
 def self_times(parent: Array, start: Array, end: Array) -> npt.NDArray[np.int64]:
-    """The time that each row spent in none of its children."""
-    found = np.empty(len(parent), dtype=np.int64)
+    """The self time of each row: its duration without its children, ns."""
+    own_times = np.empty(len(parent), dtype=np.int64)
     parent = np.ascontiguousarray(parent, dtype=np.int32)
     start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
-    lib.otp_self_times(len(found), *map(pointer, (parent, start, end, found)))
-    return found
+    lib.otp_self_times(len(own_times), *map(pointer, (parent, start, end, own_times)))
+    return own_times
 
 
 def count_children(parent: Array, rows: int) -> npt.NDArray[np.int32]:
@@ -112,24 +112,24 @@ def event_span_ids(ids: Array, key: int) -> npt.NDArray[np.uint64]:
     return span_ids
 
 
-def positions_of(ids: Array, wanted: Array) -> npt.NDArray[np.int64]:
-    """For each wanted id the position of the first that is the same; -1 where there is none, and for 0. Some ns for each of both.
+def positions_of(ids: Array, requested: Array) -> npt.NDArray[np.int64]:
+    """For each requested id, its first position in ``ids``; -1 if it is missing, and for 0. Costs some ns per id.
 
     Raises:
         MemoryError: there is none left.
     """
-    found = np.empty(len(wanted), dtype=np.int64)
-    ids, wanted = np.ascontiguousarray(ids, dtype=np.uint64), np.ascontiguousarray(wanted, dtype=np.uint64)
-    _checked(lib.otp_positions_of(pointer(ids), len(ids), pointer(wanted), len(wanted), pointer(found)))
-    return found
+    positions = np.empty(len(requested), dtype=np.int64)
+    ids, requested = np.ascontiguousarray(ids, dtype=np.uint64), np.ascontiguousarray(requested, dtype=np.uint64)
+    _checked(lib.otp_positions_of(pointer(ids), len(ids), pointer(requested), len(requested), pointer(positions)))
+    return positions
 
 
 def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
-    """The top-level row, of each row and those above it, that has a flag; see ``otp_top_level`` in ``model.h``."""
-    found = np.empty(len(parent), dtype=np.int32)
+    """For each row, the topmost of itself and its ancestors that has a flag; see ``otp_top_level`` in ``model.h``."""
+    topmost = np.empty(len(parent), dtype=np.int32)
     parent, flags = np.ascontiguousarray(parent, dtype=np.int32), np.ascontiguousarray(flags, dtype=np.uint8)
-    lib.otp_top_level(len(parent), pointer(parent), pointer(flags), pointer(found))
-    return found
+    lib.otp_top_level(len(parent), pointer(parent), pointer(flags), pointer(topmost))
+    return topmost
 
 
 def device_lanes(order: Array, stream: Array, outer: Array, start: Array, duration: Array) -> npt.NDArray[np.int64]:
@@ -156,22 +156,22 @@ def fit_device_slices(outer: Array, line: Array, start: Array, duration: Array) 
 
 
 def with_crossing(given: npt.NDArray[np.bool_], track: Array, start: Array, end: Array) -> npt.NDArray[np.bool_]:
-    """Those given, and each row that crosses one of its track, int64 as the times, that began earlier and is none of them.
+    """Adds to ``given`` each row that crosses an earlier row of its track that is not in the result. ``track`` is int64.
 
     Costs a sort.
 
     Raises:
         MemoryError: there is none left.
     """
-    found = given.astype(np.uint8)
+    crossing = given.astype(np.uint8)
     start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
     order = np.lexsort((start, track)).astype(np.int64, copy=False)
     _checked(
         lib.otp_chrome_detach_overlapping(
-            len(found), pointer(order), pointer(track), pointer(start), pointer(end), pointer(found)
+            len(crossing), pointer(order), pointer(track), pointer(start), pointer(end), pointer(crossing)
         )
     )
-    return found.astype(np.bool_)
+    return crossing.astype(np.bool_)
 
 
 def memory_categories(counts: tuple[int, int], columns: dict[str, Array], of_block: Array, of_state: Array) -> None:

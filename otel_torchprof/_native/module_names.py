@@ -149,11 +149,11 @@ def held(owner: Any, name: str) -> Any:
 
 
 def held_items(module: Any, name: str) -> list[tuple[str, Any]]:
-    """What a module has in ``_modules`` or ``_parameters``, without what is None."""
-    found = held(module, name) or {}
-    # TorchScript's are objects of torch's that only look like dictionaries.
-    # A copy takes one step: another thread, or a finalizer, may put something in meanwhile.
-    items = dict.copy(found).items() if isinstance(found, dict) else list(found.items())
+    """The items of ``_modules`` or ``_parameters`` of a module, without those that are None."""
+    dictionary = held(module, name) or {}
+    # TorchScript has objects that only look like dictionaries.
+    # dict.copy is atomic: another thread, or a finalizer, may add an item meanwhile.
+    items = dict.copy(dictionary).items() if isinstance(dictionary, dict) else list(dictionary.items())
     return [(key, value) for key, value in items if value is not None]
 
 

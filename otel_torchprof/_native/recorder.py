@@ -240,14 +240,14 @@ _COLUMNS = batch_columns()
 
 
 def batch_of(raw: Any) -> Batch:
-    """A native batch as Python sees it, which owns it from now on."""
+    """Wraps a native batch, and takes ownership of it."""
     owned = owner(raw, "otp_batch_free")
     words = np.frombuffer(ffi.buffer(raw), np.uint64).tolist()
     groups: list[dict[str, Array]] = [{} for _ in range(lib.OTP_COLUMN_GROUPS)]
     for column in _COLUMNS:
         if words[column.pointer]:
-            found = _view(words[column.pointer], words[column.entries], column.dtype, owned)
-            groups[column.group][column.name] = found
+            view = _view(words[column.pointer], words[column.entries], column.dtype, owned)
+            groups[column.group][column.name] = view
     outer = groups[lib.OTP_COLUMNS_OUTER]
     return Batch(
         groups[lib.OTP_COLUMNS_EVENTS] | groups[lib.OTP_COLUMNS_INPUTS] | groups[lib.OTP_COLUMNS_CONTEXTS],

@@ -146,17 +146,17 @@ def _owners_of_parents() -> set[int]:
     return owners
 
 
-def _require_private(path: Path, found: os.stat_result, *, is_parent: bool) -> None:
-    if found.st_uid not in (_owners_of_parents() if is_parent else {os.geteuid(), 0}):
+def _require_private(path: Path, info: os.stat_result, *, is_parent: bool) -> None:
+    if info.st_uid not in (_owners_of_parents() if is_parent else {os.geteuid(), 0}):
         raise TorchLibraryError(
-            f"{path} belongs to user id {found.st_uid}, not to you ({os.geteuid()}) or root: nothing is loaded from it; "
+            f"{path} belongs to user id {info.st_uid}, not to you ({os.geteuid()}) or root: nothing is loaded from it; "
             f"set {config.BUILD_DIR} to a folder of your own"
         )
-    # Where the sticky bit is set, others can make files, but neither move nor remove ours.
-    is_sticky = is_parent and found.st_mode & stat.S_ISVTX
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+    # With the sticky bit, other users can create files, but not move or remove this user's.
+    is_sticky = is_parent and info.st_mode & stat.S_ISVTX
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
         raise TorchLibraryError(
-            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}): nothing is loaded from it; "
+            f"{path} can be written by others (mode {stat.S_IMODE(info.st_mode):o}): nothing is loaded from it; "
             f"run `chmod go-w {path}` or set {config.BUILD_DIR} to a folder of your own"
         )
 
@@ -246,9 +246,9 @@ def compiler() -> str:
     import shutil
 
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
+        path = shutil.which(name) if name else None
+        if path:
+            return path
     raise TorchLibraryError(
         "recording torch operators needs a C++ compiler once, to build a small library against the installed torch, and none "
         "of $CXX, c++, g++, clang++ was found. Install one (Debian: `apt install g++`, conda: `conda install cxx-compiler`), "

@@ -83,9 +83,9 @@ class InputWords:
 
     def storages(self) -> Array:
         """The storages of all rows' inputs, as an array of :data:`STORAGE`, by row."""
-        found = np.empty(lib.otp_inputs_storages(self._native, ffi.NULL), dtype=STORAGE)
-        lib.otp_inputs_storages(self._native, ffi.cast("otp_storage *", found.ctypes.data))
-        return found
+        storages = np.empty(lib.otp_inputs_storages(self._native, ffi.NULL), dtype=STORAGE)
+        lib.otp_inputs_storages(self._native, ffi.cast("otp_storage *", storages.ctypes.data))
+        return storages
 
     def text_ids(self, kind: int) -> npt.NDArray[np.uint32]:
         """Per row, the name of its first extra of a kind, or of its first string; 0 for none."""
@@ -105,8 +105,8 @@ class InputWords:
 
     def _keep(self, what: int, words: Any = ffi.NULL, offsets: Any = ffi.NULL) -> int:
         places = np.full(self._native.word_count, -2, dtype=np.int64)
-        found: int = lib.otp_inputs_keep(self._native, what, ffi.from_buffer("int64_t[]", places), words, offsets)
-        return found
+        count: int = lib.otp_inputs_keep(self._native, what, ffi.from_buffer("int64_t[]", places), words, offsets)
+        return count
 
 
 def input_type_name(header: int) -> str:
@@ -147,7 +147,7 @@ class Collecting:
         self._finalizer.atexit = False
 
     def take(self) -> Collectives:
-        """Those that were not taken before, in no order; none after the stop."""
+        """Collectives that were not taken before, unordered; empty after the stop."""
         parts = []
         while True:
             part = np.empty(_ROOM, dtype=COLLECTIVE_ENTRY)
@@ -156,8 +156,8 @@ class Collecting:
             parts.append(part[:count])
             if count < _ROOM:
                 break
-        found = np.concatenate(parts)
-        return {column.name: np.ascontiguousarray(found[column.name]) for column in COLLECTIVE_COLUMNS}
+        entries = np.concatenate(parts)
+        return {column.name: np.ascontiguousarray(entries[column.name]) for column in COLLECTIVE_COLUMNS}
 
     @property
     def lost(self) -> int:
@@ -420,14 +420,14 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that
     a profiler, a dispatch mode or a default device of the caller's has no part in it.
     """
-    found: list[Batch] = []
+    batches: list[Batch] = []
     errors: list[BaseException] = []
 
     def record() -> None:
         _thread.probes = True
         lib.otp_mute_thread()  # not for others who record
         try:
-            found.append(_recorded_negation(torch, library))
+            batches.append(_recorded_negation(torch, library))
         except BaseException as error:  # noqa: BLE001 - a finalizer's SystemExit too: raised by the caller's thread
             errors.append(error)
 
@@ -437,16 +437,16 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     except RuntimeError as error:
         raise _NotTriedError(f"the library was loaded, but no thread could be started to try it: {error}") from error
     thread.join()
-    if not found:
+    if not batches:
         raise _NotTriedError(f"the library was loaded, but recording one operator failed: {errors[0]}") from errors[0]
-    batch = found[0]
+    batch = batches[0]
     names = [batch.names[index] for index in batch["name"]]
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was loaded, but recorded {names} where aten::neg_ ran")
-    # Other sessions may have asked for storages and overloads, which are in the same words.
+    # Other sessions may have requested storages and overloads, which are in the same words.
     all_words: Array = np.empty(0, np.int64) if batch.inputs is None else batch.inputs
-    kept = InputWords(all_words, batch["inputs"]).kept(lib.OTP_KEEP_INPUTS)
-    words, offsets = (all_words, batch["inputs"]) if kept is None else kept
+    reduced = InputWords(all_words, batch["inputs"]).kept(lib.OTP_KEEP_INPUTS)
+    words, offsets = (all_words, batch["inputs"]) if reduced is None else reduced
     shape = words[offsets[names.index("aten::neg_")] :][:4]
     if not np.array_equal(shape, [1, _FLOAT_2D, 2, 3]):
         raise TorchLibraryError(f"the library was loaded, but read a float of shape (2, 3) as {shape.tolist()}")

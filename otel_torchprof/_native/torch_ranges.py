@@ -48,9 +48,9 @@ class TorchRanges:
         self._native = library.functions.keeping_lock("otp_ranges_", structures)
 
     def of_torch(self, *, itt: bool) -> RangeFunctions | None:
-        """Torch's own way to ITT or NVTX; None where it was built without."""
-        found = RangeFunctions()
-        return found if self._native.otp_ranges_of_torch(itt, found) else None
+        """Torch's own functions for ITT or NVTX; None if it was built without."""
+        functions = RangeFunctions()
+        return functions if self._native.otp_ranges_of_torch(itt, functions) else None
 
     def start(self, functions: RangeFunctions, parts: Parts) -> int:
         """Makes ranges of the calling thread's operators and of those that torch carries on for it; returns a handle.
@@ -140,10 +140,10 @@ def _try_nvtx(file: str) -> RangeFunctions | str:
 def _installed_nvtx() -> RangeFunctions:
     tried = []
     for file in _nvtx_files():
-        found = _try_nvtx(file)
-        if not isinstance(found, str):
-            return found
-        tried.append(found)
+        functions = _try_nvtx(file)
+        if not isinstance(functions, str):
+            return functions
+        tried.append(functions)
     raise TorchProfError(
         "there is no NVTX library: torch was built without, and none of these could be loaded: "
         f"{'; '.join(tried)}. Install one with `pip install nvidia-nvtx-cu12`, or name one in "
@@ -152,16 +152,16 @@ def _installed_nvtx() -> RangeFunctions:
 
 
 def itt_functions() -> RangeFunctions:
-    """The way to ITT: torch's own, which hands on to the collector that INTEL_LIBITTNOTIFY64 names (VTune sets it).
+    """Torch's functions for ITT, which call the collector that INTEL_LIBITTNOTIFY64 names (VTune sets it).
 
     Raises:
         TorchProfError: torch was built without ITT.
         TorchLibraryError: the library that observes operators cannot be had.
     """
-    found = ranges().of_torch(itt=True)
-    if found is None:
+    functions = ranges().of_torch(itt=True)
+    if functions is None:
         raise TorchProfError(
             "Can't use ITT: this torch was built without it (torch.profiler.itt.is_available() is false); install one that "
             "has it, such as torch's own packages for x86-64"
         )
-    return found
+    return functions

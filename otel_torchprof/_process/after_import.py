@@ -46,11 +46,11 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
 
 
 def _added(module_name: str, action: Action) -> _AwaitedModule:
-    # Those that were called off go now: a finalizer calls off, at any moment, so that it must not take the lock.
-    entries = [each for each in _waiting.get(module_name, ()) if each.action is not None]
-    # Whoever was interrupted here could not call it off, and asks for the same again.
-    entry = next((each for each in entries if each.action == action), None) or _AwaitedModule(action)
-    _waiting[module_name] = [*(each for each in entries if each is not entry), entry]
+    # Removes cancelled entries now: a finalizer may cancel at any moment, and so must not take the lock.
+    entries = [awaited for awaited in _waiting.get(module_name, ()) if awaited.action is not None]
+    # A caller that was interrupted here could not cancel, and may add the same action again.
+    entry = next((awaited for awaited in entries if awaited.action == action), None) or _AwaitedModule(action)
+    _waiting[module_name] = [*(awaited for awaited in entries if awaited is not entry), entry]
     return entry
 
 

@@ -53,15 +53,15 @@ class Arena:
         self._used = 0
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array of so many values, which are to be written first."""
+        """An uninitialized array of ``count`` values."""
         size = count * np.dtype(dtype).itemsize
         if not _SMALLEST_OWN <= size <= self._size:
             return np.empty(count, dtype)
         if self._used + size > len(self._block):
             self._block, self._used = _huge_pages(self._size), 0
-        found = self._block[self._used : self._used + size].view(dtype)
+        array = self._block[self._used : self._used + size].view(dtype)
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return found
+        return array
 
 
 def _huge_pages(size: int) -> npt.NDArray[np.uint8]:

@@ -69,13 +69,17 @@ def _anew(name: str) -> Any:
     """A class of ``threading`` whose methods have these globals."""
     original: Any = _original(name)
 
-    def with_globals(found: Any) -> Any:
-        if isinstance(found, property):
-            return property(with_globals(found.fget), with_globals(found.fset), with_globals(found.fdel), found.__doc__)
-        if not isinstance(found, types.FunctionType):
-            return found
-        function = types.FunctionType(found.__code__, _globals, found.__name__, found.__defaults__, found.__closure__)
-        function.__kwdefaults__ = found.__kwdefaults__
+    def with_globals(member: Any) -> Any:
+        if isinstance(member, property):
+            return property(
+                with_globals(member.fget), with_globals(member.fset), with_globals(member.fdel), member.__doc__
+            )
+        if not isinstance(member, types.FunctionType):
+            return member
+        function = types.FunctionType(
+            member.__code__, _globals, member.__name__, member.__defaults__, member.__closure__
+        )
+        function.__kwdefaults__ = member.__kwdefaults__
         return function
 
     own = {key: with_globals(value) for key, value in vars(original).items() if key not in {"__dict__", "__weakref__"}}

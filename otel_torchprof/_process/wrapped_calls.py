@@ -90,19 +90,19 @@ class WrappedCalls(Generic[CallT]):
     def _wrap(self, call: CallT, module: Any) -> None:
         with self._lock:
             owner, name = place(call, module)
-            found = None if owner is None else vars(owner).get(name)
-            if not self._users or call in self._wrapped or not callable(found):
+            function = None if owner is None else vars(owner).get(name)
+            if not self._users or call in self._wrapped or not callable(function):
                 return
             # One function that is looked up in two places is one wrapper, as it was one function.
-            known = (each for each in self._wrapped.values() if found in (each.before, each.now))
-            wrapped = next(known, None) or self._made(call, found)
+            known = (wrapped for wrapped in self._wrapped.values() if function in (wrapped.before, wrapped.now))
+            wrapped = next(known, None) or self._made(call, function)
             self._wrapped[call] = wrapped
             setattr(owner, name, wrapped.now)
 
-    def _made(self, call: CallT, found: Any) -> _Wrapped:
-        is_static = isinstance(found, staticmethod)
-        wrapper, retire = self._make(call, found.__func__ if is_static else found)
-        return _Wrapped(found, staticmethod(wrapper) if is_static else wrapper, retire)
+    def _made(self, call: CallT, function: Any) -> _Wrapped:
+        is_static = isinstance(function, staticmethod)
+        wrapper, retire = self._make(call, function.__func__ if is_static else function)
+        return _Wrapped(function, staticmethod(wrapper) if is_static else wrapper, retire)
 
 
 def place(call: WrappedCall, module: Any) -> tuple[Any, str]:

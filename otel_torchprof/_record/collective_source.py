@@ -79,23 +79,23 @@ class CollectiveSource(Source):
         return [f"collectives without group, number and size: {lost}; there was no room for more"] if lost else []
 
     def _keep(self, known: Collectives, waits: npt.NDArray[np.bool_]) -> None:
-        """For the next drain, in which the event has ended; of an event that was dropped it never comes, so not too many."""
-        kept = np.flatnonzero(waits)
-        self._unplaced += max(len(kept) - MOST_COLLECTIVES, 0)
+        """Stores collectives until their event is drained; a limited number, since a dropped event is never drained."""
+        waiting = np.flatnonzero(waits)
+        self._unplaced += max(len(waiting) - MOST_COLLECTIVES, 0)
         with self._lock:
-            self._waiting = _both(_chosen(known, kept[-MOST_COLLECTIVES:]), self._waiting)
+            self._waiting = _both(_chosen(known, waiting[-MOST_COLLECTIVES:]), self._waiting)
 
 
 def _is_collective(batch: Batch, events: npt.NDArray[np.uint64], row: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the events are operators of c10d: where torch was told not to record one, what was open around it was found."""
+    """Mask of the events that are operators of c10d. If torch does not record such an operator, its enclosing event has its place."""
     opens = batch.opens
     name_of = dict(zip(opens.id.tolist(), opens.name.tolist(), strict=True))
     names = np.array([name_of.get(event, 0) for event in events.tolist()], dtype=np.int64)
     if len(batch):
         names = np.where(row >= 0, batch["name"][row], names)
     used, which = np.unique(names, return_inverse=True)
-    found = np.array([batch.names[name].startswith(_OPERATORS) for name in used.tolist()], dtype=np.bool_)
-    return found[which]
+    is_operator = np.array([batch.names[name].startswith(_OPERATORS) for name in used.tolist()], dtype=np.bool_)
+    return is_operator[which]
 
 
 def _both(one: Collectives, other: Collectives) -> Collectives:

@@ -130,8 +130,8 @@ def _handler() -> Any | None:
 
 def _reasons() -> list[Any]:
     """All graph breaks since dynamo was reset."""
-    found: list[Any] = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", [])
-    return found
+    reasons: list[Any] = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", [])
+    return reasons
 
 
 def _take_out(callbacks: list[Any], callback: Any) -> None:

@@ -35,13 +35,13 @@ def _leave_package_out(rules: Any) -> None:
 
 
 def _leave_generated_out(convert_frame: Any) -> None:
-    """The same for what dataclasses of the package generate, which has no file: dynamo fails at arrays that cannot be written."""
+    """Has dynamo skip methods that dataclasses of the package generate, which have no file: it fails at read-only arrays."""
     check = convert_frame.trace_rules.check
 
     @functools.wraps(check)
-    def is_skipped(found: Any, *arguments: Any, **keywords: Any) -> Any:
-        is_generated = getattr(found, "co_filename", "") == _GENERATED and id(found) in _generated(len(sys.modules))
-        return is_generated or check(found, *arguments, **keywords)
+    def is_skipped(obj: Any, *arguments: Any, **keywords: Any) -> Any:
+        is_generated = getattr(obj, "co_filename", "") == _GENERATED and id(obj) in _generated(len(sys.modules))
+        return is_generated or check(obj, *arguments, **keywords)
 
     convert_frame.trace_rules.check = is_skipped
 
@@ -51,11 +51,11 @@ _GENERATED = "<string>"
 
 @functools.lru_cache(maxsize=1)
 def _generated(_modules: int) -> frozenset[int]:
-    """By id, since equal code may be the program's: what was generated for classes of the package, with so many modules imported."""
+    """Ids of code generated for classes of the package; by id, since equal code may be the program's. The argument is a cache key."""
     own = [module for name, module in list(sys.modules.items()) if name.startswith(f"{_PACKAGE.name}.")]
-    classes = [found for module in own for found in vars(module).values() if isinstance(found, type)]
-    functions = [each for found in classes for each in vars(found).values() if isinstance(each, types.FunctionType)]
-    return frozenset(id(each.__code__) for each in functions if each.__code__.co_filename == _GENERATED)
+    classes = [value for module in own for value in vars(module).values() if isinstance(value, type)]
+    functions = [value for kind in classes for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+    return frozenset(id(function.__code__) for function in functions if function.__code__.co_filename == _GENERATED)
 
 
 when_imported("torch._dynamo.trace_rules", _leave_package_out)
@@ -143,7 +143,7 @@ class _TracedGraph(threads.local):
         """In front of those of a graph None, with nothing."""
 
     def tell(self, label: Any, begins: bool) -> None:
-        """Adds what torch's own label would; without running it, since the label is recorded as any other meanwhile."""
+        """Adds torch's label operators to the graph without running them, since the label is also recorded as any other."""
         if label is None:
             if begins:
                 self.labels.append((None, None))
@@ -153,7 +153,7 @@ class _TracedGraph(threads.local):
             return
         core: Any = sys.modules["torch._C"]
         state = core._get_tracing_state()  # noqa: SLF001 - what torch's own modules ask
-        if state is None:  # what traces runs something untraced
+        if state is None:  # the tracer runs untraced code
             return
         graph = state.graph()
         if begins:
@@ -163,11 +163,11 @@ class _TracedGraph(threads.local):
             self.labels.append((label, node.output()))
             return
         for place in reversed(range(len(self.labels))):
-            found, opened = self.labels[place]
-            if found is label:
+            open_label, opened = self.labels[place]
+            if open_label is label:
                 del self.labels[place]
                 graph.insertNode(graph.create("profiler::_record_function_exit", [opened], 0))
-            if found is label or found is None:
+            if open_label is label or open_label is None:
                 return
 
 
@@ -247,16 +247,16 @@ def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
         value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__
     ]
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, types.CodeType):
-            yield found
-            waiting += [constant for constant in found.co_consts if isinstance(constant, types.CodeType)]
-        elif isinstance(found, type):
+        definition = waiting.pop()
+        if isinstance(definition, types.CodeType):
+            yield definition
+            waiting += [constant for constant in definition.co_consts if isinstance(constant, types.CodeType)]
+        elif isinstance(definition, type):
             waiting += [
-                getattr(value, "fget", None) or getattr(value, "__func__", value) for value in vars(found).values()
+                getattr(value, "fget", None) or getattr(value, "__func__", value) for value in vars(definition).values()
             ]
         else:
-            waiting += [code] if isinstance(code := getattr(found, "__code__", None), types.CodeType) else []
+            waiting += [code] if isinstance(code := getattr(definition, "__code__", None), types.CodeType) else []
 
 
 def _nothing(*_arguments: Any) -> None:

@@ -101,11 +101,11 @@ class ContextTable:
         return self._resolve_new(span)
 
     def get(self, number: int) -> CurrentSpan | None:
-        """The span of a number; None where there is none (0, muted) or the entry was removed."""
-        kept = self._spans.get(number)
-        if kept is None:
+        """The span of a number; None for none (0, muted) and for removed entries."""
+        entry = self._spans.get(number)
+        if entry is None:
             return None
-        trace_id, span_id, is_remote, flags, state, start = kept
+        trace_id, span_id, is_remote, flags, state, start = entry
         return CurrentSpan(trace.SpanContext(trace_id, span_id, is_remote, trace.TraceFlags(flags), state), start)
 
     def note_end(self, span_id: int) -> None:
@@ -129,7 +129,7 @@ class ContextTable:
         """A context may outlive its span: a task or thread that was started inside it keeps it current."""
         if self._just_ended:
             ahead = recorder_ahead_ns()
-            number_of = {kept[1]: number for number, kept in self._spans.copy().items()}
+            number_of = {entry[1]: number for number, entry in self._spans.copy().items()}
             for _ in range(len(self._just_ended)):
                 span_id, end = self._just_ended.popleft()
                 if span_id in number_of:

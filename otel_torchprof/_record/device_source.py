@@ -369,18 +369,18 @@ class LiveDeviceSource(Source):
         return [] if self._source is None else self._source.notes()
 
     def _of_batch(self, batch: Batch) -> Times | None:
-        """Those of its events; those of events that have ended since are kept for the drain that brings these."""
-        asked = now_ns()
+        """Device times of the events of a batch. Stores those of later events for a later drain."""
+        taken_at = now_ns()
         new = None if self._source is None else self._source.take(WAIT_SECONDS)
         if new is None:
             return None
-        here, kept = [], []
-        for since, times in [*self._early, (asked, new)]:
+        here, later = [], []
+        for since, times in [*self._early, (taken_at, new)]:
             known = rows_of(batch, times["event"]) >= 0
             here.append({name: column[known] for name, column in times.items()})
             if since > batch.watermark or times is new:
-                kept.append((since, {name: column[~known] for name, column in times.items()}))
-        self._early = [entry for entry in kept if len(entry[1]["event"])]
+                later.append((since, {name: column[~known] for name, column in times.items()}))
+        self._early = [entry for entry in later if len(entry[1]["event"])]
         return {c.name: np.concatenate([times[c.name] for times in here]) for c in DEVICE_COLUMNS}
 
 

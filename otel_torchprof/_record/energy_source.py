@@ -83,14 +83,14 @@ class EnergyCounters:
         return "on" if len(reasons) < len(self._gpus) else f"off: {next(iter(reasons.values()))}"
 
     def read(self) -> dict[str, float]:
-        """Joules by UUID, since some time in the past; never less than before. Without the GPUs that do not tell.
+        """Joules by UUID since an arbitrary time; never decreases. Omits GPUs without a counter.
 
-        A counter that began anew, as with a new driver, continues from where it was. Costs one call of the driver per GPU that
-        has a counter.
+        A counter that restarts, for example after a driver reload, continues from its last value. Costs one call of the driver per
+        GPU with a counter.
         """
-        found: dict[str, float] = {}
+        joules_by_uuid: dict[str, float] = {}
         if not self._nvml.is_open:
-            return found
+            return joules_by_uuid
         for gpu in self._gpus:
             try:
                 joules = self._joules(gpu)
@@ -98,8 +98,8 @@ class EnergyCounters:
                 self._refused[gpu.uuid] = str(refusal)
                 continue
             self._refused.pop(gpu.uuid, None)
-            found[gpu.uuid] = self._continued(gpu.uuid, joules)
-        return found
+            joules_by_uuid[gpu.uuid] = self._continued(gpu.uuid, joules)
+        return joules_by_uuid
 
     def _joules(self, gpu: Gpu) -> float:
         if gpu.mig or gpu.parent:
@@ -275,8 +275,8 @@ class EnergySource(Source):
 
     def _read(self) -> None:
         before = now_ns()
-        found = self._counters.read()
+        joules_by_uuid = self._counters.read()
         at = (before + now_ns()) // 2
-        for uuid, joules in found.items():
+        for uuid, joules in joules_by_uuid.items():
             if uuid in self._series:
                 self._series[uuid].add(at, joules)

@@ -306,9 +306,9 @@ class FunctionLabels:
         try:
             with _lock:
                 if not self._removed and line not in self._entries:
-                    found = find(line, module, path)
-                    if found is not None:
-                        self._label(line, found)
+                    functions = find(line, module, path)
+                    if functions is not None:
+                        self._label(line, functions)
         except LineError as error:
             if self._is_early and module.__name__ == "__main__" and isinstance(error, MissingError):
                 self._undefined[line] = path
@@ -317,17 +317,17 @@ class FunctionLabels:
         except Exception as error:  # noqa: BLE001 - a class may refuse the change with any error
             self._note(line, line.error(f"{module.__name__} does not let it be replaced: {error!r}"))
 
-    def _label(self, line: FunctionLine, found: FoundFunctions) -> None:
-        key = id(found.owner), found.name
+    def _label(self, line: FunctionLine, functions: FoundFunctions) -> None:
+        key = id(functions.owner), functions.name
         entry = _entries.get(key)
         if entry is not None and entry.is_there():
             if entry.line.label != line.label:
                 raise line.error(f"it is labelled {entry.line.label!r} already, by {entry.line.place}")
-        elif is_labelled(_function_of(found.raw)):
+        elif is_labelled(_function_of(functions.raw)):
             self._waits.discard(line)
             return
         else:
-            entry = _entries[key] = _LabelledFunction(line, found)
+            entry = _entries[key] = _LabelledFunction(line, functions)
         entry.users.add(self)
         self._entries[line] = entry
         self._waits.discard(line)
@@ -344,25 +344,25 @@ class FunctionLabels:
 class _LabelledFunction:
     """A labelled function and the users of its label. Used under the lock."""
 
-    def __init__(self, line: FunctionLine, found: FoundFunctions) -> None:
+    def __init__(self, line: FunctionLine, functions: FoundFunctions) -> None:
         self.line = line
         self.users: set[FunctionLabels] = set()
-        self._found = found
-        function = _function_of(found.raw)
+        self._functions = functions
+        function = _function_of(functions.raw)
         labelled: Any = record_function(line.label)(function)
-        self._label = labelled if function is found.raw else type(found.raw)(labelled)
-        setattr(found.owner, found.name, self._label)
+        self._label = labelled if function is functions.raw else type(functions.raw)(labelled)
+        setattr(functions.owner, functions.name, self._label)
 
     def is_there(self) -> bool:
         """Whether the label is still in place."""
-        return vars(self._found.owner).get(self._found.name) is self._label
+        return vars(self._functions.owner).get(self._functions.name) is self._label
 
     def leave(self, user: FunctionLabels) -> bool:
         """Removes the label with its last user; False if it cannot be removed."""
         self.users.discard(user)
         if self.users:
             return True
-        owner, name, raw, is_own = self._found
+        owner, name, raw, is_own = self._functions
         if _entries.get((id(owner), name)) is self:
             del _entries[id(owner), name]
         if not self.is_there():

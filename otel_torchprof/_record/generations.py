@@ -50,8 +50,8 @@ class Generations:
         self._listeners = (*self._listeners, listener)
 
     def leave(self, listener: Listener) -> None:
-        """No longer; again without effect."""
-        self._listeners = tuple(each for each in self._listeners if each != listener)
+        """Removes a listener; no effect for an unknown one."""
+        self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def known_among(self, events: Iterable[int]) -> dict[int, Generation]:
         """What is known of these events, by event."""
@@ -190,9 +190,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _prefills(tokens: int | None, keywords: dict[str, Any], *configs: Any) -> int:
-    """How many calls of the model come before the first token: as many as the prompt has chunks, where it is cut into some."""
-    asked = (keywords.get("prefill_chunk_size"), *(getattr(config, "prefill_chunk_size", None) for config in configs))
-    size = next((each for each in asked if each), None)
+    """Number of calls of the model before the first token: the number of chunks of the prompt."""
+    sizes = (keywords.get("prefill_chunk_size"), *(getattr(config, "prefill_chunk_size", None) for config in configs))
+    size = next(filter(None, sizes), None)
     return -(-tokens // size) if size and tokens else 1
 
 

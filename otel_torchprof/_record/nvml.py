@@ -165,7 +165,7 @@ class Nvml:
         )
 
     def _instances(self, card: Gpu) -> tuple[Gpu, ...]:
-        found = []
+        instances = []
         for index in range(self._says("nvmlDeviceGetMaxMigDeviceCount", card.handle, default=0)):
             try:
                 handle = self._call("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, index)
@@ -174,8 +174,8 @@ class Nvml:
                 continue  # numbers without a MIG device lie between those with one
             described = self._described(uuid, index, f"{card.name} MIG {index}", handle)
             numbers = [self._says(f"nvmlDeviceGet{kind}InstanceId", handle) for kind in ("Gpu", "Compute")]
-            found.append(replace(described, parent=card.uuid, place=f"MIG-{card.uuid}/{numbers[0]}/{numbers[1]}"))
-        return tuple(found)
+            instances.append(replace(described, parent=card.uuid, place=f"MIG-{card.uuid}/{numbers[0]}/{numbers[1]}"))
+        return tuple(instances)
 
     def utilization(self, gpu: Gpu, task: str) -> float:
         """Share of the last sampling period that the GPU was busy with a task, 0 to 1.
@@ -310,24 +310,26 @@ def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> Visibl
         return _devices_named(text, lambda entry: _by_prefix(entry, "GPU-", cards))
     if text.startswith("MIG-"):
         instances = [instance for card in cards for instance in card.instances]
-        found = _devices_named(text, lambda entry: _by_prefix(entry, "MIG-", instances))
-        return VisibleDevices(found.gpus[:1], found.reason)  # CUDA shows a process one MIG device, the first
+        devices = _devices_named(text, lambda entry: _by_prefix(entry, "MIG-", instances))
+        return VisibleDevices(
+            devices.gpus[:1], devices.reason
+        )  # CUDA shows only one MIG device to a process, the first
     if by_speed and text.strip():
         return VisibleDevices((), _UNKNOWN_ORDER)
     return _devices_named(text, lambda entry: _by_number(entry, cards))
 
 
 def _devices_named(text: str, find: Callable[[str], Gpu | None]) -> VisibleDevices:
-    """What a list names, up to the first entry that names nothing."""
-    found: list[Gpu] = []
+    """The devices in a list, up to the first unknown entry."""
+    devices: list[Gpu] = []
     for entry in text.split(","):
         gpu = find(entry)
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in devices:
             return VisibleDevices((), f"CUDA_VISIBLE_DEVICES={text!r} names a GPU twice: CUDA then shows none")
-        found.append(gpu)
-    return VisibleDevices(tuple(found), f"CUDA_VISIBLE_DEVICES={text!r} shows no {'other ' if found else ''}GPU")
+        devices.append(gpu)
+    return VisibleDevices(tuple(devices), f"CUDA_VISIBLE_DEVICES={text!r} shows no {'other ' if devices else ''}GPU")
 
 
 def _by_prefix(entry: str, kind: str, gpus: Sequence[Gpu]) -> Gpu | None:

@@ -138,15 +138,15 @@ def name_root(module: Any) -> None:
 
 
 def _running() -> list[int]:
-    """Ids of the optimizers in whose steps this thread is, innermost first."""
-    found = []
+    """Ids of the optimizers whose steps are running on this thread, innermost first."""
+    optimizers = []
     frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
     while frame is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename == _optimizer_file():
-            found.append(id(next(itertools.chain(frame.f_locals.get("args", ()), (None,)))))
+            optimizers.append(id(next(itertools.chain(frame.f_locals.get("args", ()), (None,)))))
         frame = frame.f_back
-    return found
+    return optimizers
 
 
 def _optimizer_file() -> str | None:

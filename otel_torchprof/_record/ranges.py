@@ -214,9 +214,9 @@ process_changes.at_fork(process_changes.Order.STATE, in_child=_labels.after_fork
 
 def _label_methods(native: TorchRanges) -> dict[str, Any]:
     def enter(label: record_function) -> record_function:
-        found = Label.__enter__(label)
+        entered = Label.__enter__(label)
         native.label_begin(id(label), label.name)
-        return found
+        return entered
 
     def leave(label: record_function, *exception: Any) -> None:
         native.label_end(id(label))

@@ -360,8 +360,8 @@ class ProfileSegment:
             if self._batch is None:
                 drained = self.recording.decorated(self._session.final_batch())
                 whole = with_waiting(drained, self._waiting, self.times())
-                own = kept(whole, InputKept(int(self.options.info())), torch_library.Observation.ever_requested)
-                self._batch = self._with_own_info(own)
+                own_events = kept(whole, InputKept(int(self.options.info())), torch_library.Observation.ever_requested)
+                self._batch = self._with_own_info(own_events)
             return self._batch
 
     def _with_own_info(self, batch: Batch) -> Batch:
@@ -433,7 +433,7 @@ class ProfileSegment:
         return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
 
     def _notes(self) -> list[str]:
-        """What is off, and what the sources say; nothing before the start."""
+        """Notes on what is off, and notes of the sources; empty before the start."""
         if self._session is None:
             return []
         notes = []
@@ -441,9 +441,11 @@ class ProfileSegment:
             notes.append("memory is not recorded: torch is not installed")
         if self._calls is None and self.options.frame_filter != ALL_FRAMES:
             notes.append("frames off: a filter of calls was given without with_stack=True")
-        told = ("devices", "energy")  # by fields of their own
+        in_own_fields = ("devices", "energy")  # states that are fields of Health
         notes += [
-            f"{name} {state}" for name, state in self.recording.states().items() if state != ON and name not in told
+            f"{name} {state}"
+            for name, state in self.recording.states().items()
+            if state != ON and name not in in_own_fields
         ]
         return notes + self.recording.notes()
 

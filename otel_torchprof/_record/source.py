@@ -309,28 +309,28 @@ class RecordingOptions:
 
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of events."""
-        found = [Kind.OPERATOR, Kind.LABEL]
+        kinds = [Kind.OPERATOR, Kind.LABEL]
         if self.modules:
-            found.append(Kind.MODULE)
+            kinds.append(Kind.MODULE)
         if self.frames or self.has_collections:
-            found.append(Kind.FRAME)
-        return tuple(found)
+            kinds.append(Kind.FRAME)
+        return tuple(kinds)
 
     def info(self) -> Requested:
-        """What is to be known of each operator: with frames and modules, also TorchScript's own stack and modules.
+        """Data to record of each operator; with frames and modules, also TorchScript's own stack and modules.
 
-        With inputs, memory and frames, which is when a memory timeline can be asked for, also where the inputs lie.
+        With inputs, memory and frames, which a memory timeline needs, also the storages of inputs.
         """
-        found = Requested.INPUTS if self.inputs else Requested(0)
+        requested = Requested.INPUTS if self.inputs else Requested(0)
         if self.overloads:
-            found |= Requested.OVERLOADS
+            requested |= Requested.OVERLOADS
         if self.frames and not self.is_live:
-            found |= Requested.CALL_STACKS
+            requested |= Requested.CALL_STACKS
         if self.modules:
-            found |= Requested.MODULE_HIERARCHY
+            requested |= Requested.MODULE_HIERARCHY
         if self.inputs and self.memory and self.frames:
-            found |= Requested.STORAGES
-        return found
+            requested |= Requested.STORAGES
+        return requested
 
     def asks(self) -> Requested:
         """What torch is asked for with each operator: those facts, and what tells on which device it works."""

@@ -223,12 +223,12 @@ def optimizers_were_made() -> bool:
 
 def _optimizer_classes() -> Iterator[type]:
     module = sys.modules.get("torch.optim.optimizer")
-    found = [getattr(module, "Optimizer", None)]
-    while found:
-        kind = found.pop()
+    classes = [getattr(module, "Optimizer", None)]
+    while classes:
+        kind = classes.pop()
         if kind is not None:
             yield kind
-            found.extend(kind.__subclasses__())
+            classes.extend(kind.__subclasses__())
 
 
 def _has_instances(kind: type) -> bool:
