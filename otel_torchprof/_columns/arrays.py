@@ -20,7 +20,7 @@ a page costs 1 to 3 us in a virtual machine, and the temporaries of a pass over 
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """So many rows, block by block."""
+    """Slices that split ``rows`` rows into blocks."""
     return (slice(begin, min(begin + BLOCK, rows)) for begin in range(0, rows, BLOCK))
 
 
@@ -40,7 +40,7 @@ def take(values: npt.NDArray[Any], index: npt.NDArray[Any], out: npt.NDArray[Any
 
 
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The different values in ascending order, of integers or booleans: as ``np.unique``, which threads of ours must not call.
+    """Distinct integers or booleans in ascending order: as ``np.unique``, which this package's threads must not call.
 
     Since numpy 2.3 that lets go of Python's lock in C++ and takes it again in a destructor. Up to Python 3.13 a daemon thread that
     does so while the interpreter ends is made to end there, which no destructor may: the process aborts. With ``return_inverse``

@@ -153,17 +153,17 @@ class _Wanted(NamedTuple):
 
 class _Matches(NamedTuple):
     mask: npt.NDArray[np.bool_]
-    """By index; longer than the names that were looked at."""
+    """By index of the name; entries from ``seen`` on are not yet valid."""
     seen: int
-    """How many names were looked at."""
+    """Number of names checked so far."""
     first: int
     """The lowest index that matches; no index where none does."""
 
 
 class KnownNames:
-    """What was found out about names of a table that only grows, kept for as long as the table.
+    """Cached results of searches in a table of names that only grows; lives as long as the table.
 
-    Any thread: two at a time may find out the same, and write the same.
+    Thread-safe: two threads may compute the same result, and write equal values.
     """
 
     __slots__ = ("_matches", "looked_at", "texts")
@@ -172,7 +172,7 @@ class KnownNames:
         self.texts: dict[int, str] = {}
         self._matches: dict[_Wanted, _Matches] = {}
         self.looked_at = 0
-        """Names that were looked at so far, for all that was asked."""
+        """Number of names checked so far, over all searches."""
 
     def matching(self, names: Names, query: _Wanted) -> npt.NDArray[np.bool_] | None:
         """Answers :meth:`Names.matching` for names of this table, without those that were added to it."""
@@ -236,7 +236,7 @@ class OpenEvents:
         return len(self.id)
 
     def chosen(self, mask: Array) -> OpenEvents:
-        """Those where the mask is true."""
+        """The events where the mask is true."""
         return OpenEvents(*(getattr(self, f.name)[mask] for f in fields(self)))
 
     def joined(self, other: OpenEvents) -> OpenEvents:
@@ -260,7 +260,7 @@ class Batch:
     them. The format stands at
     ``otp_input_kind`` in ``record_format.h``; ``dtype`` there is ``c10::ScalarType`` + 1, 0 where unknown."""
     kept: int = -1
-    """What the inputs may hold: bits of ``otp_input_kept`` in ``inputs.h``, so that nobody looks for what nobody wanted."""
+    """What was recorded of inputs: bits of ``otp_input_kept`` in ``inputs.h``."""
     memory: Mapping[str, Array] | None = None
     """Allocations and releases, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
     None if they were not recorded."""
@@ -339,6 +339,6 @@ class WaitingStack(NamedTuple):
     thread: RecordedThread
     """The thread; where torch ran on it, a batch knows more of it."""
     names: tuple[int, ...]
-    """By call, the top-level first, the index into ``Batch.names``."""
+    """Index into ``Batch.names`` per call, outermost first."""
     identities: tuple[int, ...]
-    """By call, which generator or coroutine it is of (as in the column ``fwd_thread``), 0 for none."""
+    """Identity of the generator or coroutine per call (as in the column ``fwd_thread``), 0 for none."""

@@ -13,8 +13,8 @@ T = TypeVar("T")
 class cached_property(Generic[T]):  # noqa: N801 - the name that readers know
     """A method whose first result becomes an attribute of the instance, under the method's name.
 
-    Up to Python 3.11 that of ``functools`` holds a lock of the class while the method runs: a child that is forked meanwhile waits
-    for it for ever, and instances wait for each other. Here two threads may compute the same value; the last one stays.
+    ``functools.cached_property`` holds a lock of the class up to Python 3.11: a child forked while the method runs would wait
+    forever, and instances wait for each other. Here two threads may compute the same value; the last one stays.
     """
 
     def __init__(self, method: Callable[[Any], T]) -> None:
@@ -31,7 +31,7 @@ class cached_property(Generic[T]):  # noqa: N801 - the name that readers know
     def __get__(self, instance: object, owner: type) -> T: ...
 
     def __get__(self, instance: object, owner: type) -> cached_property[T] | T:
-        """Only asked while the instance has no attribute of that name: a descriptor without ``__set__`` gives way to it."""
+        """Called only while the instance has no attribute of that name, which precedes a descriptor without ``__set__``."""
         if instance is None:
             return self
         value = vars(instance)[self._name] = self._method(instance)

@@ -1,7 +1,7 @@
-"""What is known of a call of transformers' ``generate``, in the words of OpenTelemetry's conventions for generative AI.
+"""Calls of transformers' ``generate``, described with the terms of OpenTelemetry's conventions for generative AI.
 
 Names and values are those of the conventions at the version of :data:`SCHEMA_URL`, https://github.com/open-telemetry/semantic-conventions-genai,
-which are in development: they may be others in a later version.
+which are in development and may change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 TEXT_COMPLETION = "text_completion"
 """The value of :data:`OPERATION`."""
 INFERENCES = frozenset({"chat", TEXT_COMPLETION, "generate_content"})
-"""Its values on a span that is for one call of a model; that of an agent or a workflow is around any number of them."""
+"""Operation names of spans of one model call; spans of an agent or a workflow contain any number of those."""
 TRANSFORMERS = "huggingface.transformers"
 """The value of :data:`PROVIDER`: the conventions have none for a library, and allow others than theirs."""
 
@@ -45,13 +45,13 @@ class Generation(NamedTuple):
     batch_size: int | None
     """Prompts."""
     input_tokens: int | None
-    """Of all prompts together, padding included."""
+    """Sum over all prompts, padding included."""
     choices: int | None
     """Sequences that were generated for each prompt."""
     output_tokens: int | None
     """Generated for all of them together, padding of those that ended early included."""
     new_tokens: int | None
-    """Of each sequence that were generated."""
+    """Generated tokens per sequence."""
     is_streamed: bool
     """Whether a streamer was given."""
     duration: float

@@ -32,18 +32,17 @@ if TYPE_CHECKING:
     from .schema import Column
 
 _WITHOUT = {INPUTS.name: -1, CONTEXT.name: 0}
-"""What an optional column says of the events of a batch that does not have it."""
+"""Values of optional columns for the events of a batch without them."""
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """The events of final batches as one, in the order of the batches within each thread.
 
-    For batches of one process, which share their table of names; what was open at their drain is not kept, since final
-    batches have nothing open. Costs a copy of everything, and some 20 ns per event where several threads recorded; none
-    for a single batch. Pure.
+    For batches of one process, which share a table of names. Open events are not copied, since final batches have none.
+    Costs a copy of everything, and about 20 ns per event if several threads recorded; nothing for a single batch. Pure.
 
     Raises:
-        ValueError: the batches' names are not of one table.
+        ValueError: the batches do not share one table of names.
     """
     if not batches:
         return Batch.of({"start": []}, [""])
@@ -143,7 +142,7 @@ def _moved_outwards(batch: Batch, rows: npt.NDArray[np.bool_], enclosing: Array)
 
 
 def _memory(batches: Sequence[Batch], thread_maps: Sequence[Array]) -> dict[str, Array] | None:
-    """What was allocated, by thread and then by time, as each batch has it."""
+    """The memory columns of all batches, sorted by thread and then by time, as in each batch."""
     parts = [
         {**batch.memory, "thread": new[batch.memory["thread"]]}
         for batch, new in zip(batches, thread_maps, strict=True)
@@ -198,10 +197,10 @@ def _longest(batches: Sequence[Batch]) -> Names:
 
 
 def _one_list_of_threads(batches: Sequence[Batch]) -> tuple[list[RecordedThread], list[npt.NDArray[np.int64]]]:
-    """All threads once, and for each batch the places of its threads in that list.
+    """All threads without duplicates, and for each batch the indices of its threads in that list.
 
-    A thread is known by the system's id and Python's; torch's id, which it gets when torch first runs there, tells apart
-    those that got the ids of one that ended before.
+    A thread is identified by the system's id and Python's. Both may be reused after a thread has ended; torch's id, given
+    when torch first runs on a thread, tells such threads apart.
     """
     threads: list[RecordedThread] = []
     known: dict[tuple[int, int], int] = {}

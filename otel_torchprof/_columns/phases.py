@@ -15,16 +15,16 @@ PHASE_NAME = "torch.phase.name"
 
 
 class Part(enum.IntEnum):
-    """Which call a phase is (column ``fwd_thread`` of events of kind PHASE; the object that it is of is in ``sequence_nr``)."""
+    """The call that a phase is (column ``fwd_thread`` of events of kind PHASE; ``sequence_nr`` is the called object)."""
 
     NEXT = 1
-    """A loader was asked for a batch; the object is its dataset."""
+    """A loader is asked for a batch; the object is its dataset."""
     FORWARD = 2
     """A root module was called with gradients enabled; the object is that module."""
     INFERENCE = 3
     """A root module was called without gradients."""
     EVALUATION = 4
-    """The same, in ``eval()``, of one that was called with gradients before."""
+    """The same in ``eval()`` mode, of a module that was called with gradients before."""
     BACKWARD = 5
     """The autograd engine ran."""
     RECOMPUTATION = 6
@@ -145,7 +145,7 @@ OF_MODULES = (Part.FORWARD, Part.INFERENCE, Part.EVALUATION, Part.PREFILL, Part.
 
 
 class Segment(enum.Enum):
-    """What a segment of a training job is; steps are numbered, the others stand between them."""
+    """Kind of a segment of a training job; steps are numbered, the others lie between them."""
 
     STEP = "training"
     EVALUATION = "evaluation"
@@ -154,7 +154,7 @@ class Segment(enum.Enum):
 
     @property
     def span_name(self) -> str:
-        """The name of the spans that stand for such segments."""
+        """Name of the spans of such segments."""
         return "torch.step" if self is Segment.STEP else f"torch.{self.value}"
 
 

@@ -17,7 +17,7 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 class Kind(enum.IntEnum):
-    """What sort of thing an event is (column ``kind``)."""
+    """Kind of an event (column ``kind``)."""
 
     OPERATOR = 1
     """A RecordFunction of torch: operator, backward function, TorchScript function, torch's own label."""
@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
 
 MEMORY_KIND = 255
-"""What the column ``kind`` says of rows that no recorder writes: memory as an event, see :mod:`~otel_torchprof._model.memory`."""
+"""``kind`` of rows made from memory records, see :mod:`~otel_torchprof._model.memory`; no recorder writes it."""
 
 
 class Scope(enum.IntEnum):
@@ -81,7 +81,7 @@ class CollectiveFlag(enum.IntFlag):
     TRANSFER = 1
     """A send or a receive: between two ranks, and the backend does not number it alike on both."""
     ASYNC = 2
-    """Its caller does not wait for it at once."""
+    """Its caller does not wait for it immediately."""
 
 
 class Column(NamedTuple):
@@ -123,7 +123,7 @@ CONTEXT = _column("context", np.uint32, "", "number of the thread's current span
 """Optional: present when the recording follows the service's spans."""
 
 OPTIONAL: tuple[Column, ...] = (INPUTS, CONTEXT)
-"""The columns that are there for some recordings only."""
+"""Columns that only some recordings have."""
 
 MEMORY_COLUMNS: tuple[Column, ...] = (
     _column("time", np.int64, "ns", "time of the allocation or release, Unix time"),

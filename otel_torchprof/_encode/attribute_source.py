@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 Values = tuple[Array, Array]
 """The values of an attribute and where they are present, both one per span."""
 _ATTRIBUTE_BYTES = 48
-"""Of a span, as a rule: values of its number, scope, times and thread."""
+"""Estimated size of one span's attributes: its number, scope, times and thread."""
 
 
 class AttributeSource:
@@ -105,7 +105,7 @@ class AttributeSource:
         return DistinctInputs(self.batch)
 
     def captured(self) -> Shares | None:
-        """What ran in compiled regions, by synthetic root; None where there is no such region."""
+        """Shares of the events in compiled regions, by synthetic root; None without such regions."""
         if self._shares is None:
             self._shares = shares_of_roots(self.batch, self.table)
         return self._shares
@@ -141,7 +141,7 @@ class AttributeSource:
 
     @cached_property
     def device_times(self) -> DeviceTimes | None:
-        """How long devices worked for the rows of the batch; None where that is not known."""
+        """Device times of the rows of the batch; None if no device was timed."""
         return device_times(self.batch) if self._device_times is None else self._device_times
 
     @cached_property
@@ -192,12 +192,12 @@ class AttributeSource:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One line of the table."""
+    """One attribute: its key and type, when a span has it, and how to compute it."""
 
     key: str
     type: AttributeType
     meaning: str
     present: str
-    """When it is there, in words."""
+    """When a span has the attribute, in words, for the documentation."""
     compute: Callable[[AttributeSource], Values | None]
-    """Its values and where they are present; None when no span can have it."""
+    """Returns the values and which spans have them; None if no span has the attribute."""

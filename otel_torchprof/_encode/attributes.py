@@ -1,4 +1,4 @@
-"""The one table of span attributes: which field of an event becomes which attribute, of which type, and when it is there.
+"""The table of span attributes: which field of an event becomes which attribute, with its type and when a span has it.
 
 The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`; what only reduced
 traces have is in :data:`REDUCTIONS`, what only segments of a job have in
@@ -97,7 +97,7 @@ REDUCTIONS: tuple[tuple[str, AttributeType, str, str], ...] = (
         ),
     ),
 )
-"""Key, type, when it is there and what it means, in the order in which the page has them."""
+"""Key, type, when a span has it, and meaning; in the order of the documentation page."""
 
 
 _TYPE_NAMES = {
@@ -168,7 +168,7 @@ def add_attributes(
 
 
 def _place(column: AttributeColumn) -> int:
-    """What tells steps apart in a list, whose first attributes are all that it shows: number, kind and phases come first."""
+    """Sort key: a step's number, kind and phases come first, since lists of spans show only the first attributes."""
     return phases.PLACES.get(column.key, len(phases.PLACES))
 
 

@@ -132,7 +132,7 @@ class _Drawn(NamedTuple):
     """How the events of a batch are drawn."""
 
     tids: npt.NDArray[np.int64]
-    """Of its threads."""
+    """The tid of each thread of the batch."""
     detached: npt.NDArray[np.uint8]
     """1 for the rows that are asynchronous pairs instead of slices."""
     flows: Mapping[str, npt.NDArray[Any]]
@@ -171,7 +171,7 @@ def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _check_indices(batch: Batch) -> None:
-    """Native code follows the indices without looking, so they are looked at here."""
+    """Checks that indices are in range, since native code does not."""
     limits = {"name": len(batch.names), "error_type": len(batch.names)}
     limits |= {"thread": len(batch.threads), "end_thread": len(batch.threads)}
     for column, limit in limits.items():
@@ -196,7 +196,7 @@ def _batch_of_steps(steps: list[RecordedStep], batch: Batch) -> Batch:
 
 
 def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> RecordedThread:
-    """That of the loop, if its slices and those of the steps nest."""
+    """The thread of the training loop, if its slices nest with those of the steps; else a track of the steps' own."""
     own = RecordedThread(STEPS_TID, 0, 0, "steps")
     idents = {step.thread for step in steps}
     tracks = {thread.os_tid: thread for thread in batch.threads if thread.ident in idents}
@@ -369,7 +369,7 @@ _BEYOND_PIDS = 5_000_000
 _BEYOND_STREAMS = 1_000_000
 
 _KINDS = {1: "GPU", 6: "GPU", 12: "GPU", 13: "GPU", 9: "XLA", 15: "HPU", 19: "MTIA"}
-"""What people call a ``c10::DeviceType``."""
+"""Common names of ``c10::DeviceType`` values."""
 
 
 class _Place(NamedTuple):
@@ -479,7 +479,7 @@ def _launch_tids(displayed: Batch, detached: npt.NDArray[np.uint8], events: Any)
 
 
 def _free(number: int, beyond: int, taken: set[int]) -> int:
-    """The number itself where a viewer takes it and nobody has it, else the first that is free from ``beyond`` on."""
+    """Returns ``number`` if viewers accept it and it is not taken; else the first free number from ``beyond`` on."""
     if not 0 <= number <= LARGEST_TID or number in taken:
         number = next(free for free in itertools.count(beyond) if free not in taken)
     taken.add(number)

@@ -1,4 +1,4 @@
-"""What all Chrome JSON of this package is made of: metadata and texts."""
+"""Metadata events and texts that all Chrome JSON of this package uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compact(value: Any) -> str:
 
 
 def metadata_event(kind: str, pid: int, tid: int, **args: Any) -> str:
-    """One event that says something about a process or a track."""
+    """JSON of a metadata event, which describes a process or a track."""
     return compact({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args})
 
 

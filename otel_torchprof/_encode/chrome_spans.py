@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from otel_torchprof._model.span_table import AttributeColumn, SpanTable
 
 CLOSING = b"\n]}\n"
-"""What ends the document."""
+"""The end of the document."""
 
 # So many weeks before the first span: a job that began weeks ago ends in this file too, and viewers drop negative times.
 # A double still tells nanoseconds apart.
@@ -55,7 +55,7 @@ _WEEKS_BEFORE = 8
 class ChromeSpans:
     """Encodes one export after another into one trace file. For one thread at a time.
 
-    What was drawn before decides where the next span has room, and names are told once. Memory grows with threads and
+    Where a span has room depends on the exports before, and names are written once. Memory grows with threads and
     with spans that overlap in time, not with spans.
     """
 
@@ -89,12 +89,12 @@ class ChromeSpans:
         yield from rows.pieces(self.pid, base, self._arrows - arrows)
 
     def report_again(self) -> None:
-        """What the last export wrote is lost: names of tracks and the like are told once more."""
+        """Writes names of tracks etc. again with the next export. Call it when the last export's bytes were lost."""
         self._tracks.report_again()
         self._resources_reported = 1
 
     def copied(self) -> ChromeSpans:
-        """One that continues from here as this one would, for spans that may not fit."""
+        """A copy with the same state, for trying whether spans fit."""
         other = copy.copy(self)
         other._tracks, other._resources = copy.deepcopy(self._tracks), list(self._resources)  # noqa: SLF001 - its own kind
         return other
@@ -111,7 +111,7 @@ class ChromeSpans:
             self._resources.append(resource)
 
     def _news(self, begin: bool) -> str:
-        """What the reader has not been told yet."""
+        """Metadata events that the file does not contain yet."""
         labels = [self._label(resource) for resource in self._resources[self._resources_reported :]]
         self._resources_reported = max(1, len(self._resources))
         news = "".join(f",\n{event}" for event in (*labels, *self._tracks.news()))
@@ -189,7 +189,7 @@ class Columns:
         )
 
     def _threads(self) -> tuple[npt.NDArray[np.int64], Sequence[tuple[int, str]]]:
-        """Which thread each span ran on from begin to end, as an index into the threads' ids and names.
+        """The thread on which each span began and ended, as an index into the threads' ids and names.
 
         Spans of a thread stand in runs, mostly long ones; only the runs are looked at one by one.
         """
@@ -258,7 +258,7 @@ class Columns:
 
 
 def _with_numbered_steps(table: SpanTable) -> SpanTable:
-    """The same spans, those of steps by the names that readers of torch's traces look for: see :func:`slice_name`."""
+    """The same spans, with steps renamed by :func:`slice_name`."""
     rows = np.flatnonzero(table.step >= 0).tolist()
     names = [slice_name(table.names[table.name[row]], int(table.step[row])) for row in rows]
     if not rows:
@@ -283,8 +283,8 @@ _MOST_BITS = 10_000  # Python refuses to write longer integers in decimal
 def json_value(value: Any) -> Any:
     """An attribute's value, or attributes, as JSON can have it.
 
-    What JSON has no number for becomes the text that protobuf's JSON has for it; so do integers beyond 64 bits, which
-    viewers garble. Bytes become base64, and what is no value of an attribute its ``str()``.
+    NaN and infinities become text, as in protobuf's JSON; so do integers beyond 64 bits, which viewers garble.
+    Bytes become base64; objects of types that attributes cannot have become their ``str()``.
     """
     if value is None or isinstance(value, bool | str):
         return valid(value) if isinstance(value, str) else value
@@ -316,7 +316,7 @@ def category_of(scope: InstrumentationScope | None, op_scope: object = None) -> 
 
 
 def outlines_of(spans: Sequence[ReadableSpan]) -> Outlines:
-    """What the tracks must know of them."""
+    """Ids, times and threads of the spans, for placing them on tracks."""
     starts = [_start(span) for span in spans]
     ends = [max(start, _end(span)) for start, span in zip(starts, spans, strict=True)]
     threads: dict[int, tuple[int, str]] = {}
@@ -378,7 +378,7 @@ def arrows_of(spans: Sequence[ReadableSpan], order: Sequence[int]) -> list[tuple
 
 
 def slice_name(name: str, step: object) -> str:
-    """What a span is called in a trace file: that of a step as torch names it, ``ProfilerStep#7``, by which its readers find steps."""
+    """A span's name in a trace file. A step is called ``ProfilerStep#7``, as torch does: its readers search for that."""
     return f"{STEP_PREFIX}{step}" if name == STEP_NAME and isinstance(step, int) else name
 
 

@@ -29,7 +29,7 @@ Times = npt.NDArray[np.int64]
 
 
 class Outlines(NamedTuple):
-    """What must be known of the spans of one export to place them; one entry per span, in any order."""
+    """Ids, times and threads of the spans of one export; one entry per span, in any order."""
 
     start: Times
     """Unix ns."""
@@ -45,10 +45,10 @@ class Outlines(NamedTuple):
 
 
 class _ThreadTrack:
-    """What earlier exports put on a thread's track: the top-level intervals, apart from one another, by time.
+    """The top-level intervals that earlier exports put on a thread's track: disjoint, sorted by time.
 
-    The insides are not kept. A span that begins inside one of them may cross what is there, and is not taken; one that
-    holds some of them is what was open around them when they were exported.
+    What lies inside an interval is not kept, so a span that begins inside one is refused: it may cross a slice there.
+    A span around some intervals fits: it was still open when they were exported.
     """
 
     _MOST = 1024
@@ -60,7 +60,7 @@ class _ThreadTrack:
         self._end: Times = np.empty(0, dtype=np.int64)
 
     def crossing(self, start: Times, end: Times) -> npt.NDArray[np.bool_]:
-        """Which intervals do not fit: they begin or end inside what is there."""
+        """Mask of the intervals that do not fit: they begin or end inside one that is on the track."""
         if not len(self._start):
             return np.zeros(len(start), dtype=bool)
         began = np.searchsorted(self._start, start, side="right") - 1
@@ -128,7 +128,7 @@ class Tracks:
                 yield from track_events(self._pid, tid, name, place)
 
     def report_again(self) -> None:
-        """What was told is lost: the next :meth:`news` is all of it."""
+        """Makes the next :meth:`news` return everything. Call it when what it returned was lost."""
         self._reported.clear()
 
     def _leave_what_crosses(self, spans: Outlines, rows: npt.NDArray[np.int64], off: npt.NDArray[np.uint8]) -> None:
@@ -215,7 +215,7 @@ class _Lane:
         self.top_level: list[_TrackSlice] = []
         """Apart from one another, by time, as is what is inside each."""
         self.forgotten_until: int | None = None
-        """Nothing may begin before this any more: what is there is not known."""
+        """Unix ns: no span may begin before this, since earlier slices have been forgotten."""
 
     def add(self, slice_: _TrackSlice) -> bool:
         """Puts a slice on the lane if it fits there, between others, inside its parent or around its children."""
@@ -261,12 +261,12 @@ class Lanes:
         self._count = 0
         self._lane_of: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
-        """By the parent that has not come: the lane of one of its children."""
+        """Lane of a child by the id of its parent, for parents not yet placed."""
 
     def place(self, start: int, end: int, span: int, parent: int) -> int:
         """The lane, from 0, for a span with these ids; ``parent`` is 0 for none.
 
-        Of spans that begin together the outer one has to be placed first. Costs some µs.
+        If several spans begin at the same time, place the outer one first. Costs some µs.
         """
         if self._count >= self._most:
             self._forget()

@@ -161,4 +161,4 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         is_async,
     ),
 )
-"""Those of collectives, in the order in which spans carry them."""
+"""Attributes of collectives, in the order in which spans have them."""

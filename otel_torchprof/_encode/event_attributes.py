@@ -40,7 +40,7 @@ def sequence_nr(source: AttributeSource) -> Values:
 
 
 def forward_thread(source: AttributeSource) -> Values:
-    """Of backward functions."""
+    """Thread of the forward call, for backward functions."""
     values = source.spread(source.batch["fwd_thread"], dtype=np.int64)
     of_operators = (source.kind != Kind.FRAME) & (source.kind != Kind.PHASE)
     return values, (values != 0) & of_operators & source.is_event
@@ -101,7 +101,7 @@ def self_duration(source: AttributeSource) -> Values:
 
 
 def thread_id(source: AttributeSource) -> Values:
-    """Where it began."""
+    """The thread on which the event began."""
     idents = np.array([thread.ident for thread in source.batch.threads], dtype=np.int64)
     return source.spread(source.batch["thread"], idents), source.is_event
 
@@ -132,7 +132,7 @@ def step(source: AttributeSource) -> Values:
 
 
 def captured(key: str) -> Callable[[AttributeSource], Values | None]:
-    """What of a root ran in compiled regions."""
+    """One figure of a root about its compiled regions; ``key`` names it."""
 
     def compute(source: AttributeSource) -> Values | None:
         shares = source.captured()
@@ -165,12 +165,12 @@ def moved(device: str, direction: str) -> Callable[[AttributeSource], Values | N
 
 
 def cpu_peak(source: AttributeSource) -> Values | None:
-    """The highest total that the CPU's allocator told inside of each event; in the time of each synthetic span."""
+    """The highest total of the CPU's allocator inside each event, or in the time of each synthetic span. Bytes."""
     return _peak(source, CPU_TYPES)
 
 
 def device_peak(source: AttributeSource) -> Values | None:
-    """The highest total that the allocator of any device told, likewise."""
+    """The highest total of any device's allocator, likewise."""
     return _peak(source, DEVICE_TYPES)
 
 
@@ -186,7 +186,7 @@ def _peak(source: AttributeSource, types: tuple[int, ...]) -> Values | None:
 _NS_PER_S = 1e9
 
 SHORTEST_WITH_ENERGY_NS = 100_000_000
-"""What is shorter lies between two readings of an energy counter, which say nothing of it."""
+"""Energy of shorter events is not known: they may lie between two readings of the counter."""
 
 
 def device_duration(source: AttributeSource) -> Values | None:
@@ -204,7 +204,7 @@ def device_duration(source: AttributeSource) -> Values | None:
 
 
 def device_idle(source: AttributeSource) -> Values | None:
-    """Of roots in which a device was timed: how long devices waited for the host."""
+    """How long devices waited for the host, for roots in which a device was timed."""
     if source.device_times is None:
         return None
     roots = ~source.is_event
@@ -244,7 +244,7 @@ def of_pair(column: str) -> Callable[[AttributeSource], Values | None]:
 
 
 def energy(source: AttributeSource) -> Values | None:
-    """Of roots, and of labels and modules that are no shorter than what lies between two readings."""
+    """Energy of roots, and of labels and modules of at least :data:`SHORTEST_WITH_ENERGY_NS`."""
     table = source.table
     joules = joules_between(source.batch, table.start, table.end)
     if joules is None:
@@ -270,10 +270,10 @@ def _pairs(source: AttributeSource) -> tuple[Array, Array] | None:
 
 
 COLLECTION = "gc.collect: generation "
-"""How the names of collections of garbage begin."""
+"""Prefix of the names of garbage collections."""
 
 UNKNOWN_ERROR = "_OTHER"
-"""What OpenTelemetry's conventions have for an error whose class nobody knows."""
+"""``error.type`` of an error of unknown class, from OpenTelemetry's conventions."""
 
 
 def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Callable[[AttributeSource], Values | None]:
@@ -327,7 +327,7 @@ def generation(source: AttributeSource) -> Values | None:
 
 
 def identity(source: AttributeSource) -> Values | None:
-    """Of calls: which generator, coroutine or optimizer it was."""
+    """Identity of the generator, coroutine or optimizer of a call."""
     if source.frames is None:
         return None
     values = np.zeros(len(source.table), dtype=np.int64)

@@ -1,6 +1,6 @@
 """Spans as OTLP/JSON: one ``ExportTraceServiceRequest`` per line, as the specification's file exporter writes them.
 
-That is protobuf's JSON, but for ids, which are hexadecimal digits, and enumerations, which are numbers.
+As protobuf's JSON, except that ids are hexadecimal digits and enumerations are numbers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _lines(spans: CheckedSpans, enclosing: LineParts, max_bytes: int) -> Iterato
 
 
 def _enclosing(resource: Resource, scope: InstrumentationScope) -> LineParts:
-    """What stands before the spans of a request, and what after them."""
+    """The text of a request before its spans and after them."""
     request = _as_dict(empty_request(resource, scope))
     # The spans last, so that the text can be cut where they belong; the order of members has no meaning.
     resource_spans = request["resourceSpans"][0]
@@ -91,10 +91,10 @@ def request_of(line: bytes | dict[str, Any]) -> ExportTraceServiceRequest:
     """Parses a line; ignores unknown members, as the specification requires.
 
     Args:
-        line: its text, or what :func:`parsed` made of it, which is changed.
+        line: its text, or the result of :func:`parsed`, which is modified.
 
     Raises:
-        ValueError: it is no request for traces; says what it is instead, or what is wrong.
+        ValueError: it is not a trace request; the message says why.
     """
     from google.protobuf import json_format
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

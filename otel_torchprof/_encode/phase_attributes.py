@@ -1,6 +1,6 @@
-"""Attributes of phases and of calls of transformers' ``generate``, and what segments of a training job have, for the documentation.
+"""Attributes of phases and of calls of transformers' ``generate``; those of segments of a training job, for the documentation.
 
-Those of ``generate`` are OpenTelemetry's conventions for generative AI, and ours.
+Attributes of ``generate`` follow OpenTelemetry's conventions for generative AI, with some of this package's own.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ PLACES = {
         )
     )
 }
-"""Where the attributes stand by which steps are told apart."""
+"""Sort keys of the attributes that tell steps apart."""
 
 
 def name(source: AttributeSource) -> Values | None:
-    """Which phase it is."""
+    """The phase's name."""
     if not (source.batch["kind"] == Kind.PHASE).any():
         return None
     spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
@@ -186,7 +186,7 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         ),
     ),
 )
-"""Key, type, when it is there and what it means; :class:`~otel_torchprof._model.phases.PhaseTimes` gives them."""
+"""Key, type, when a segment has it, and meaning. Values are from :class:`~otel_torchprof._model.phases.PhaseTimes`."""
 
 
 _ON = "on calls of [`generate`](services.md#text-generation)"
@@ -285,4 +285,4 @@ GENERATE_ATTRIBUTES: tuple[Attribute, ...] = (
         f"{_ON} that returned, if there are further tokens",
     ),
 )
-"""In the order in which spans carry them."""
+"""In the order in which spans have them."""

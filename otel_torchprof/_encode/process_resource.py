@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PID = "process.pid"
 _PARENT_PID = "process.parent_pid"
 _RUNTIME = "process.runtime.name"
-"""What a detector finds together with the process id, and who gives just an id does not."""
+"""Set by detectors together with the process id; programs that set only the id do not set it."""
 
 _pid = os.getpid()
 _ancestors: set[int] = set()

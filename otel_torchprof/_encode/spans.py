@@ -230,7 +230,7 @@ def _trace_id(raw: npt.NDArray[np.uint8]) -> int:
 
 
 def _index(column: AttributeColumn, row: int) -> int:
-    """Where the column has the value of a row; -1 where the row has none."""
+    """Index of a row's value in the column; -1 if the row has none."""
     if column.rows is None:
         return row
     at = int(np.searchsorted(column.rows, row))

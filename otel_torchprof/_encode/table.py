@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def html_table(
     info: Info, rows: Iterable[Any], options: TableOptions, *, total: int, row_limit: int, sort_by: str | None
 ) -> str:
-    """The first rows of ``total``, in the order in which they come; a negative limit means no limit.
+    """The first rows of ``total``, in the given order; a negative limit means no limit.
 
-    ``sort_by`` is what they are sorted by, of which the heading tells.
+    ``sort_by`` is only for the heading: the attribute by which the rows are sorted.
     """
     columns = columns_of(info, options)
     by = next((column for column in reversed(columns) if sort_by and column.key == attribute_of(sort_by)), None)
@@ -56,7 +56,7 @@ SORT_KEYS: tuple[str, ...] = (
     "device_memory_usage",
     "self_device_memory_usage",
 )
-"""What a table is usually sorted by; ``device`` may be written as cuda, xpu or privateuse1. Other attributes work too."""
+"""Common sort keys of tables; ``device`` may be written as cuda, xpu or privateuse1. Other attributes work too."""
 
 _SECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 _CPU = 0
@@ -94,7 +94,7 @@ class TableOptions:
             )
 
     def time(self, microseconds: float) -> str:
-        """A time in the unit asked for, else in one that fits."""
+        """Formats a time in the requested unit, else in one that fits."""
         if self.time_unit is None:
             return format_time(microseconds)
         return f"{_exact(microseconds) / _SECONDS[self.time_unit]:.3f}{self.time_unit}"
@@ -107,7 +107,7 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class Info:
-    """What the table has to know of all events: which columns there are, how wide, and the sums (µs) behind percentages."""
+    """Facts about all events that the table needs: its columns, their widths, and the sums (µs) behind percentages."""
 
     self_cpu_total: float
     longest_key: int
@@ -130,7 +130,7 @@ class TableColumn:
 
     title: str
     cell: Callable[[Any], object]
-    """Its text for an event."""
+    """Returns the cell's text for an event."""
     key: str = ""
     """The attribute of events that it shows; empty where that is no number."""
     width: int = _COLUMN_WIDTH
@@ -241,12 +241,12 @@ def _sorted(events: Sequence[Any], sort_by: str) -> list[Any]:
 
 
 def _exact(microseconds: float) -> float:
-    """A time without the rounding errors of added floats: the same events have the same text and order, however they are kept."""
+    """Rounds off the errors of added floats, so that the same events give the same text and order in any representation."""
     return round(microseconds, 5)
 
 
 def _rank(value: Any) -> Any:
-    """What an event is sorted by; unknown is 0."""
+    """Sort key of a value; 0 if unknown."""
     if isinstance(value, float):
         return _exact(value)
     return 0 if value is None else value

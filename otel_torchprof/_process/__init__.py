@@ -1,1 +1,1 @@
-"""What every room needs of the process: forks, late imports, deadlines, cleanup, rate-limited warnings."""
+"""Process-wide services for all other folders: forks, late imports, deadlines, cleanup, rate-limited warnings."""

@@ -1,4 +1,4 @@
-"""What has to wait until a module is imported, without importing it: torch is optional, heavy, and may come later or never."""
+"""Runs actions when a module is imported, without importing it: torch is optional, heavy, and may come later or never."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Action = Callable[[Any], None]
 def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     """Runs ``action(module)`` once: now if the module is imported, else in the thread that imports it, right after.
 
-    An action that waits already waits once.
+    Registering a waiting action again has no effect.
 
-    Nothing that the action raises gets to the import, or to the caller: it is logged. A module that another thread is just
-    importing is waited for. Thread-safe; until then it costs other imports a look into a dictionary each.
+    What the action raises is logged, and reaches neither the import nor the caller. Waits for a module that another thread
+    is importing. Thread-safe. While an action waits, every other import costs one dictionary lookup more.
 
     Args:
         module_name: dotted, ``torch._dynamo``.
         action: gets the module.
 
     Returns:
-        Calls it off; without effect once the action has begun.
+        A function that cancels the action; without effect once the action has begun.
     """
     with _lock:
         entry = _added(module_name, action)
@@ -111,7 +111,7 @@ def _run_waiting(name: str, module: types.ModuleType) -> None:
 
 
 class _Finder:
-    """Has the loaders of awaited modules tell when they are done; otherwise imports continue as if it were not there."""
+    """Wraps the loaders of awaited modules, to learn when they are done; does not affect other imports."""
 
     def __init__(self) -> None:
         self._asking = threads.local()
@@ -133,7 +133,7 @@ class _Finder:
 
 
 class _Loader:
-    """Another loader, and what waits for the module after it."""
+    """A module's own loader, followed by the actions that wait for the module."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -163,9 +163,9 @@ _finder = _Finder()
 def spec_of(
     name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None, *, besides: object = None
 ) -> ModuleSpec | None:
-    """As the import system finds it: each finder on ``sys.meta_path`` is asked, except ``besides`` and those that predate specs.
+    """Finds a spec as the import system does: asks each finder on ``sys.meta_path``, except ``besides`` and those without specs.
 
-    ``importlib.util.find_spec`` takes the lock of all imports, which an interrupt may leave taken: every later import would hang.
+    ``importlib.util.find_spec`` takes the global import lock; an interrupt may leave it taken, and every later import hangs.
     """
     for finder in sys.meta_path.copy():
         find = None if finder is besides else getattr(finder, "find_spec", None)

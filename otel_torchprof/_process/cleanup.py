@@ -1,4 +1,4 @@
-"""Cleanup that survives interrupts: what a recording has started is stopped, whatever ends the stopping halfway."""
+"""Cleanup that survives interrupts: everything that a recording has started is stopped, even if an exception ends a stop halfway."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _stacks: set[CleanupStack] = set()
 
 class _CleanupThread(threads.local):
     depth = 0
-    """Of closes and starts that it is inside."""
+    """Number of nested closes and starts on this thread."""
 
 
 _thread = _CleanupThread()
@@ -69,22 +69,22 @@ def _was_cut_off(error: RecursionError) -> bool:
 class CleanupStack:
     """Functions that undo what an owner has started, called in reverse order by :meth:`close`.
 
-    A ``KeyboardInterrupt`` can end a stop between any two instructions, a ``RecursionError`` at any call where the stack is nearly
-    full, and in a finalizer Python swallows both. So a function stays on its stack until it has returned, or raised another
-    ``Exception``; one that was cut off is called again by the next :meth:`close`, by :func:`close_due` and at exit. Functions
-    therefore have to be idempotent. The stack closes by itself when the owner is garbage collected, if no function refers to it.
-    In a forked child all stacks are empty.
+    A ``KeyboardInterrupt`` can end a stop between any two instructions, a ``RecursionError`` at any call on a nearly full
+    stack; in finalizers Python swallows both. So a function stays on its stack until it has returned or raised another
+    ``Exception``. A function that was interrupted is called again by the next :meth:`close`, by :func:`close_due` and at
+    exit: functions must be idempotent. The stack closes itself when its owner is garbage collected, provided that no
+    function refers to the owner. In a forked child all stacks are empty.
 
     Thread-safe. A second thread that closes waits for the first, unless it is inside another close or a start
-    (:func:`without_waiting`): a finalizer runs anywhere, also where a lock is held that the first thread waits for.
+    (:func:`without_waiting`): a finalizer may run while its thread holds a lock that the first thread waits for.
 
     Args:
-        owner: of which a weak reference is held.
-        dropped: called before that, where the owner is collected with functions left.
+        owner: only a weak reference to it is held.
+        dropped: called first if the owner is garbage collected with functions left.
     """
 
     at_exit: Callable[[], object] | None = None
-    """Called before it is closed at exit, where nobody has begun to close it."""
+    """Called at exit before the stack is closed, unless a close has begun."""
 
     def __init__(self, owner: object, dropped: Callable[[], object] | None = None) -> None:
         self._dropped = dropped
@@ -163,12 +163,12 @@ class CleanupStack:
                 self._close(wait=False)
 
     def close_and_log(self) -> None:
-        """As :meth:`close`, but what a function raises is logged: the others are called, and the caller has more to do."""
+        """As :meth:`close`, but logs what a function raises, calls the other functions, and returns."""
         with _logged():
             self.close()
 
     def close_at_exit(self) -> None:
-        """As :meth:`close_and_log`, where nobody has closed it before the interpreter ends."""
+        """As :meth:`close_and_log`, for a stack that is still open when the interpreter exits."""
         if self.at_exit is not None and not (self.is_empty or self._closing):
             self.at_exit()
         self.close_and_log()

@@ -20,7 +20,7 @@ class Deadline(NamedTuple):
     """A moment on a monotonic clock. Immutable, hence thread-safe."""
 
     at: float
-    """In seconds of ``clock``; ``math.inf`` for no deadline."""
+    """Time of the deadline, in seconds of ``clock``; ``math.inf`` for none."""
     clock: Callable[[], float] = time.monotonic
 
     @classmethod

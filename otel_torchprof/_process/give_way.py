@@ -36,7 +36,7 @@ _thread = _YieldingThread()
 
 @contextmanager
 def giving_way(is_hurried: Callable[[], bool]) -> Iterator[None]:
-    """Has :func:`give_way` rest on this thread, unless ``is_hurried``, which is asked before each rest."""
+    """Lets :func:`give_way` pause on this thread; ``is_hurried`` is called before each pause, and prevents it if true."""
     _thread.is_hurried, _thread.rested = is_hurried, time.thread_time_ns()
     try:
         yield

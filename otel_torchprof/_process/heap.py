@@ -15,7 +15,7 @@ _SMALLEST_OWN = 64 << 10
 
 
 def own_memory(size: int) -> npt.NDArray[np.uint8]:
-    """So many bytes that the system has back as soon as nothing refers to them; few of them are of the heap, most in huge pages.
+    """Allocates ``size`` bytes, mostly in huge pages, that return to the system as soon as nothing refers to them.
 
     numpy's memory is ``malloc``'s, which takes blocks of up to 32 MiB from its heap once one of that size was freed.
     """
@@ -65,9 +65,9 @@ class Arena:
 
 
 def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
-    """So many bytes in as many huge pages as they fill, where the system has them: a block that begins with one.
+    """Allocates ``size`` bytes aligned to huge pages, in as many as they fill, if the system has them.
 
-    The last one may have an eighth of it to spare, which is held for nothing.
+    Up to an eighth of the last one may be unused.
     """
     filled = (size + _HUGE_PAGE // 8) // _HUGE_PAGE * _HUGE_PAGE
     mapped = _mapped(max(size, filled) + _HUGE_PAGE)
@@ -96,7 +96,7 @@ class Heap:
         self._most = 0
 
     def look(self, held: int, *, is_idle: bool = True) -> None:
-        """So many bytes are held now; trims where it was much, and is little, and the program is idle."""
+        """Reports that ``held`` bytes are in use; trims the heap if it was much, is little, and the program is idle."""
         self._most = max(self._most, held)
         if is_idle and self._most >= _WORTH_IT and held < self._most // 4:
             self._most = held

@@ -36,14 +36,14 @@ class Order(enum.IntEnum):
     SOURCES = 1
     """Sources of events: those of the parent are off, ``Source.forked`` for each in the order of the catalog."""
     EXPORT = 2
-    """Processors and exporters begin anew."""
+    """Processors and exporters start anew."""
     RECORDINGS = 3
     """Recordings continue in the child; at exit they stop, and send."""
     LAST = 4
 
 
 class HasForkHandler(Protocol):
-    """What :func:`watch` takes."""
+    """An object for :func:`watch`."""
 
     def after_fork_in_child(self) -> None:
         """Called in the child, before any other Python code of it, on its only thread."""
@@ -71,19 +71,19 @@ def at_fork(
     in_parent: Callable[[], object] | None = None,
     in_child: Callable[[], object] | None = None,
 ) -> None:
-    """Has functions called at each fork from now on, for the life of the process."""
+    """Registers functions to be called at each fork, for the life of the process."""
     for calls, function in ((_before, before), (_in_parent, in_parent), (_in_child, in_child)):
         if function is not None:
             calls[order].append(function)
 
 
 def at_exit(order: Order, function: Callable[[], object]) -> None:
-    """Has a function called when the process exits, after what programs registered since the package was imported."""
+    """Registers a function to be called at exit, after those that programs registered since the package was imported."""
     _at_exit[order].append(function)
 
 
 def before_exit(function: Callable[[], object]) -> Callable[[], None]:
-    """Has a function called when the process exits, before everything that was registered until now; returns what calls it off."""
+    """Registers a function to be called at exit, before all that are registered now; returns a function that cancels it."""
     atexit.register(function)
     return lambda: atexit.unregister(function)
 
@@ -110,9 +110,9 @@ def import_now(*modules: str) -> None:
 
 
 def release_locks(root: object, package: str) -> None:
-    """Releases the locks of ``root`` and of all that it refers to, as far as that is of ``package``: only in a forked child.
+    """Releases the locks of ``root`` and of all objects of ``package`` that it refers to. Only for forked children.
 
-    As ``threading`` and ``logging`` do it for their own.
+    ``threading`` and ``logging`` do the same for their own locks.
     """
     waiting, seen = [root], set()
     while waiting:

@@ -1,4 +1,4 @@
-"""What code asks before it labels, true while a profile of ours runs.
+"""The flag that code reads before it labels: true while a profile of this package runs.
 
 ``torch.autograd.profiler._is_profiler_enabled`` is a flag, ``torch.autograd._profiler_enabled`` a function.
 """
@@ -29,7 +29,7 @@ class _ProfilerFlag:
         self._torchs = False
         self._module: Any = None
         self._original: Callable[[bool], None] | None = None
-        """What was replaced; None while nothing is."""
+        """The function that was replaced; None while none is."""
         self._call_off: Callable[[], None] = lambda: None
         self._question = _Question()
 
@@ -44,7 +44,7 @@ class _ProfilerFlag:
             self._question.take()
 
     def down(self, user: object) -> None:
-        """One that had begun has stopped; again without effect."""
+        """Reports that a profile has stopped; repeated calls have no effect."""
         with self._lock:
             self._users.discard(user)
             if not self._users:
@@ -53,7 +53,7 @@ class _ProfilerFlag:
                 self._give_back()
 
     def forget(self) -> None:
-        """Nobody runs any more (a forked child, which records nothing)."""
+        """Forgets all running profiles (in a forked child, which records nothing)."""
         self._lock = threads.RLock()
         self._users.clear()
         self._question.give_back()
@@ -71,7 +71,7 @@ class _ProfilerFlag:
             module._is_profiler_enabled = True  # noqa: SLF001
 
     def _set(self, enable: bool) -> None:
-        """What torch's profilers call meanwhile, and one that had looked it up before the last of ours stopped."""
+        """Replaces torch's function. Torch's profilers may still call it after the last profile of this package stopped."""
         with self._lock:
             self._torchs = enable
             self._module._is_profiler_enabled = enable or self._holding  # noqa: SLF001
@@ -105,7 +105,7 @@ class _Question:
         module._profiler_enabled = _yes  # noqa: SLF001
 
     def give_back(self) -> None:
-        """Puts torch's back, unless somebody has put theirs there since."""
+        """Restores torch's function, unless other code has replaced it since."""
         self._call_off()
         module = self._module
         if module is not None and module._profiler_enabled is _yes:  # noqa: SLF001

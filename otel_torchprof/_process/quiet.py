@@ -56,7 +56,7 @@ class LimitedLog:
 
 
 class DeferredWarnings:
-    """Warnings that wait until nobody holds a lock: a handler of the program's may take its time, or ask us something. Thread-safe."""
+    """Warnings delayed until no lock is held: the program's handlers may be slow, or call this package. Thread-safe."""
 
     def __init__(self, log: LimitedLog) -> None:
         self._log = log
@@ -67,13 +67,13 @@ class DeferredWarnings:
         self._waiting.append((message, arguments))
 
     def say(self) -> None:
-        """Says what waits."""
+        """Logs the waiting warnings."""
         with contextlib.suppress(IndexError):
             while True:
                 message, arguments = self._waiting.popleft()
                 self._log.warning(message, *arguments)
 
     def after_fork_in_child(self) -> None:
-        """What waits is the parent's to say."""
+        """Discards the waiting warnings: the parent logs them."""
         self._waiting.clear()
         self._log.after_fork_in_child()

@@ -1,7 +1,7 @@
-"""Values of variables for which OpenTelemetry raises while it is imported, or wherever it is asked for a provider.
+"""Environment variables whose wrong values make OpenTelemetry raise at its import, or when it is asked for a provider.
 
-Importing this module imports what reads a variable while it is imported, where that is set. A value that is refused is warned of
-and counts as not set.
+Importing this module imports the OpenTelemetry modules that read such a variable, if it is set. A refused value gives a
+warning and counts as not set.
 """
 
 from __future__ import annotations

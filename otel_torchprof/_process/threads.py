@@ -1,8 +1,8 @@
-"""The system's threads, locks and waits: also where gevent or eventlet has put greenlets in the place of Python's, sooner or later.
+"""The system's threads, locks and waits, even if gevent or eventlet replaces Python's with greenlets, at any time.
 
-A greenlet that waits in native code holds up its whole thread, and a lock of greenlets is not one between threads. So the built-in
-module of threads is made a second time, which nobody patches and of which nobody looks for locks to replace. The classes have the code of
-Python's own; threads stand in ``threading.enumerate()`` as any other.
+A greenlet that waits in native code blocks its whole thread, and locks of greenlets do not work between threads. So this
+module creates a second copy of the built-in module of threads, which no one patches and whose locks no one replaces. The
+classes have the code of Python's own; threads appear in ``threading.enumerate()`` as any other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from importlib.machinery import BuiltinImporter
 from typing import TYPE_CHECKING, Any
 
 NAME = "otel-torchprof"
-"""Of all threads of this package, as the system knows them: by it a reader of a black box leaves them out."""
+"""Name of all threads of this package for the system, by which readers of a black box omit them."""
 _SET_NAME = 15
-"""Of ``prctl``."""
+"""Option of ``prctl``."""
 
 
 def _made_anew(name: str) -> types.ModuleType:
-    """A built-in module as it is when nobody has patched it."""
+    """A fresh, unpatched copy of a built-in module."""
     spec = BuiltinImporter.find_spec(name)
     assert spec is not None  # noqa: S101 - for mypy
     module = importlib.util.module_from_spec(spec)
@@ -56,7 +56,7 @@ _FUNCTIONS = {
     "Lock": "allocate_lock",
     "RLock": "RLock",
 }
-"""What ``threading`` takes from ``_thread``: its name of it, and that."""
+"""What ``threading`` takes from ``_thread``, by the name it uses."""
 _globals: dict[str, Any] = {
     **vars(threading),
     **{own: getattr(_thread, name) for own, name in _FUNCTIONS.items() if hasattr(_thread, name)},
@@ -107,9 +107,9 @@ else:
     Condition, Event = _anew("Condition"), _anew("Event")
 
     class Thread(_anew("Thread")):
-        """One that the system knows by :data:`NAME`: before 3.14 Python tells it nothing of names.
+        """A thread named :data:`NAME` for the system, which Python does itself only since 3.14.
 
-        A daemon, or joined by who started it: since 3.13 the interpreter's end does not wait for it.
+        Make it a daemon, or join it: since Python 3.13 the interpreter does not wait for it at exit.
         """
 
         def run(self) -> None:
@@ -122,7 +122,7 @@ TIMEOUT_MAX = threading.TIMEOUT_MAX
 
 
 def get_greenlet_ident() -> int:
-    """Of the greenlet that runs, where threads are greenlets, else of the thread."""
+    """Ident of the running greenlet if threads are greenlets, else of the thread."""
     return threading.get_ident()
 
 

@@ -1,4 +1,4 @@
-"""What supported versions of torch do differently: the one that is imported is the reference."""
+"""Differences between the supported versions of torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 
 class Differences(NamedTuple):
-    """One version's ways; the defaults are those of the newest."""
+    """Behaviour of one version; the defaults are the newest version's."""
 
     averages_have_python_functions: bool = False
-    """``key_averages`` adds up calls of Python functions where it is not told whether to."""
+    """``key_averages`` includes calls of Python functions by default."""
     takes_use_cuda: bool = False
     """Profilers have the argument ``use_cuda``, with a warning."""
     warns_of_modules: bool = True
     """``with_modules`` is deprecated, with a warning."""
     names_wrong_activities: bool = True
-    """What is no activity is named in the error where there is nothing else, too."""
+    """The error names values that are not activities even if there are no others."""
     warns_of_cycles: bool = True
     """A schedule's cycle that clears the events of the one before it says so in a warning."""
 
@@ -33,7 +33,7 @@ _SINCE: dict[tuple[int, int], Differences] = {
     ),
     (2, 14): Differences(),
 }
-"""By the first version, oldest first; each stands until the next."""
+"""By the first version with that behaviour, oldest first; each is valid until the next."""
 
 
 _WITHOUT_TORCH = Differences(averages_have_python_functions=True)
@@ -49,7 +49,7 @@ def _of(version: str) -> Differences:
 
 
 def differences() -> Differences:
-    """Those of the torch that this process has imported. Costs a microsecond."""
+    """The differences of the torch that this process has imported. Costs a microsecond."""
     torch: Any = sys.modules.get("torch")
     version = getattr(torch, "__version__", None)
     return _WITHOUT_TORCH if version is None else _of(str(version))

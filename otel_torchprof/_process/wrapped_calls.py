@@ -1,4 +1,4 @@
-"""Functions of other packages, wrapped where they are looked up while somebody wants that, and put back afterwards."""
+"""Functions of other packages, wrapped in place while they have users, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class WrappedCall(Protocol):
 
     @property
     def module(self) -> str:
-        """Where it is looked up."""
+        """The module in which the function is looked up."""
 
     @property
     def path(self) -> str:
-        """Its name there, of a method with that of its class."""
+        """The function's name in the module; a method's includes the class."""
 
 
 CallT = TypeVar("CallT", bound=WrappedCall)
 Wrapper = tuple["Callable[..., Any]", "Callable[[], None]"]
-"""What is called in a function's place, and what lets that do nothing of its own any more, wherever it is still called."""
+"""A function's replacement, and a function that reduces the replacement to a plain call of the original."""
 
 
 class WrappedCalls(Generic[CallT]):
@@ -64,7 +64,7 @@ class WrappedCalls(Generic[CallT]):
                     self._wrap(call, module)
 
     def remove(self, user: object) -> None:
-        """Puts back what was there, if nobody else uses this and nobody has replaced it since; without effect for no user."""
+        """Removes a user; after the last one, restores the original unless other code has replaced it since."""
         with self._lock:
             self._users.discard(user)
             if self._users:
@@ -84,7 +84,7 @@ class WrappedCalls(Generic[CallT]):
             self.remove(user)
 
     def renew_lock(self) -> None:
-        """In a forked child: it may have been another thread's of the parent."""
+        """Call it in a forked child: another thread of the parent may have held the lock."""
         self._lock = threads.RLock()
 
     def _wrap(self, call: CallT, module: Any) -> None:
@@ -106,7 +106,7 @@ class WrappedCalls(Generic[CallT]):
 
 
 def place(call: WrappedCall, module: Any) -> tuple[Any, str]:
-    """What the function is an attribute of, None where there is no such thing, and its name there."""
+    """The object of which the function is an attribute, or None, and the attribute's name."""
     *classes, name = call.path.split(".")
     for part in classes:
         module = getattr(module, part, None)
@@ -117,8 +117,8 @@ class _Wrapped(NamedTuple):
     """A function that is wrapped."""
 
     before: Any
-    """What was there."""
+    """The original attribute."""
     now: Any
-    """What is there in its place."""
+    """The replacement."""
     retire: Callable[[], None]
     """The wrapper does nothing of its own any more."""
