@@ -1,4 +1,4 @@
-"""All sources, in the order in which they start: the one list that profiles, live recordings and metrics walk."""
+"""All sources in their start order: the one list that profiles, live recordings and metrics use."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class SourceRequest(NamedTuple):
-    """What sources are chosen by."""
+    """What a recording shall contain, by which sources are chosen."""
 
     options: RecordingOptions
     library: TorchLibrary | None
-    """Of torch's operators; None where there is none, or nothing needs it."""
+    """Records torch's operators; None if it is missing or not needed."""
     memory_limit: int
     """Bytes that the recorder may hold."""
 
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
     needs_torch: bool = True
     """A recording that begins before torch is imported starts it only then."""
     survives_fork: bool = False
-    """In a forked child it continues by itself."""
+    """Whether it continues in a forked child without a restart."""
 
 
 def _energy(request: SourceRequest) -> Source | None:
@@ -125,11 +125,11 @@ process_changes.at_fork(
 
 
 def requested(request: SourceRequest, chooses: Callable[[Entry], bool] = lambda _entry: True) -> Iterator[Source]:
-    """The sources that a recording is to have, not started, in their order.
+    """Creates the sources of a recording, not started, in start order.
 
     Args:
-        request: what it is to hold.
-        chooses: which entries are looked at; by default all.
+        request: what the recording shall contain.
+        chooses: filter of the catalog's entries; by default all.
     """
     for entry in SOURCES:
         source = entry.make(request) if chooses(entry) else None

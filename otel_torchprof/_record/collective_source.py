@@ -30,11 +30,11 @@ _NAMES = ("group", "ranks", "backend", "dtype", "reduce_op")
 
 
 class CollectiveSource(Source):
-    """What is known of the collectives of one session, which gets operators. Thread-safe.
+    """Records details of the collectives of one session, whose operators must be recorded. Thread-safe.
 
     Args:
-        library: of torch's operators.
-        most: that may wait to be put to a batch; the black box has all of them by itself.
+        library: records torch's operators.
+        most: maximum number of records that wait for their batch; the black box stores its own.
     """
 
     def __init__(self, library: TorchLibrary, most: int = MOST_COLLECTIVES) -> None:
@@ -46,7 +46,7 @@ class CollectiveSource(Source):
         self._unplaced = 0
 
     def start(self, session: Session) -> None:
-        """Begins; without effect where torch was built without distributed."""
+        """Starts recording; without effect if torch was built without distributed."""
         try:
             self._collecting = self._library.report_collectives(session, self._most)
         except TorchLibraryError as error:  # of a torch without distributed: then there are none
@@ -59,7 +59,7 @@ class CollectiveSource(Source):
                 self._waiting = _both(self._waiting, self._collecting.stop())
 
     def decorate(self, batch: Batch) -> Batch:
-        """With what is known of those of its events, open ones among them, that are collectives."""
+        """Returns the batch with details of its collectives, open ones included."""
         if self._collecting is None:
             return batch
         with self._lock:
@@ -74,7 +74,7 @@ class CollectiveSource(Source):
         return replace(batch, collectives=displayed)
 
     def notes(self) -> list[str]:
-        """What a reader of the recording should know, a sentence each."""
+        """Notes for readers of the recording, one sentence each."""
         lost = self._unplaced + (0 if self._collecting is None else self._collecting.lost)
         return [f"collectives without group, number and size: {lost}; there was no room for more"] if lost else []
 

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` does while it compiles, as events: each compilation, and each graph break with its reason."""
+"""Events of ``torch.compile``: each compilation, and each graph break with its reason."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _logger = logging.getLogger("otel_torchprof")
 class CompileEvents(Source):
     """Compilations and graph breaks as labels, while one of these is installed.
 
-    A compilation is a label ``TorchDynamo Compile: 0/0`` with dynamo's number of frame and compilation, which the compiled
-    region has in its name too; what torch runs to compile is inside it. A graph break is a label of no length at the end of the
+    A compilation is a label ``TorchDynamo Compile: 0/0`` with dynamo's number of frame and compilation, as in the name of
+    the compiled region; operators run by the compilation are inside it. A graph break is a label of no length at the end of the
     compilation that met it: ``TorchDynamo Graph Break: `` and the first line of dynamo's reason, with the place in the program
-    and the whole reason as its arguments. Who records labels gets them.
+    and the whole reason as its arguments. Every recording of labels contains them.
 
-    Dynamo calls here when it compiles, which takes a thousand times as long, and at no other time. After
-    ``torch._dynamo.reset()``, which forgets everybody's callbacks, nothing is told until the next installation.
+    Dynamo calls this code only when it compiles, which takes a thousand times as long. After ``torch._dynamo.reset()``,
+    which removes all callbacks, nothing is recorded until the next installation.
 
-    There may be any number of these in a process. Installing and removing is for any thread.
+    A process may have any number of instances. Any thread may install and remove them.
     """
 
     def start(self, _session: Session | None = None) -> None:
-        """Begins; as soon as dynamo is imported, if it is not yet."""
+        """Starts recording now, or when dynamo is imported."""
         _shared.install(self)
 
     @classmethod
@@ -45,7 +45,7 @@ class CompileEvents(Source):
         _shared.after_fork_in_child()
 
     def stop(self) -> None:
-        """Takes the callbacks out of dynamo, if nobody else wants them; without effect where there are none."""
+        """Removes the callbacks from dynamo after the last user; without effect if there are none."""
         _shared.remove(self)
 
 
@@ -129,7 +129,7 @@ def _handler() -> Any | None:
 
 
 def _reasons() -> list[Any]:
-    """All graph breaks since dynamo was reset."""
+    """Dynamo's list of all graph breaks since its last reset."""
     reasons: list[Any] = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", [])
     return reasons
 

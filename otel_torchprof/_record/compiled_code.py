@@ -1,7 +1,7 @@
-"""Labels and hooks of optimizers inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``: what torch sees of them.
+"""How torch reads labels and hooks of optimizers inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``.
 
-None of these can look into a C function. Dynamo and TorchScript keep a place where something can be named as something else, and
-tracing begins in functions that can be replaced; they exist once the module that has them is imported. So torch is told then, once.
+None of these can read a C function. Dynamo and TorchScript have tables in which one object can stand for another, and tracing
+starts in functions that can be replaced. All of this is set up once, when the module of torch is imported.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _label_for_dynamo(label: type) -> Action:
 
 
 def _made_label_for_dynamo(label: Any) -> Action:
-    """What torch does with labels of its own that are made before the code which is compiled."""
+    """Treats a label that was created outside the compiled code as torch treats its own."""
 
     def teach(builder: Any) -> None:
         if not hasattr(builder, "RecordFunctionVariable"):  # an older torch, which does the same with none
@@ -93,7 +93,7 @@ def _made_label_for_dynamo(label: Any) -> Action:
 
 
 def read_as_torchs_profile(profile: type) -> None:
-    """Lets dynamo read ``profile`` as torch's own, which it leaves out of what it compiles."""
+    """Makes dynamo treat ``profile`` as torch's own, which it omits from graphs."""
 
     def teach(dynamo: Any) -> None:
         def as_torch(*_arguments: Any, **_options: Any) -> Any:
@@ -140,7 +140,7 @@ class _TracedGraph(threads.local):
 
     def __init__(self) -> None:
         self.labels: list[tuple[Any, Any]] = []
-        """In front of those of a graph None, with nothing."""
+        """Open labels; ``(None, ...)`` marks the begin of a graph."""
 
     def tell(self, label: Any, begins: bool) -> None:
         """Adds torch's label operators to the graph without running them, since the label is also recorded as any other."""
@@ -202,9 +202,9 @@ def _labels_for_traces(_trace: Any) -> None:
 
 
 def teach_label(label: type, home: dict[str, Any]) -> None:
-    """Lets torch read ``label`` as its own ``record_function`` in graphs: now, or when torch is imported.
+    """Makes torch treat ``label`` as its own ``record_function`` in graphs: now, or when torch is imported.
 
-    ``home``: the globals of the module whose functions wrap what is decorated with it.
+    ``home``: globals of the module with the wrappers of decorated functions.
     """
     when_imported("torch._dynamo", _label_for_dynamo(label))
     when_imported("torch._dynamo.variables.builder", _made_label_for_dynamo(label))
@@ -214,7 +214,7 @@ def teach_label(label: type, home: dict[str, Any]) -> None:
 
 
 def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:
-    """Lets dynamo read these built-in functions as ones that do nothing: a graph has no place for what they do.
+    """Makes dynamo treat these built-in functions as empty, since graphs cannot contain them.
 
     Once per function in a process.
     """
@@ -227,9 +227,9 @@ def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:
 
 
 def leave_uncompiled(*names: str) -> None:
-    """Lets dynamo leave the functions of these modules alone, of which some run in the middle of a compiled call.
+    """Makes dynamo skip the functions of these modules, some of which run inside a compiled call.
 
-    It would compile them like the program's own, and where the program allows one graph only, raise for what it cannot.
+    Otherwise it would compile them like the program's own, and raise if the program allows only one graph.
     """
 
     def teach(eval_frame: Any) -> None:
@@ -273,7 +273,7 @@ def _teach_in_graph(dynamo: Any) -> None:
 
 
 def _follow_compiler(eval_frame: Any) -> None:
-    """What is run for the recorder in the middle of a compiled call, OpenTelemetry's functions too, is not looked at."""
+    """Makes dynamo skip functions that run for the recorder inside a compiled call, OpenTelemetry's included."""
     python_sources.follow_compiler(eval_frame.set_eval_frame)
 
 

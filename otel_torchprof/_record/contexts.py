@@ -1,7 +1,7 @@
-"""Which span of the application the model's work belongs to: numbers for the spans that are current.
+"""Numbers the application's current spans, so that events can refer to the span in which they ran.
 
-The recorder keeps a number per event. Here the numbers are given out, by the thread whose context has changed, and looked
-up again by the one that drains the recorder.
+The recorder stores a number per event. A thread whose context has changed gets a number here; the thread that drains the
+recorder maps numbers back to spans.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NONE = 0
 """No span is current."""
 MUTED = CONTEXT_MUTED
-"""Nothing is to be recorded: the trace is not sampled, or instrumentation is suppressed."""
+"""Number for "do not record": the trace is not sampled, or instrumentation is suppressed."""
 
 SUPPRESSION_KEYS: tuple[str, ...] = (
     otel_context._SUPPRESS_INSTRUMENTATION_KEY,  # noqa: SLF001 - the key that the SDK itself sets while it exports
@@ -52,8 +52,8 @@ def _runtime_context() -> object:
 
 
 _Kept = tuple[int, int, bool, int, trace.TraceState | None, int | None]
-"""A :class:`CurrentSpan` as it is kept: its values, without a trace state that is empty. There may be thousands between two
-drains, and a plain tuple of plain values the garbage collector leaves alone, once it has seen it."""
+"""A :class:`CurrentSpan` as stored: its values, with None for an empty trace state. There may be thousands between two drains,
+and the garbage collector stops tracking a tuple of plain values."""
 
 
 class CurrentSpan(NamedTuple):
@@ -68,9 +68,9 @@ class CurrentSpan(NamedTuple):
 class ContextTable:
     """Numbers the spans that are current, from 1.
 
-    One span object has one number, and no other has it as long as anybody may ask for it: an entry goes once its span is
-    garbage and a drain that began after that has ended, so the table is as large as what is alive. Thread-safe. A span
-    that is known costs a microsecond.
+    A span object has one number, unique while anything may refer to it: an entry is removed when its span has been garbage
+    collected and a later drain has ended, so the table grows only with living spans. Thread-safe. A known span costs a
+    microsecond.
     """
 
     def __init__(self) -> None:
@@ -109,9 +109,9 @@ class ContextTable:
         return CurrentSpan(trace.SpanContext(trace_id, span_id, is_remote, trace.TraceFlags(flags), state), start)
 
     def note_end(self, span_id: int) -> None:
-        """The span with that id ends now. Any thread; 0.1 us. Without it the end is known from the next drain on, if the span still lives.
+        """Records that the span ends now. Any thread; 0.1 us. Without it the next drain learns the end, if the span still exists.
 
-        By a clock of our own: the SDK's is the wall clock, which may be set back, and then what ran inside would seem to come later.
+        Uses this package's clock: the SDK's wall clock may be set back, and then events inside the span would seem to follow it.
         """
         self._just_ended.append((span_id, time.monotonic_ns()))
 
@@ -154,13 +154,13 @@ class ContextTable:
                 self._ends.pop(number, None)
 
     def follow(self) -> bool:
-        """Has the recorder ask this table which span is current, from now on; the tables that it asked before still learn of all.
+        """Makes this the table that the recorder asks for the current span. Tables that it asked before still learn all spans.
 
-        The numbers are then the same in all of them: an event has one, however many recordings it is for.
+        All these tables have the same numbers, since an event has only one, however many recordings it is for.
 
         Returns:
-            Whether it can tell without asking that the context is the same. If not (an unknown interpreter, another kind of
-            OpenTelemetry context than contextvars), every top-level event costs a call into Python.
+            Whether the recorder can detect an unchanged context by itself. If not (an unknown interpreter, OpenTelemetry
+            contexts other than contextvars), every top-level event costs a call into Python.
         """
         if _following and self not in _following:
             self._join(_following[-1])
@@ -169,7 +169,7 @@ class ContextTable:
         return self._ask_from_now_on()
 
     def unfollow(self) -> None:
-        """Has the recorder ask the table that it asked before, or nobody: for events from now on no span is current."""
+        """Makes the recorder ask the table before this one again. Without one, new events have no current span."""
         if self in _following:
             _following.remove(self)
         if _following:
@@ -183,7 +183,7 @@ class ContextTable:
         )
 
     def _join(self, other: ContextTable) -> None:
-        """Knows what another table knows, and from now on whatever one of them learns."""
+        """Copies another table's entries; from now on each of the two learns what the other does."""
         self._lock = other._lock
         with self._lock:
             self._last = max(self._last, other._last)
@@ -221,7 +221,7 @@ class ContextTable:
         return number
 
     def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _Kept, *, has_ended: bool) -> None:
-        """Takes over what one of the tables has found out: a span's number, by the span's identity; and whether it is over already."""
+        """Adds an entry that another table has made: a span's number by the span's identity, and whether the span has ended."""
         self._last = known[1]
         if has_ended:
             self._ends[self._last] = 0
@@ -240,7 +240,7 @@ class ContextTable:
             table.forget(key, reference, number)
 
     def forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:
-        """The span is garbage: nobody asks for its number any more, but events may have it."""
+        """Called when a span was garbage collected: no new event gets its number, but recorded ones may have it."""
         # No lock: garbage is collected anywhere, also in a thread that holds it.
         known = self._numbers.get(key)
         if known is not None and known[0] is reference:  # else another recording's, which had its own numbers

@@ -35,16 +35,16 @@ REPLAY_NAME = "torch.cuda.CUDAGraph.replay"
 """The label around the replay of a graph, whose kernels no operator launches."""
 
 BYTES_OF_A_TIME = 48
-"""What a time needs until it is taken."""
+"""Memory of a device time until it is taken."""
 
 _logger = logging.getLogger("otel_torchprof")
 
 
 def checked_device_events(events: str | None, every: int) -> str:
-    """What is timed, as given, else operators, labels and modules.
+    """Checks the options of device times; returns ``events``, by default operators, labels and modules.
 
     Raises:
-        TypeError, ValueError: nothing that can be; a number of steps that is no whole number above 0.
+        TypeError, ValueError: ``events`` cannot be timed, or ``every`` is not a whole number above 0.
     """
     if events is not None:
         checked("device_events", events, config.DEVICE_EVENTS.check)
@@ -83,7 +83,7 @@ def is_capturing(device: str) -> bool:
 
 
 class TimedSteps:
-    """Which steps of a loop have the times of devices: one in so many, from the first recorded one on."""
+    """Selects the steps of a loop with device times: one in ``every``, from the first recorded one on."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -94,7 +94,7 @@ class TimedSteps:
         self._first = step
 
     def choose(self, step: int, time_devices: Callable[..., None]) -> None:
-        """Has this step, which begins or continues, timed or left out."""
+        """Turns timing on or off for this step, when it begins or continues."""
         if self._every > 1:
             time_devices(on=(step - self._first) % self._every == 0)
 
@@ -122,7 +122,7 @@ class DeviceSource(Source):
 
     @property
     def timing(self) -> DeviceTiming | None:
-        """What times them; None where nothing does."""
+        """The running device timing, or None."""
         return self._timing
 
     def start(self, session: Session) -> None:
@@ -138,7 +138,7 @@ class DeviceSource(Source):
         graph_hooks.install(self, self._library)
 
     def pause(self, *, paused: bool) -> None:
-        """Times nothing until told to continue."""
+        """Pauses timing, or continues it."""
         if self._timing is not None:
             self._timing.pause(paused=paused)
 
@@ -159,9 +159,9 @@ class DeviceSource(Source):
             _logger.warning("the times of %s end early: %s", self._device, failure)
 
     def take(self, wait: float = 0.0) -> Times | None:
-        """What was not taken before, after waiting up to ``wait`` seconds for what has ended so far; None where nothing is timed.
+        """Returns new times, after waiting up to ``wait`` seconds for events that have ended; None if nothing is timed.
 
-        After the stop, :attr:`last_times`.
+        After the stop, returns :attr:`last_times`.
         """
         if self._timing is None or self.last_times is not None:
             return self.last_times
@@ -195,9 +195,9 @@ class DeviceSource(Source):
 
 
 class _GraphHooks:
-    """Around torch's CUDA graphs: nothing is marked or asked while one is captured, and its replay is an event.
+    """Hooks of torch's CUDA graphs: no timing events are recorded or queried during a capture, and a replay is an event.
 
-    In place while any source is on. Thread-safe. What was interrupted is made good by the next call.
+    In place while any source is running. Thread-safe. An interrupted change is completed by the next call.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class _GraphHooks:
                 self._hold()
 
     def ended(self, graph: Any) -> None:
-        """It has ended, or did not begin after all."""
+        """Reports that the capture has ended, or did not begin."""
         with self._lock:
             self._captured.discard(id(graph))
             self._hold()
@@ -385,10 +385,10 @@ class LiveDeviceSource(Source):
 
 
 class LiveEnergySource(Source):
-    """What devices consume, from when the program first uses the device. For one thread at a time.
+    """Energy counters of devices, read once the program uses the device. For one thread at a time.
 
     Args:
-        device: the type, as ``torch.device`` names it; None: the counters are read from the start.
+        device: type, as in ``torch.device``; None to read the counters from the start.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -411,7 +411,7 @@ class LiveEnergySource(Source):
             self._source.start()
 
     def decorate(self, batch: Batch) -> Batch:
-        """With the readings of the last ten minutes."""
+        """Returns the batch with the readings of the last ten minutes."""
         self.start()
         if self._source is None:
             return batch

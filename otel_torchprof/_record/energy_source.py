@@ -66,9 +66,9 @@ class EnergyCounters:
         return tuple(gpu.uuid for gpu in self._gpus)
 
     def of_device(self, index: int) -> str | None:
-        """The UUID of the device that CUDA, and so torch, has under this number.
+        """UUID of the device with this index in CUDA and torch.
 
-        None where there is none, and where CUDA counts unlike cards by speed, which NVML does not tell.
+        None if there is no such device, or if CUDA orders different cards by speed, which NVML does not report.
         """
         return self._gpus[index].uuid if self._ordered and 0 <= index < len(self._gpus) else None
 
@@ -123,14 +123,14 @@ class EnergyCounters:
 
 
 _BEGAN_ANEW = 0.5
-"""A reading below this share of the last one is of a counter that began anew; two threads' readings lie closer together."""
+"""A reading below this share of the last one means a restarted counter; readings of two threads lie closer together."""
 
 
 class EnergySeries:
-    """Readings of one energy counter, from which segments of time get their joules. Safe to use from any thread.
+    """Readings of one energy counter, to compute the energy of time segments. Thread-safe.
 
-    Between two readings the power is taken to be even. A card brings its counter up to date only every so
-    often: the joules of a shorter segment are those of what is around it.
+    Assumes constant power between two readings. A card updates its counter only at intervals: the joules of a shorter
+    segment are an average over its surroundings.
 
     Args:
         limit: most readings that are kept; the oldest go.
@@ -146,11 +146,11 @@ class EnergySeries:
         return len(self._samples)
 
     def add(self, time_ns: int, joules: float) -> None:
-        """Takes a reading, of any time: threads may come late.
+        """Adds a reading; they may come out of order.
 
         Args:
-            time_ns: when it was read, Unix ns.
-            joules: what the counter said.
+            time_ns: time of the reading, Unix ns.
+            joules: value of the counter.
         """
         with self._lock:
             if not self._samples or self._samples[-1][0] <= time_ns:
@@ -170,7 +170,7 @@ class EnergySeries:
             self._arrays = None
 
     def readings(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """All that are kept, as (time in Unix ns, joules), in order of time."""
+        """The stored readings, sorted by time, as (times in Unix ns, joules)."""
         with self._lock:
             if self._arrays is None:
                 times = np.array([time for time, _ in self._samples], np.int64)
@@ -184,7 +184,7 @@ READ_SECONDS = 0.1
 """Between two readings. A card brings its counter up to date about as often."""
 
 STOP_SECONDS = 2.0
-"""How long a stop waits for a driver that does not answer."""
+"""How long a stop waits for a driver that does not respond."""
 
 _UNORDERED = (
     "off: which number a GPU has in torch is not known, since they are unlike: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
@@ -247,7 +247,7 @@ class EnergySource(Source):
         self._thread = None
 
     def columns(self) -> dict[str, npt.NDArray[Any]] | None:
-        """All readings so far (``ENERGY_COLUMNS``); None where nothing was read."""
+        """All readings so far (``ENERGY_COLUMNS``); None if there are none."""
         parts = [(*series.readings(), index) for index, series in enumerate(self._series.values()) if len(series)]
         if not parts:
             return None
@@ -257,7 +257,7 @@ class EnergySource(Source):
         return {c.name: column.astype(c.dtype) for c, column in zip(ENERGY_COLUMNS, columns, strict=True)}
 
     def decorate(self, batch: Batch) -> Batch:
-        """With all readings so far."""
+        """Returns the batch with all readings so far."""
         return replace(batch, energy=self.columns())
 
     def states(self) -> dict[str, str]:

@@ -32,7 +32,7 @@ _FORM = "package.module:function or package.module:Class.method, then a name for
 
 
 class LineError(ValueError):
-    """What is wrong with a line, with its place, its text and the way out."""
+    """A line is wrong; the message has its place, its text and how to fix it."""
 
 
 class MissingError(LineError):
@@ -40,16 +40,16 @@ class MissingError(LineError):
 
 
 class FunctionLine(NamedTuple):
-    """One function that is to be labelled."""
+    """A line that names a function to label."""
 
     target: str
-    """As it is written: ``package.module:Class.method``."""
+    """As written in the file: ``package.module:Class.method``."""
     label: str
     place: str
     """File and line."""
 
     def error(self, why: str, kind: type[LineError] = LineError) -> LineError:
-        """With the line's place and text."""
+        """Creates an error with the line's place and text."""
         return kind(f"{self.place}: {self.target!r} cannot be labelled: {why}")
 
     def splits(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -113,7 +113,7 @@ class FoundFunctions(NamedTuple):
     """The module or class that it is looked up in."""
     name: str
     raw: Any
-    """What stands there: the function, or a staticmethod or classmethod."""
+    """The attribute itself: the function, or a staticmethod or classmethod."""
     is_own: bool
     """False: the class has it from another one."""
 
@@ -379,7 +379,7 @@ def _function_of(raw: Any) -> Any:
 
 
 _entries: dict[tuple[int, str], _LabelledFunction] = {}
-"""By owner, to which the entry keeps a reference, and name."""
+"""By id of the owner, to which the entry holds a reference, and name."""
 _lock = threads.RLock()
 
 
@@ -387,7 +387,7 @@ _lock = threads.RLock()
 
 
 _of_environment: dict[str, FunctionLabels] = {}
-"""By file; more than one only if the program changes its environment."""
+"""Labels by file; more than one file only if the program changes its environment."""
 
 
 def label_by_environment(*, is_early: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What is known of calls of transformers' ``generate``: from the shapes of their arguments and results, and when they began and ended."""
+"""Facts about calls of transformers' ``generate``: from shapes of arguments and results, and from begin and end times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PLACES = (
 
 
 class Generations:
-    """What is known of the latest calls, by the ids of their events; listeners get each request. Any thread, under Python's lock."""
+    """Facts about the latest calls, by the ids of their events; listeners get each request. Any thread, under the GIL."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Generation] = OrderedDict()
@@ -46,7 +46,7 @@ class Generations:
         self._log = LimitedLog()
 
     def listen(self, listener: Listener) -> None:
-        """Has it called after each request, in the thread of that; an exception of it is logged."""
+        """Registers a function to be called after each request, on its thread; exceptions are logged."""
         self._listeners = (*self._listeners, listener)
 
     def leave(self, listener: Listener) -> None:
@@ -54,7 +54,7 @@ class Generations:
         self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def known_among(self, events: Iterable[int]) -> dict[int, Generation]:
-        """What is known of these events, by event."""
+        """Known facts about these events, by event id."""
         return {event: known for event in events if (known := self._known.get(event)) is not None}
 
     def note(self, event: int, generation: Generation) -> None:
@@ -72,14 +72,14 @@ class Generations:
         self._log.warning("nothing is known of a call of generate: %s: %s", type(error).__name__, error)
 
     def after_fork_in_child(self) -> None:
-        """Events of the child have ids from the beginning; who continues there listens anew."""
+        """Forgets everything: event ids restart in the child, and recordings that continue there register again."""
         self._known.clear()
         self._listeners = ()
         self._log.after_fork_in_child()
 
 
 shared = Generations()
-"""Those of the process."""
+"""The generations of the process."""
 
 
 class GenerateCall(NamedTuple):
@@ -99,7 +99,7 @@ class GenerateCall(NamedTuple):
 
 
 def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> GenerateCall | None:
-    """None where something of it is not as it is in the versions of transformers that are known: the call is a phase all the same."""
+    """Facts known at the begin of a call. None if a detail differs from the known versions of transformers; the call is still a phase."""
     try:
         model = arguments[0]
         given = {**keywords, **dict(zip(_PLACES, arguments[1:], strict=False))}
@@ -159,7 +159,7 @@ def _generation(call: GenerateCall, result: tuple[int, ...]) -> Generation:
 
 
 class _Prompt(NamedTuple):
-    """What a model is to continue."""
+    """Input of a model."""
 
     batch_size: int | None
     tokens: int | None
@@ -185,7 +185,7 @@ class _Prompt(NamedTuple):
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Of a tensor; empty of what is none."""
+    """Shape of a tensor; empty for other objects."""
     return tuple(getattr(value, "shape", ()))
 
 
@@ -204,7 +204,7 @@ def _name_of(model: Any) -> str:
 
 
 def _class_of(error: BaseException | None) -> str:
-    """As on spans: qualified, but for builtins. What says that there is no more, as where a generator is closed, is no error."""
+    """Class of an error as on spans: qualified, except builtins. Exceptions that end a generator are not errors."""
     if error is None or isinstance(error, StopIteration | GeneratorExit):
         return ""
     kind = type(error)

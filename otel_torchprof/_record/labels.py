@@ -18,7 +18,7 @@ from .compiled_code import teach_label
 
 
 def after(future: Any, end: Callable[[type[BaseException] | None], object]) -> Any:
-    """A future of the same kind that is done, with the same outcome, as soon as ``end`` has run after the given one.
+    """Returns a future of the same kind and outcome that is done once ``future`` is done and ``end`` has run.
 
     ``end`` is called with the class of the future's exception, or None, on whatever thread the future is done.
 
@@ -262,7 +262,7 @@ def _awaiting(label: record_function, step: Awaitable[Any]) -> Generator[Any, An
 
 
 class _Steps:
-    """Gives any awaitable's iterator the methods of a generator, which only asend() objects are sure to have."""
+    """Adds the methods of a generator to any awaitable's iterator; only asend() objects always have them."""
 
     def __init__(self, iterator: Any) -> None:
         self.send: Callable[[Any], Any] = getattr(iterator, "send", lambda _: next(iterator))

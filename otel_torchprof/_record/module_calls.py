@@ -1,4 +1,4 @@
-"""Calls of modules: each an event where somebody requests modules, a phase where it is called at top level."""
+"""Calls of modules: events for recordings that request modules; top-level calls are phases, too."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .compiled_code import leave_uncompiled
 
 
 class ModuleCalls:
-    """Follows the calls of all modules, for any number of users in a process; for any thread, modules may run in others meanwhile.
+    """Observes the calls of all modules, for any number of users in a process. Any thread may call it while modules run in others.
 
-    Torch calls every module by one function, ``Module._call_impl``, of which the interpreter is told another way to call it. So a
-    program sees nothing of it: no hook is registered, classes and objects are as they were, and so are torch's paths for modules
-    without hooks and what it compiles. Inside of another, a module costs 20 ns where modules are no events.
+    Torch calls every module through one function, ``Module._call_impl``, whose entry point in the interpreter is replaced. So a
+    program notices nothing: no hook is registered, classes and objects are unchanged, and so are torch's paths for modules
+    without hooks and its compiled code. A module inside another costs 20 ns if modules are not events.
 
     An event has the full name of the module in the top-level one that its thread is in, the root
     (``encoder.layers.2.linear1``); the root has the name of its class. Wrappers of torch's (``torch.compile``,
@@ -29,19 +29,19 @@ class ModuleCalls:
 
     def __init__(self) -> None:
         self.names = ModuleNames()
-        """Names of the modules that were called since somebody requests them as events."""
+        """Names of the modules called while a user requests them as events."""
         self.is_possible = True
         """Whether this interpreter lets calls be followed."""
         self._users: dict[object, _ModuleRequest] = {}
         self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def install(self, user: object, *, as_events: bool, survives_fork: bool = False) -> None:
-        """Begins to follow them.
+        """Starts observing for a user.
 
         Args:
-            user: whom :meth:`remove` is told.
-            as_events: whether each call is an event; else only those at top level are phases, for sessions that have these.
-            survives_fork: whether it goes on in a forked child; else nobody there has to remove it.
+            user: the object to pass to :meth:`remove`.
+            as_events: whether each call is an event; else only top-level calls are phases, for sessions with phases.
+            survives_fork: whether it continues in a forked child; else the user need not remove it there.
 
         Raises:
             ImportError: torch is not installed.
@@ -56,7 +56,7 @@ class ModuleCalls:
             self.is_possible = isinstance(function, types.FunctionType) and python_sources.follow_calls(function)
 
     def remove(self, user: object) -> None:
-        """Ends it, if nobody else uses this; without effect for no user. What is open ends as it would have."""
+        """Removes a user, and stops observing after the last one; without effect for others. Open calls still end normally."""
         with self._lock:
             if self._users.pop(user, None) is None and self._users:
                 return
@@ -67,7 +67,7 @@ class ModuleCalls:
                 python_sources.follow_calls(None)
 
     def notes(self) -> list[str]:
-        """That this interpreter does not let them be followed, where that is so."""
+        """A note if this interpreter does not allow observing modules; else none."""
         if self.is_possible:
             return []
         return ["calls of modules are not recorded: this interpreter has no way to follow the calls of a function"]
@@ -80,12 +80,12 @@ class ModuleCalls:
 
 
 class _ModuleRequest(NamedTuple):
-    """What a user wants."""
+    """A user's arguments of :meth:`ModuleCalls.install`."""
 
     as_events: bool
     survives_fork: bool
 
 
 shared = ModuleCalls()
-"""Those of the process."""
+"""The module calls of the process."""
 leave_uncompiled(__name__)

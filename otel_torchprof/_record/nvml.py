@@ -1,7 +1,7 @@
-"""NVIDIA's management library (NVML) through ``pynvml``, and nothing else imports that.
+"""NVIDIA's management library (NVML) through ``pynvml``, which only this module imports.
 
-What NVML does not tell is a :class:`RefusedError` with its reason, whatever went wrong: no driver, no library, a card that lacks the
-quantity, a card that has fallen off the bus. Units are those of the semantic conventions: fractions, bytes, watts, joules.
+Every failure is a :class:`RefusedError` with a reason: no driver, no library, a card without the quantity, a card that has
+fallen off the bus. Units are those of the semantic conventions: fractions, bytes, watts, joules.
 
 Source of the functions, their units and their limits: NVIDIA's "NVML API Reference Guide".
 """
@@ -23,7 +23,7 @@ _FUNCTION_NOT_FOUND = 13
 _LOST = frozenset((15, 16, 28))
 """Lost, in need of a reset, not found."""
 _LACKING = frozenset((3, 13))
-"""Not supported by the card, not known to the driver."""
+"""NVML's error codes for: not supported by the card, not known to the driver."""
 _EXPECTED = frozenset((9, 12))
 """No driver, no library: a machine without a GPU of NVIDIA's."""
 _PCIE_TRANSMIT, _PCIE_RECEIVE = 197, 198
@@ -64,7 +64,7 @@ class Gpu:
     index: int
     """Among the cards as ``nvidia-smi`` counts them, or among the MIG devices of its card."""
     name: str
-    """As one finds it in ``nvidia-smi -L``: ``GPU 0``, ``GPU 0 MIG 1``."""
+    """Name as in ``nvidia-smi -L``: ``GPU 0``, ``GPU 0 MIG 1``."""
     model: str | None
     serial: str | None
     firmware: str | None
@@ -81,11 +81,11 @@ class Gpu:
 
 
 class Nvml:
-    """One user of NVML in this process; others, torch among them, may use it beside.
+    """One user of NVML in this process; others, such as torch, may use it at the same time.
 
-    Every method may be called on any thread, and waits for no other; a call takes as long as the driver does, without the GIL. In a forked
-    child it is closed and can be opened anew, except where the fork found another thread inside NVML: its locks may then be
-    held for ever, and it stays off.
+    Any thread may call any method, and waits for no other call; a call takes as long as the driver does, without the GIL. In a
+    forked child it is closed and can be opened again, unless another thread was inside NVML at the fork: then NVML's locks
+    may be held forever, and it stays off.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Nvml:
         watch(self)
 
     def after_fork_in_child(self) -> None:
-        """What was opened belongs to the parent: it is neither used nor shut down here."""
+        """Forgets the parent's NVML session, without using it or shutting it down."""
         self._spoilt = self._spoilt or bool(self._under_way)
         self._under_way = set()
         self.is_open = False
@@ -127,10 +127,10 @@ class Nvml:
                 self._call("nvmlShutdown")
 
     def cards(self, known: Mapping[str, Gpu]) -> tuple[list[Gpu], list[str]]:
-        """The cards that answer, in NVML's order, which is that of the PCI bus, and a sentence for each that does not.
+        """The cards that respond, in NVML's order (by PCI bus), and a sentence for each that does not.
 
         Args:
-            known: cards found before, by UUID; what describes them is kept, so that their series continue.
+            known: cards found before, by UUID; their descriptions are reused, so that their series continue.
 
         Raises:
             RefusedError: NVML does not list any.
@@ -191,7 +191,7 @@ class Nvml:
         return float(self._call(f"nvmlDeviceGet{task.title()}Utilization", gpu.handle)[0] / 100)
 
     def memory(self, gpu: Gpu) -> tuple[int, int]:
-        """Bytes used, without what the driver keeps for itself where NVML tells that apart, and bytes there are."""
+        """Used bytes, without the driver's own if NVML reports those, and total bytes."""
         try:
             memory = self._call("nvmlDeviceGetMemoryInfo", gpu.handle, self._pynvml.nvmlMemory_v2)
         except RefusedError as refusal:
@@ -285,12 +285,12 @@ _UNKNOWN_ORDER = (
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """What CUDA shows."""
+    """The devices that CUDA shows."""
 
     gpus: tuple[Gpu, ...]
     """Cards, or one MIG device."""
     reason: str = ""
-    """Why they are not all that there are, if so."""
+    """Why some devices are missing; empty if none is."""
     ordered: bool = True
     """Whether they stand in CUDA's order, so that a device's number in torch is its place here."""
 

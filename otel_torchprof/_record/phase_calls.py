@@ -1,4 +1,4 @@
-"""Functions of torch's and transformers' that are phases: wrapped where these look them up, while somebody records phases."""
+"""Functions of torch and transformers that are phases: wrapped in the modules that look them up, while phases are recorded."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class _Call(NamedTuple):
     """A function that is a phase."""
 
     module: str
-    """Where it is looked up."""
+    """The module in which the function is looked up."""
     path: str
-    """Its name there, of a method with that of its class."""
+    """The function's name in the module; a method's includes the class."""
     part: Part
     object_of: Callable[[tuple[Any, ...]], Any] | None = None
-    """From the positional arguments the object that the phase is of."""
+    """Returns the phase's object from the positional arguments."""
     is_given: bool = False
     """The phase is not this method, but the function that is its first argument, whenever it runs."""
     is_bare: bool = False
-    """It runs without a function of Python's around it: for those that dynamo does not read. What they warn of is at a line that is found by counting
-    functions."""
+    """The wrapper is not a Python function: for functions that dynamo does not read. They find the line for their warnings by
+    counting Python functions."""
 
 
 def _first(arguments: tuple[Any, ...]) -> Any:
@@ -40,7 +40,7 @@ def _first(arguments: tuple[Any, ...]) -> Any:
 
 
 def _dataset(arguments: tuple[Any, ...]) -> Any:
-    """Of a loader's iterator: the same in every epoch, as the iterator is not."""
+    """Dataset of a loader's iterator: the same object in every epoch, unlike the iterator."""
     return getattr(arguments[0], "_dataset", None)
 
 
@@ -181,7 +181,7 @@ def _generating(function: Callable[..., Any]) -> Wrapper:
 
 
 def _leave_out_caller(error: BaseException) -> None:
-    """Takes the caller, which handles it, out of its traceback; without effect in Python 3.10, which raises the one that it had."""
+    """Removes the caller, which handles the error, from its traceback. Without effect in Python 3.10, which restores the traceback."""
     traceback = error.__traceback__
     error.__traceback__ = None if traceback is None else traceback.tb_next
 
@@ -193,4 +193,4 @@ def _always() -> bool:
 leave_uncompiled(__name__)
 
 shared = WrappedCalls(_CALLS, _wrapper)
-"""Those of the process."""
+"""The wrapped functions of the process."""

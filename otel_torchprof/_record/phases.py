@@ -1,4 +1,4 @@
-"""What a training loop does, as events of kind PHASE: data, forward, backward, optimizer and the like."""
+"""Phases of a training loop as events of kind PHASE: data, forward, backward, optimizer, etc."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ leave_out_of_graphs(python_sources.optimizer_begin, python_sources.optimizer_end
 
 _MOST_NAMES = 1024
 _root_names: dict[int, str] = {}
-"""By id, of modules that were roots; some may have been freed since then."""
+"""Names of root modules by ``id()``; some may have been freed since."""
 _OPTIMIZERS = "torch.optim.optimizer"
 
 
@@ -72,14 +72,14 @@ class Phases(Source):
         generations.after_fork_in_child()
 
     def stop(self) -> None:
-        """Takes them out."""
+        """Removes hooks and wrappers."""
         module_calls.shared.remove(self)
         _hooks.remove(self)
         phase_calls.shared.remove(self)
         self._is_on = False
 
     def decorate(self, batch: Batch) -> Batch:
-        """With the names of root modules, and what is known of calls of ``generate``."""
+        """Returns the batch with the names of root modules and facts about calls of ``generate``."""
         rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
         rows = rows[np.isin(batch["fwd_thread"][rows], GENERATES)]
         known = generations.known_among(batch["id"][rows].tolist())
@@ -90,12 +90,12 @@ class Phases(Source):
         return {"phases": ON if self._is_on else "off: not started"}
 
     def notes(self) -> list[str]:
-        """Where calls of root modules cannot be followed."""
+        """A note if calls of root modules cannot be observed; else none."""
         return module_calls.shared.notes()
 
 
 class _Hooks:
-    """Torch's hooks before and after the steps of all optimizers, and Python's of its collector, while there are users."""
+    """Torch's hooks of all optimizers' steps and Python's hook of the garbage collector, installed while there are users."""
 
     def __init__(self) -> None:
         self._users: set[object] = set()
@@ -131,7 +131,7 @@ class _Hooks:
 
 
 def name_root(module: Any) -> None:
-    """Has phases of this module, when it is called at top level, say its name."""
+    """Makes phases of this module contain its name, when it is called at top level."""
     if len(_root_names) >= _MOST_NAMES:
         _root_names.clear()
     _root_names[id(module)] = full_name(module)

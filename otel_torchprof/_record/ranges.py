@@ -1,6 +1,6 @@
 """``emit_nvtx`` and ``emit_itt``: operators and labels as ranges of NVTX and ITT, for Nsight Systems, nvprof and VTune.
 
-Nothing is recorded here: the ranges are in the trace of the other tool.
+This package records nothing here: the ranges appear in the trace of the other tool.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A recording: what comes from a source of batches between a start and a stop, whatever interrupts either.
+"""A recording: starts and stops a source of batches, safely with respect to interrupts.
 
-Profiles, streams, the instrumentation, metrics and the black box have one each. They differ in what they
-are given: the session, the sources, and who drains it. A profile has a segment for each cycle of steps, and for each time that it is
-started again; each is bounded and drained as a whole, and they are joined at the end.
+Profiles, streams, the instrumentation, metrics and the black box have one each. They differ in their sessions, their sources,
+and in who drains them. A profile has a segment for each cycle of steps and for each restart; every segment is bounded and
+drained as a whole, and they are joined at the end.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _OFF_BY_SWITCH = f"off: {config.ENABLED} is false"
 
 
 class Batches(Protocol):
-    """Where the events come from: a session of the recorder, or a file that one wrote."""
+    """Source of events: a session of the recorder, or a file written by one."""
 
     def start(self) -> None:
-        """Begins."""
+        """Starts."""
 
     def stop(self) -> None:
-        """Ends; again without effect."""
+        """Stops; repeated calls have no effect."""
 
     def drain(self, max_bytes: int = 0) -> Batch:
         """The next events, the oldest first; 0: all there are."""
@@ -78,7 +78,7 @@ class Batches(Protocol):
 
 
 class State(Enum):
-    """Of a recording. An interrupted start leaves it new, an interrupted stop stopping: the next stop does the rest."""
+    """State of a recording. After an interrupted start it is NEW, after an interrupted stop STOPPING: the next stop does the rest."""
 
     NEW = "new"
     RUNNING = "running"
@@ -87,26 +87,26 @@ class State(Enum):
 
 
 class Recording:
-    """A source of batches with what feeds it and decorates its batches, from start to stop. Any thread may call any method.
+    """Runs a source of batches, and the sources that feed it and decorate its batches. Any thread may call any method.
 
-    What it starts it owns: it is stopped in reverse order by :meth:`stop`, when the recording is freed, and at exit, but first of all
-    the source of batches, since what stops the others is not recorded. In a forked child it is the parent's: nothing of it runs there,
-    it cannot be read, and it may be started anew.
+    It stops what it has started in :meth:`stop`, when it is freed, and at exit: first the source of batches, so that stopping
+    is not recorded, then the others in reverse order. In a forked child nothing of the parent's recording runs, it cannot be
+    read, and it may be started again.
 
     Args:
-        dropped: called where it is freed while it runs.
-        raises: whether a stop raises what a source raised; else that is logged.
+        dropped: called if it is freed while it runs.
+        raises: whether a stop raises errors of sources; else they are logged.
     """
 
     batches: Batches
-    """Of the latest start."""
+    """The source of batches of the latest start."""
 
     def __init__(self, *, dropped: Callable[[], object] | None = None, raises: bool = False) -> None:
         self.state = State.NEW
         self.lock = threads.RLock()  # a signal handler may stop it in the middle
         """Held while it starts and stops, and while a source is added."""
         self.cleanup = CleanupStack(self, dropped)
-        """What stops it, and what else is to be undone then."""
+        """Functions that the stop calls."""
         self._raises = raises
         self._pid = os.getpid()
         self._started: list[Source] = []
@@ -237,11 +237,11 @@ class Recording:
 
 
 class ProfileSegment:
-    """One bounded recording. Starts once, stops once, is read as often as wanted. Any thread may stop or read it.
+    """One bounded recording. Starts once, stops once, can be read repeatedly. Any thread may stop or read it.
 
     Raises:
-        TypeError, ValueError: a memory limit that is no whole number, or under one chunk.
-        TorchLibraryError: operators are wanted and cannot be recorded; the message names the fix.
+        TypeError, ValueError: the memory limit is not a whole number, or less than one chunk.
+        TorchLibraryError: operators are requested and cannot be recorded; the message names the fix.
     """
 
     def __init__(self, options: RecordingOptions) -> None:
@@ -253,7 +253,7 @@ class ProfileSegment:
         self._batch: Batch | None = None
         self._waiting: list[WaitingStack] = []
         self.recording = Recording(dropped=say_dropped, raises=True)
-        """What starts and stops it."""
+        """Starts and stops the segment."""
         self._session: Session | None = None
         self._operators = self._state_of_operators(options.operators)
         self._library: torch_library.TorchLibrary | None = None
@@ -383,7 +383,7 @@ class ProfileSegment:
         return self._with_own_info(self.recording.drain())
 
     def times(self) -> tuple[int, int]:
-        """When it started and stopped, Unix ns; now where it has not. In a forked child as last asked in the parent."""
+        """Times of start and stop, Unix ns; now if it has not stopped. In a forked child the last values read in the parent."""
         if self._session is not None and not self.is_parents:
             stats = self._session.stats()
             self._times = stats.start_ns, stats.stop_ns
@@ -451,7 +451,7 @@ class ProfileSegment:
 
 
 def say_dropped() -> None:
-    """Warns of a profile that nobody has stopped, and never will."""
+    """Warns of a profile that was freed without being stopped."""
     _logger.warning(
         "a profile was dropped while it recorded, without stop(), and its events with it: use `with profile():`, or "
         "call stop() before it is collected or the program ends"
@@ -496,7 +496,7 @@ class Segments:
         return self._running is not None
 
     def prepare(self) -> None:
-        """Makes the next segment ready, so that it begins quickly."""
+        """Prepares the next segment, so that it starts quickly."""
         with self._lock:
             if self._next is None or self._next.is_parents:
                 self._next = ProfileSegment(self._options)
@@ -563,7 +563,7 @@ class Segments:
             return joined([]) if self._kept is None else self._kept  # one without events is false too
 
     def _keep(self) -> None:
-        """Joins what is new to what is kept, so that nothing is held twice."""
+        """Joins new events to the stored ones, so that nothing is stored twice."""
         fresh = [recording.batch() for recording in self._recordings]
         self._figures += [recording.health() for recording in self._recordings]
         if self._recordings:

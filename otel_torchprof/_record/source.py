@@ -1,4 +1,4 @@
-"""What feeds a session: the same for profiles, for live recordings and for metrics."""
+"""Sources, which feed a session: the same for profiles, live recordings and metrics."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Source:
         """
 
     def stop(self) -> None:
-        """Ends it, from any thread, in a finalizer too; again without effect, but for the rest of a stop that was interrupted."""
+        """Stops, on any thread, finalizers included. Repeated calls have no effect, except to complete an interrupted stop."""
 
     @classmethod
     def forked(cls) -> None:
-        """Takes back, in a forked child, what the process has of this kind of source: locks anew, hooks and wrappers removed.
+        """Resets this kind of source in a forked child: renews its locks, removes its hooks and wrappers.
 
-        Called once for each kind in the catalog, in its order, before any recording continues in the child; the instances are the
-        parent's, and start no more. Nothing of it may wait for another thread.
+        Called once per kind, in the catalog's order, before any recording continues in the child; instances belong to the
+        parent and do not start again. Must not wait for other threads.
         """
 
     def decorate(self, batch: Batch) -> Batch:
@@ -62,16 +62,16 @@ class Source:
         return {}
 
     def notes(self) -> list[str]:
-        """What a reader of the recording should know, a sentence each; all of it after the stop."""
+        """Notes for readers of the recording, one sentence each; complete after the stop."""
         return []
 
 
 class Operators(Source):
-    """Torch's operators, and what compiled code labels like them; may be started again after a stop.
+    """Torch's operators, and the regions that compiled code labels like operators. Can be restarted after a stop.
 
     Args:
-        library: that observes them.
-        requested: which facts are recorded of each.
+        library: observes the operators.
+        requested: facts to record of each operator.
     """
 
     def __init__(self, library: TorchLibrary, requested: Requested) -> None:
@@ -88,7 +88,7 @@ class Operators(Source):
         self._observation = self._library.observe(session, self._requested)
 
     def stop(self) -> None:
-        """Takes it away, 2 us (measured)."""
+        """Removes the callback; 2 us (measured)."""
         observation = self._observation
         if observation is not None:
             observation.stop()
@@ -97,11 +97,11 @@ class Operators(Source):
 
 
 class Memory(Source):
-    """What torch allocates and frees on the thread that starts it.
+    """Torch's allocations and releases on the thread that starts this source.
 
     Args:
-        library: that observes it.
-        all_threads: whether the recording is of all.
+        library: observes the allocations.
+        all_threads: whether the recording contains all threads.
     """
 
     def __init__(self, library: TorchLibrary, *, all_threads: bool) -> None:
@@ -110,20 +110,20 @@ class Memory(Source):
         self._observation: MemoryObservation | None = None
 
     def start(self, session: Session) -> None:
-        """Takes torch's slot for it.
+        """Occupies torch's slot for a memory profiler on this thread.
 
         Raises:
-            TorchProfError: a profiler of torch's is running on the thread.
+            TorchProfError: a torch profiler is running on the thread.
         """
         self._observation = self._library.observe_memory(session)
 
     def stop(self) -> None:
-        """Gives it back."""
+        """Releases torch's slot."""
         if self._observation is not None:
             self._observation.stop()
 
     def notes(self) -> list[str]:
-        """Where nothing was recorded."""
+        """A note if nothing was recorded; else none."""
         notes = []
         if self._all_threads:
             notes.append(
