@@ -1,4 +1,4 @@
-"""Events added up by name, and by whatever splits a name further: what ``key_averages()``, metrics and running averages are made of."""
+"""Sums of events by name and by further keys, for ``key_averages()``, metrics and running averages."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Average(NamedTuple):
 
 
 AMOUNTS = len(Average._fields) - 2
-"""How many numbers are summed for each name."""
+"""Number of sums per name."""
 
 
 class NamedSums(Generic[Key]):
@@ -197,7 +197,7 @@ class NamedSums(Generic[Key]):
         self._other = other
         self._places: dict[Key, int] = {}
         self.sums: list[list[int]] = []
-        """Those of each entry, in order."""
+        """Sums of each entry, in the order of the entries."""
 
     def __len__(self) -> int:
         return len(self.sums)
@@ -229,7 +229,7 @@ OTHER = "other"
 """The name that stands for all operators without an entry of their own."""
 
 _LATE_SHARE = 0.01
-"""Of all self time that an operator must have had to get one of the places that are kept for late comers."""
+"""Share of all self time that an operator needs to get one of the entries reserved for operators that come late."""
 
 
 class OperatorSums:
@@ -357,7 +357,7 @@ class RunningAverages:
 
 
 def _groups(view: TreeView, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """One number per name and sort (label or not), the same in every batch of a process: names keep their places."""
+    """One number per name and kind (label or not), the same in every batch of a process, since names keep their indices."""
     rows = view.rows[first]
     is_label = view.batch["scope"][rows] == Scope.USER_SCOPE
     groups: npt.NDArray[np.int64] = view.display_name[rows].astype(np.int64) * 2 + is_label

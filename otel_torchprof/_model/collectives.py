@@ -49,7 +49,7 @@ _NAMES = {
 
 @functools.cache
 def collective_name(operator: str) -> str:
-    """What the field calls an operator of c10d: ``all_reduce`` of ``c10d::allreduce_``."""
+    """Common name of a c10d operator: ``all_reduce`` for ``c10d::allreduce_``."""
     plain = operator.removeprefix("c10d::").strip("_")
     return _NAMES.get(plain, plain)
 
@@ -61,7 +61,7 @@ def ranks_in(text: str, size: int) -> tuple[int, ...]:
 
 
 class GroupRanks(Protocol):
-    """What a process knows of the others."""
+    """What a process knows of the other ranks."""
 
     def collective_span(
         self, group: str, sequence: int, rank: int, step: int, operation: str = ""
@@ -73,14 +73,14 @@ class GroupRanks(Protocol):
 
 
 class _OpenCollective(NamedTuple):
-    """One row of :attr:`Batch.collectives`, read."""
+    """One row of :attr:`Batch.collectives` as an object."""
 
     event: int
     name: str
     number: int
     repeat: int
     group: str
-    """Its name and its backend: each backend has numbers of its own."""
+    """Name and backend of the group: each backend counts separately."""
     ranks: tuple[int, ...]
     rank: int
     peer: int
@@ -89,7 +89,7 @@ class _OpenCollective(NamedTuple):
 
     @property
     def way(self) -> str:
-        """From which rank of the group to which, with which tag: the same for both ends."""
+        """Source rank, destination rank and tag within the group: the same text at both ends."""
         source, target = (self.rank, self.peer) if self.name == "send" else (self.peer, self.rank)
         return f"{source}>{target}#{self.tag}"
 
@@ -114,7 +114,7 @@ def _entry(batch: Batch, reported: Mapping[str, npt.NDArray[Any]], at: int, oper
 
 
 class _Part(NamedTuple):
-    """What one rank does of a collective."""
+    """One rank's part of a collective."""
 
     trace_id: int
     span_id: int
@@ -218,7 +218,7 @@ class LiveCollectives:
         return None if own is None else _Part(*own, tuple(other for other in others if other is not None))
 
     def _transfer(self, entry: _OpenCollective, step: int) -> int:
-        """Which it is of those of its step, group, way and tag: both ends count the same, whatever they did before."""
+        """Index of the transfer among those of its step, group, way and tag; both ends count the same."""
         if entry.event not in self._numbers:
             counts = self._transfers.setdefault(step, Counter())
             while len(self._transfers) > _STEPS:
@@ -230,7 +230,7 @@ class LiveCollectives:
 
 
 def _nodes_of(trees: Forest, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The node of each event; all are there."""
+    """The node of each event; every event must have one."""
     order = np.argsort(trees.id, kind="stable")
     return order[np.searchsorted(trees.id[order], events)]
 

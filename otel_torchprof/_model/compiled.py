@@ -1,4 +1,4 @@
-"""How much of the work ran in compiled graphs: which operators count, and which of them were captured, on columns."""
+"""How much of the work ran in compiled graphs: the operators that count, and those of them that were captured, as columns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ COMPILATION_PREFIX = "TorchDynamo Compile: "
 BREAK_PREFIX = "TorchDynamo Graph Break: "
 """A graph break, and the first line of its reason."""
 GRAPH_LABEL = "TORCHDYNAMO"
-"""What ``fx_insert_profiling`` puts around every call of a graph."""
+"""Label that ``fx_insert_profiling`` puts around every call of a graph."""
 
 _REGION_PREFIX = "Torch-Compiled Region"
 _NAMESPACE = "::"
-"""In the name of every operator, and in that of no region, look-up, phase or kernel of ``torch.compile``."""
+"""Part of every operator's name, but not of names of ``torch.compile``'s regions, look-ups, phases and kernels."""
 _COMPILED_FUNCTIONS = ("CompiledFunction", "CompiledFunctionBackward")
-"""What AOTAutograd calls graphs that have a backward pass."""
+"""AOTAutograd's names of graphs with a backward pass."""
 
 
 _REGION_NAMES = (GRAPH_LABEL, *_COMPILED_FUNCTIONS, f"autograd::engine::evaluate_function: {_COMPILED_FUNCTIONS[1]}")
@@ -44,7 +44,7 @@ class Captured(NamedTuple):
     counts: Mask
     """The top-level operators: what the program called, and nothing that these called themselves."""
     captured: Mask
-    """Those of them that ran in a compiled region."""
+    """The counted operators that ran in a compiled region."""
     region: Mask
     """The regions themselves."""
 
@@ -101,7 +101,7 @@ class Shares:
     captured_duration: npt.NDArray[np.int64]
 
     def chosen(self, group: int) -> Shares:
-        """Those of one group."""
+        """The shares of one group."""
         return Shares(*(getattr(self, f.name)[group : group + 1] for f in fields(self)))
 
     def plus(self, other: Shares) -> Shares:
@@ -141,7 +141,7 @@ def shares(
 
 
 def shares_of_roots(batch: Batch, table: SpanTable) -> Shares | None:
-    """The same by the synthetic span that an event hangs under: one entry per span; None where there is no region at all."""
+    """Shares by synthetic root: one entry per span of the table; None without compiled regions."""
     region = _regions(batch.names)
     if region is None or not region[batch["name"]].any():
         return None

@@ -1,9 +1,8 @@
-"""What devices did, on columns: how long they worked for each event, their slices, their energy.
+"""Work of devices as columns: device time of each event, slices, energy.
 
-What is measured is the time between two marks on a stream, one at the begin and one at the end of an event. An event
-may have a pair of its own or none; what it and everything inside of it cost is told by the pairs of both: its own pair
-for the stream that this is on, and the top-level pairs inside of it for every other stream. Time on several streams adds
-up, as the times of kernels do.
+A device time is the time between two timing events on a stream, one at the begin and one at the end of a recorded event. A
+recorded event has one such pair or none. Its total is its own pair's time on the stream of that pair, plus the times of the
+outermost pairs inside it on all other streams. Times on several streams add up, as those of kernels do.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class DeviceTimes(NamedTuple):
-    """One entry per row of a batch, but for ``pair``."""
+    """Device times: one entry per row of a batch."""
 
     pair: npt.NDArray[np.int64]
     """Place of the row's own pair in ``batch.devices``; -1 where it has none."""
@@ -47,7 +46,7 @@ class TimedRows(NamedTuple):
     """The rows of a batch that have a pair of their own; one entry per such row, but for ``pair``."""
 
     pair: npt.NDArray[np.int64]
-    """One entry per row of the batch: place in ``batch.devices``; -1 for none."""
+    """Index of its pair in ``batch.devices``, per row of the batch; -1 for none."""
     rows: npt.NDArray[np.int64]
     stream: npt.NDArray[np.int64]
     """A small number for the stream of its pair."""
@@ -56,7 +55,7 @@ class TimedRows(NamedTuple):
 
 
 def timed_rows(batch: Batch) -> TimedRows | None:
-    """Which rows have pairs; None where none has."""
+    """The rows that have pairs; None if none has."""
     devices = batch.devices
     if devices is None or not len(devices["event"]):
         return None
@@ -95,10 +94,10 @@ def _pairs(batch: Batch, devices: Mapping[str, Array]) -> npt.NDArray[np.int64]:
 
 
 def not_before(batch: Batch, devices: Mapping[str, Array] | None) -> dict[str, Array] | None:
-    """Times of devices, none of which begins before its event in a batch does; ``devices`` are those of the batch.
+    """Moves device times that begin before their event to its begin; ``devices`` are those of the batch.
 
-    A mark is made before the begin of its event is noted, and a calibration is exact to some microseconds: no device can
-    have begun what nobody had asked for.
+    The timing event is recorded before the begin of the event, and the calibration of clocks is exact only to some
+    microseconds; but no device can begin before the host has launched the work.
     """
     if devices is None:
         return None
@@ -285,10 +284,10 @@ class Stream(NamedTuple):
 
 
 class DeviceSlices(NamedTuple):
-    """One entry per slice; those of a stream stand together, as they begin, the outer one of two first."""
+    """One entry per slice; grouped by stream, then in order of begin, the outer one first."""
 
     row: Numbers
-    """Of the event in the batch."""
+    """Row of the event in the batch."""
     start: Numbers
     """Unix ns, not before the event's."""
     duration: Numbers
@@ -296,9 +295,9 @@ class DeviceSlices(NamedTuple):
     stream: Numbers
     """Index into ``streams``."""
     lane: Numbers
-    """From 0: on one lane of a stream slices lie apart or one inside the other."""
+    """Lane of the stream, from 0; slices of one lane are disjoint or nested."""
     streams: tuple[Stream, ...]
-    """By type, device and number."""
+    """Sorted by type, device and number."""
 
 
 def device_slices(batch: Batch) -> DeviceSlices | None:
@@ -363,7 +362,7 @@ def _fit(batch: Batch, row: Array, stream: Numbers, start: Numbers, duration: Nu
 
 
 def _delay(order: Numbers, stream: Numbers, start: Numbers, duration: Numbers, launched: Array) -> Numbers:
-    """How much later each slice is drawn, so that none begins before it was launched and all stay in their order."""
+    """Shift of each slice, ns, so that none begins before its launch and the order stays the same."""
     early = np.maximum(launched - start, 0)
     delay = np.zeros(len(start), dtype=np.int64)
     if not early.any():
@@ -376,7 +375,7 @@ def _delay(order: Numbers, stream: Numbers, start: Numbers, duration: Numbers, l
 
 
 def _delay_on_stream(start: Numbers, end: Numbers, early: Numbers) -> Numbers:
-    """The same for one stream: what lies without a pause moves as one, and what is behind it makes room."""
+    """The same for one stream: slices without a gap move together, and push later ones."""
     reach = np.maximum.accumulate(end)
     first = np.flatnonzero(np.concatenate(([True], start[1:] >= reach[:-1])))
     begin, needed = start[first], np.maximum.reduceat(early, first)

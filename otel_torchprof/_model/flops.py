@@ -75,7 +75,7 @@ def _flag(inputs: Sequence[Input], index: int) -> bool:
 
 
 def _elementwise(inputs: Sequence[Input]) -> int:
-    """One per element of the first input, as torch counts; broadcasting is not looked at."""
+    """One operation per element of the first input, as torch counts; ignores broadcasting."""
     return prod(_shape(inputs, 0))
 
 
@@ -191,7 +191,7 @@ def _convolution(inputs: Sequence[Input]) -> int:
 
 
 def _convolution_backward(inputs: Sequence[Input]) -> int:
-    """As many as the forward pass for each of the gradients of input and weight that is wanted.
+    """The count of the forward pass for each requested gradient (of input and weight).
 
     Every product of the forward pass has one in either gradient (``torch.utils.flop_counter`` counts so too, without groups).
     Inputs: gradient, input, weight, sizes of the bias, stride, padding, dilation, transposed, output padding, groups, mask.
@@ -300,7 +300,7 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
 
 
 def _columns(batch: Batch, rows: list[int]) -> tuple[list[int], list[int]]:
-    """What torch counts for each row, and where that is nothing, what else there is to count."""
+    """Torch's count for each row, and this package's own where torch counts nothing."""
     torchs, beyond = list[int](), list[int]()
     for row in rows:
         name, inputs = batch.names[batch["name"].item(row)], decoded(batch, row).inputs

@@ -1,4 +1,4 @@
-"""Which backward function belongs to which forward operator."""
+"""Pairs of backward functions and their forward operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array, Batch
 
 EVALUATION = "autograd::engine::evaluate_function: "
-"""What the autograd engine does around each backward function; torch's lists give it the numbers of that function."""
+"""Prefix of the autograd engine's event around each backward function; torch's lists give it that function's numbers."""
 
 
 def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -58,7 +58,7 @@ class NumberedEvents(NamedTuple):
     backward: npt.NDArray[np.bool_]
 
     def at(self, which: npt.NDArray[Any]) -> NumberedEvents:
-        """Those at some positions, or where a mask is true."""
+        """The events at the given positions, or where the mask is true."""
         return NumberedEvents(
             self.row[which], self.number[which], self.made_on[which], self.start[which], self.backward[which]
         )
@@ -122,9 +122,9 @@ def pair(events: NumberedEvents) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 
 def numbered_rows(batch: Batch) -> Array:
-    """By row, the one whose autograd numbers torch shows for it: its own, or for the engine's event the backward function in it.
+    """For each row, the row whose autograd numbers torch shows: itself; for the engine's event, the backward function inside.
 
-    Torch makes that transfer when a profile ends, for two events that follow each other on a thread.
+    Torch copies the numbers when a profile ends, for two consecutive events of a thread.
     """
     rows = np.arange(len(batch))
     thread, scope = batch["thread"], batch["scope"]

@@ -24,11 +24,11 @@ Ids = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, eq=False)
 class OpenEventInfo:
-    """What a drain has found out about the events that were open then; one entry per event, ids of events or 0."""
+    """Decisions of a drain about events that were open then; one entry per event, with event ids or 0."""
 
     id: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
     parent: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
-    """What it hangs under, for good: children that were drained since then have been told so."""
+    """Final parent: children drained since then depend on it."""
     enclosing: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
     """The nearest event around it that was still open, whatever its context."""
 
@@ -38,11 +38,11 @@ class Forest:
     """Nodes: the rows of the batch, then the events that are open. One entry per node."""
 
     rows: int
-    """How many of the nodes are rows."""
+    """Number of nodes that are rows; they come first."""
     id: Ids
     start: npt.NDArray[np.int64]
     context: npt.NDArray[np.uint32] | None
-    """None when the recording did not follow contexts: all are in none."""
+    """Context of each node; None if contexts were not recorded."""
     name: npt.NDArray[np.uint32]
     parent: npt.NDArray[np.int64]
     """Node of its parent, -1 for none."""
@@ -65,7 +65,7 @@ class Forest:
 
     @cached_property
     def root(self) -> npt.NDArray[np.int64]:
-        """Of each node the one at the end of its chain of parents, or itself."""
+        """Topmost ancestor of each node, or itself."""
         return top_level(self.parent)
 
     @property

@@ -1,4 +1,4 @@
-"""Which events become spans where Python's calls were recorded, and what the calls say of those that do."""
+"""Selects the events that become spans if Python calls were recorded, and finds the callers of the others."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Displayed(NamedTuple):
 
     batch: Batch
     callers: npt.NDArray[np.uint32] | None
-    """By row, the name of the call of a Python function that it stands in directly, 0 for none; None where calls are spans
-    themselves, and where none are known."""
+    """Per row, the name of the Python function that directly contains it, 0 for none; None if calls are spans themselves, or
+    were not recorded."""
 
 
 def displayed(batch: Batch, detail: str) -> Displayed:
@@ -60,7 +60,7 @@ def displayed(batch: Batch, detail: str) -> Displayed:
 
 
 def module_calls(names: Names, of: Array) -> Mask:
-    """Which of these names, by index, are those of calls of modules."""
+    """Mask of the names (given by index) that are calls of modules."""
     by_name = names.matching((), (MODULE_PREFIX,))
     return np.zeros(len(of), dtype=np.bool_) if by_name is None else by_name[of]
 
@@ -89,7 +89,7 @@ def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
 
 
 def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
-    """Which rows become no spans; None for none of them."""
+    """Mask of the rows that do not become spans; None if all do."""
     kind = batch["kind"]
     if detail == "modules":
         left_out: Mask = (kind == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 MODULE_PREFIX = "nn.Module: "
-"""How the names of calls of modules begin; behind it stand the class, ``_``, and which of its instances."""
+"""Prefix of names of module calls; the class, ``_`` and the number of the instance follow."""
 
 
 COLLECTION_PREFIX = "gc.collect: generation "
-"""How the names of pauses of the garbage collector begin, which are among the calls."""
+"""Prefix of names of garbage collector pauses, which are recorded as calls."""
 
 
 def collection_generation(name: str) -> int | None:
-    """Which generation the pause with this name collected; None of what is no pause."""
+    """Generation that the pause with this name collected; None for other names."""
     number = name.removeprefix(COLLECTION_PREFIX)
     return int(number) if number != name and number.isdecimal() else None
 
 
 def frames_of(batch: Batch) -> npt.NDArray[np.bool_] | None:
-    """Which rows are calls; None where there are none."""
+    """Mask of the rows that are calls; None if there are none."""
     is_frame: npt.NDArray[np.bool_] = batch["kind"] == Kind.FRAME
     return is_frame if is_frame.any() else None
 
@@ -117,11 +117,11 @@ class PythonIds(NamedTuple):
     """The numbers that torch gives to calls, by row of the batch; -1 for none."""
 
     own: npt.NDArray[np.int64]
-    """Which call it is, from 1, by start."""
+    """Number of the call, from 1, by start."""
     caller: npt.NDArray[np.int64]
-    """That number of the call around it."""
+    """Number of the enclosing call."""
     module: npt.NDArray[np.int64]
-    """Of a call of a module: which one of its class."""
+    """Number of the module among those of its class, for calls of modules."""
 
 
 def python_ids(batch: Batch) -> PythonIds | None:
@@ -146,9 +146,9 @@ def _callers(batch: Batch, is_frame: npt.NDArray[np.bool_]) -> Array:
 
 
 def distinct(name: Array) -> tuple[Array, Array]:
-    """The names that occur, or other numbers from 0, by size; and for each entry which of them it is.
+    """Distinct values (names or other numbers from 0) in ascending order, and the index of each entry's value.
 
-    What ``np.unique`` gives, without sorting where the numbers are close together.
+    As ``np.unique`` with ``return_inverse``, but without sorting if the numbers are small.
     """
     highest = int(name.max(initial=0))
     if highest > 8 * len(name) + 65536:
@@ -241,7 +241,7 @@ class Stacks:
         return self.outer.tolist(), [self.names[name] for name in self.name.tolist()]
 
     def innermost(self, entries: int) -> Codes:
-        """By code, a number that is equal for stacks whose innermost ``entries`` are. Costs a sort for each entry."""
+        """Per code, a number that is equal for stacks with equal innermost ``entries``. Costs a sort for each entry."""
         numbers, at = np.zeros(len(self), dtype=np.int64), np.arange(len(self))
         for _ in range(entries):
             if not at.any():
@@ -252,7 +252,7 @@ class Stacks:
         return numbers
 
     def entries(self, codes: Codes) -> list[str]:
-        """All different entries of the stacks with these codes; makes none of the stacks."""
+        """Distinct entries of the stacks with these codes; does not build the stacks."""
         met = np.zeros(len(self), dtype=np.bool_)
         met[0] = True
         moving = distinct_values(codes)
@@ -263,7 +263,7 @@ class Stacks:
 
 
 def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
-    """For every event of a view the code of its stack, and what the codes stand for.
+    """The code of the stack of every event of a view, and the stacks by code.
 
     Costs nothing where no calls were recorded, else some 100 ns per event.
     """
@@ -285,9 +285,9 @@ def stack_codes(view: TreeView) -> tuple[Codes, Stacks]:
 
 
 def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
-    """By row, the code of the calls around it, none of which is left out; what ran backward is where it ran.
+    """Per row, the code of all calls around it; backward functions have the stack of the thread on which they ran.
 
-    As in the traces that torch writes, which its lists of events differ from.
+    As in the traces that torch writes; its lists of events differ.
     """
     is_frame, has_scripts = frames_of(batch), may_have(batch, InputKind.CALL_STACK)
     nothing = np.zeros(1, dtype=np.int64)
@@ -300,7 +300,7 @@ def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
 
 
 def _own_codes(batch: Batch, is_displayed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
-    """By row, of the calls around it that are displayed."""
+    """Per row, the code of the displayed calls around it."""
     caller = lifted(nested_parents(batch["parent"], batch["start"], batch["end"]), ~is_displayed)
     frames = np.flatnonzero(is_displayed)
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
@@ -312,7 +312,7 @@ def _own_codes(batch: Batch, is_displayed: npt.NDArray[np.bool_]) -> tuple[Codes
 
 
 def _grown(enclosing: Array, name: Array, names: int) -> tuple[Codes, Codes, Codes]:
-    """By call, the code of the stack inside it; and by code, what is around it and (from code 1) the innermost name.
+    """Per call, the code of the stack inside it; per code, the code of the outer stack and (from code 1) the innermost name.
 
     The tree is made level by level, the top-level calls first.
     """
@@ -328,7 +328,7 @@ def _grown(enclosing: Array, name: Array, names: int) -> tuple[Codes, Codes, Cod
 
 
 def _with_script(codes: Codes, stacks: Stacks, scripts: npt.NDArray[np.uint32]) -> tuple[Codes, Stacks]:
-    """What TorchScript ran has TorchScript's own stack, whatever called it, as in torch. Also by row."""
+    """Gives events of TorchScript the stack that TorchScript reports, as torch does. Codes per row."""
     outer, name, first = stacks.outer.tolist(), stacks.name.tolist(), len(stacks.names)
     entries: dict[str, int] = {}
     known: dict[tuple[int, int], int] = {}
@@ -350,7 +350,7 @@ def _with_script(codes: Codes, stacks: Stacks, scripts: npt.NDArray[np.uint32]) 
 
 
 def _left_out(batch: Batch, is_frame: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """By name, whether calls of that name stay out of stacks."""
+    """Per name, whether calls of that name are omitted from stacks."""
     by_name = np.zeros(len(batch.names), dtype=np.bool_)
     used, _ = distinct(batch["name"][is_frame])
     by_name[[index for index in used.tolist() if _is_left_out(batch.names[index])]] = True

@@ -45,7 +45,7 @@ class InputKind(enum.IntEnum):
 
 
 class InputPart(enum.IntFlag):
-    """What of the inputs counts when events are compared: ``otp_input_part``."""
+    """Parts of inputs by which events are compared: ``otp_input_part``."""
 
     SHAPES = 1
     DTYPES = 2
@@ -53,7 +53,7 @@ class InputPart(enum.IntFlag):
 
 
 class InputKept(enum.IntFlag):
-    """What :func:`kept` leaves: ``otp_input_kept``."""
+    """Parts of inputs that :func:`kept` keeps: ``otp_input_kept``."""
 
     INPUTS = 1
     OVERLOADS = 2
@@ -76,12 +76,12 @@ _LISTS = frozenset((InputKind.TENSOR_LIST, InputKind.SCALAR_LIST))
 
 
 class InputStorage(NamedTuple):
-    """Where a tensor lies."""
+    """The storage of a tensor."""
 
     address: int
-    """Of the first byte of its storage; 0 where that has none."""
+    """Address of the first byte; 0 if the storage has no memory."""
     bytes: int
-    """Of the whole storage."""
+    """Size of the whole storage."""
     device_type: int
     """``c10::DeviceType``."""
     device_index: int
@@ -89,7 +89,7 @@ class InputStorage(NamedTuple):
 
     @classmethod
     def of(cls, address: int, rest: int) -> InputStorage:
-        """From its two words."""
+        """Decodes the two recorded words."""
         return cls(address & _UNSIGNED, rest & (1 << 48) - 1, rest >> 48 & 0xFF, rest >> 56 & 0xFF)
 
 
@@ -97,25 +97,25 @@ class InputStorage(NamedTuple):
 class Input:
     """One input of an operator.
 
-    Nobody changes it; frozen, a row would take 21 us to read instead of 13 (measured).
+    Do not modify. Not frozen, because reading a row would take 21 us instead of 13 (measured).
     """
 
     kind: InputKind
     type: str = ""
-    """Torch's name for what it is: ``float`` for a tensor of floats, ``Scalar``, ``TensorList``."""
+    """Torch's name of its type: ``float`` for a tensor of floats, ``Scalar``, ``TensorList``."""
     shape: list[int] = field(default_factory=list)
     strides: list[int] = field(default_factory=list)
     elements: list[Input] = field(default_factory=list)
-    """Of a list."""
+    """Elements of a list."""
     value: Any = None
-    """Of a scalar, or a string."""
+    """Value of a scalar or string."""
     storage: InputStorage | None = None
-    """Of a tensor that has one, where storages were recorded."""
+    """Storage of a tensor, if it has one and storages were recorded."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that is known of one event's inputs."""
+    """The recorded inputs of one event."""
 
     inputs: list[Input] = field(default_factory=list)
     keywords: dict[str, Input] = field(default_factory=dict)
@@ -266,7 +266,7 @@ def text_ids(batch: Batch, kind: InputKind, rows: Array | None = None) -> npt.ND
 
 
 def kept(batch: Batch, what: InputKept, written: int = -1) -> Batch:
-    """The same events with only that much of their inputs: what another recording wanted is taken away.
+    """Removes parts of the inputs that were recorded only for other recordings.
 
     ``written``: what torch was asked for, by anybody. The same arrays where there is nothing to take away, which takes 30 ns per event to
     see where somebody wanted more.
@@ -379,9 +379,9 @@ def shape_keys(batch: Batch) -> tuple[npt.NDArray[np.int32], list[str]]:
 
 
 class DistinctInputs:
-    """The rows of a batch by their inputs: each that differ are read back once, whatever is then made of them.
+    """Groups the rows of a batch by their inputs, so that equal inputs are read only once.
 
-    ``parts``: what of the inputs counts.
+    ``parts``: the parts of inputs to compare.
     """
 
     def __init__(self, batch: Batch, parts: InputPart = InputPart.SHAPES | InputPart.DTYPES | InputPart.VALUES) -> None:
@@ -406,7 +406,7 @@ class DistinctInputs:
         return np.array(made or [0], dtype=np.int32)[codes], list(texts)
 
     def text_ids(self, kind: InputKind) -> npt.NDArray[np.uint32]:
-        """By number, as the function of that name."""
+        """Text ids by group number, as the function of that name."""
         return text_ids(self._batch, kind, self._first)
 
     def _inputs(self, row: int) -> Inputs:

@@ -59,7 +59,7 @@ class _EventStream(NamedTuple):
     """Key of the device time that children of an open event took on one stream, in earlier drains."""
 
     event: int
-    """Its id."""
+    """Id of the event."""
     device_type: int
     device_index: int
     stream: int
@@ -147,7 +147,7 @@ def _joined(devices: Mapping[str, Array] | None, added: Mapping[str, Any]) -> di
 
 
 _MOST_LINKS = 32
-"""That the shared root of operators has to spans that had ended."""
+"""Maximum number of links from the operators' shared root to ended spans."""
 
 
 def _default_max_spans() -> int:
@@ -163,17 +163,17 @@ def _never_ended(_context: int) -> int | None:
 class LiveTrees:
     """Places the events of one recording, drain after drain. For one thread at a time.
 
-    Memory does not grow with the events: what is remembered is what is open.
+    Only open events are remembered, so memory does not grow with the number of events.
 
     Args:
-        key: of the span ids, the same for the whole recording.
-        steps: the steps, as far as there are any.
+        key: key of the span ids, the same for the whole recording.
+        steps: the steps known so far.
         new_trace: asked for the trace of a top-level event that has no place: its name, -1, and None.
         current_span: the span that a context stands for, and when it began.
-        ended: when that span had ended at the latest, Unix ns; None while it is open.
-        calls: which calls are left out; None: none of them.
-        collectives: what is known of them.
-        max_spans: that a trace may have.
+        ended: latest possible end of that span, Unix ns; None while it is open.
+        calls: rules for omitting calls; None to omit none.
+        collectives: the known collectives.
+        max_spans: maximum number of spans of a trace.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class LiveTrees:
         self._steps.note_contexts(c for c in (*contexts.tolist(), *opened.tolist()) if c)
 
     def _is_loops(self, batch: Batch, thread: Array) -> npt.NDArray[np.bool_]:
-        """Which of these indices into the batch's threads are threads of the loop."""
+        """Mask of the indices into the batch's threads that are threads of the training loop."""
         own = [i for i, known in enumerate(batch.threads) if known.ident in self._steps.threads]
         return np.isin(thread, own)
 
@@ -402,7 +402,7 @@ class LiveTrees:
         return late
 
     def _is_late(self, context: Array, start: Array) -> npt.NDArray[np.bool_]:
-        """Which began after the span of their context had ended: a task or a thread that was started in it outlives it."""
+        """Mask of the events that began after the span of their context ended: its tasks and threads may outlive it."""
         contexts, place = np.unique(context, return_inverse=True)
         known = (self._ended(number) if number else None for number in contexts.tolist())
         ends = np.fromiter((NEVER if end is None else end for end in known), np.int64, len(contexts))
@@ -519,7 +519,7 @@ class LiveTrees:
         }
 
     def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64] | None:
-        """Takes up the times of children whose parent is still open, and gives those of parents that have ended now, if any."""
+        """Stores the times of children of open parents; returns the stored times of parents that have ended now."""
         if not len(self._child_times) and not len(batch.opens):
             return None
         rows = trees.rows

@@ -48,7 +48,7 @@ Nodes = npt.NDArray[np.int64]
 
 
 class CallRules(NamedTuple):
-    """Which of the calls that belong to a span or a step become spans."""
+    """Selects the calls inside a span or a step that become spans."""
 
     shortest_ns: int = 0
     """Calls of functions that take less are left out."""
@@ -95,9 +95,9 @@ def without_loose_calls(
 
 
 def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], enclosing: Nodes, dropped: Mask) -> Batch:
-    """A drained batch without some of its rows and open events, which are its nodes, in this order.
+    """Removes some nodes (rows, then open events) from a drained batch.
 
-    What was inside of them hangs under what was around them, also where that is open or was drained before.
+    Their children move to their parents, even if a parent is open or was drained before.
     """
     if not dropped.any():
         return batch
@@ -144,19 +144,19 @@ def _inside_of_others(enclosing: Nodes, is_frame: Mask, context: Array, start: A
 
 
 _COLUMN_BYTES = 57
-"""Of a span in a table, without attributes."""
+"""Bytes of a span in a table, without attributes."""
 REMEMBERED = 1 << 16
 """Forward operators of earlier drains that a backward function can link to."""
 
 
 class _Ends(NamedTuple):
-    """Where a link can go."""
+    """Targets of links."""
 
     trace_id: npt.NDArray[np.uint8]
     span_id: npt.NDArray[np.uint64]
 
     def at(self, which: Array) -> _Ends:
-        """Those at some positions."""
+        """The targets at the given positions."""
         return _Ends(self.trace_id[which], self.span_id[which])
 
     def followed_by(self, other: _Ends) -> _Ends:
@@ -282,7 +282,7 @@ def live_table(
 
 
 def _positions(before: int, rows: Array | None, events: int) -> Callable[[Array], Array]:
-    """Where in the table the spans of rows are, -1 for those that have none. ``rows``: those that have, None for all."""
+    """Returns a function from rows to indices of their spans in the table, -1 for none. ``rows``: rows with spans, None for all."""
     if rows is None:
         return lambda requested: requested + before
     position = np.full(events, -1, dtype=np.int64)
@@ -293,7 +293,7 @@ def _positions(before: int, rows: Array | None, events: int) -> Callable[[Array]
 def _remote(
     placed: Placed, steps: Sequence[StepSpan], column: Callable[[Sequence[Any], Array, npt.DTypeLike], Array]
 ) -> npt.NDArray[np.uint8] | None:
-    """Which spans have a parent in another process; None where none has."""
+    """Flags of spans with a parent in another process; None if there are none."""
     of_steps = [step.parent is not None and step.parent.is_remote for step in steps]
     of_trace_groups = np.array([trace_group.is_remote for trace_group in placed.trace_groups], dtype=np.uint8)
     if not any(of_steps) and not of_trace_groups.any():
@@ -384,7 +384,7 @@ def _own_attributes(
 
 
 def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
-    """What it is of the training job; and where it stands for the whole of that, how long its phases took."""
+    """Attributes of a segment of the training job; if the span is the whole segment, with the times of its phases."""
     if step.phases is None or step.segment is None:
         return {}
     times = step.phases.attributes(step.thread, step.end - step.start) if is_whole else {}

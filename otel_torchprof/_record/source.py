@@ -154,7 +154,7 @@ class Modules(Source):
         module_calls.shared.after_fork_in_child()
 
     def notes(self) -> list[str]:
-        """Where they cannot be followed."""
+        """A note if they cannot be observed; else none."""
         return module_calls.shared.notes()
 
 
@@ -215,11 +215,11 @@ class Calls(Source):
         frames.off_in_child()
 
     def waiting(self) -> list[WaitingStack]:
-        """What is on the stacks of threads that have called nothing since the start; see :meth:`Tracing.waiting`."""
+        """Stacks of threads that have made no call since the start; see :meth:`Tracing.waiting`."""
         return [] if self._tracing is None else self._tracing.waiting()
 
     def decorate(self, batch: Batch) -> Batch:
-        """With what is known of the functions, modules and optimizers that were called so far."""
+        """Returns the batch with facts about the functions, modules and optimizers called so far."""
         return batch if self._tracing is None else replace(batch, frame_info=self._tracing.info())
 
     def states(self) -> dict[str, str]:
@@ -304,7 +304,7 @@ class RecordingOptions:
 
     @property
     def has_collections(self) -> bool:
-        """Whether pauses of the garbage collector are recorded, asked for or among the calls."""
+        """Whether pauses of the garbage collector are recorded, by request or with the calls."""
         return self.collections or (self.frames and not self.frame_filter.modules_only)
 
     def kinds(self) -> tuple[Kind, ...]:
@@ -333,7 +333,7 @@ class RecordingOptions:
         return requested
 
     def asks(self) -> Requested:
-        """What torch is asked for with each operator: those facts, and what tells on which device it works."""
+        """Facts to request from torch for each operator: :attr:`info`, and those that reveal its device."""
         return self.info() | (
             Requested.DEVICES if self.times_device and self.device_events != "labels" else Requested(0)
         )

@@ -1,6 +1,6 @@
-"""Ends of steps and changes of segments: noted by the thread of the loop at little cost, read by another thread.
+"""Ends of steps and changes of segments: recorded cheaply on the loop's thread, read by another thread.
 
-What frameworks report of their loops goes to every recording that has steps.
+Every recording with steps gets what frameworks report about their loops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST = 100_000
 
 
 class StepMark(NamedTuple):
-    """One change with its time and thread."""
+    """A step boundary or change of segment, with its time and thread."""
 
     time_ns: int
     """Unix ns of the recorder's clock, the clock of events."""
@@ -125,7 +125,7 @@ class RawMarks:
 
 
 def recorder_ahead_ns() -> int:
-    """How far the recorder's clock is ahead of the monotonic one: of a few readings the one that took the shortest."""
+    """Difference between the recorder's clock and the monotonic one, ns; from the shortest of a few readings."""
     readings = []
     for _ in range(3):
         before, recorder, after = time.monotonic_ns(), now_ns(), time.monotonic_ns()
@@ -144,7 +144,7 @@ def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def _current_context() -> Callable[[], Context]:
-    """What asks for OpenTelemetry's current context; straight from the context variable where that is where it is."""
+    """Returns a function that gets OpenTelemetry's current context, directly from the context variable if it is there."""
     runtime = getattr(otel_context, "_RUNTIME_CONTEXT", None)
     variable = getattr(runtime, "_current_context", None)
     return variable.get if isinstance(variable, ContextVar) else otel_context.get_current
@@ -253,7 +253,7 @@ class LoopMarks:
     def __init__(self) -> None:
         self._listeners: dict[Listener, None] = {}
         self._thread: threading.Thread | None = None
-        """Whose loop runs; None where none does."""
+        """The thread of the running loop; None if none runs."""
 
     @property
     def has_listeners(self) -> bool:
@@ -261,11 +261,11 @@ class LoopMarks:
         return bool(self._listeners)
 
     def add(self, listener: Listener) -> None:
-        """It gets changes from now on."""
+        """Registers a listener for changes."""
         self._listeners[listener] = None
 
     def remove(self, listener: Listener) -> None:
-        """It gets no more changes; without effect where it got none."""
+        """Removes a listener; without effect if it is not registered."""
         self._listeners.pop(listener, None)
 
     def change(self, change: SegmentChange) -> None:
@@ -277,7 +277,7 @@ class LoopMarks:
         self._tell(change)
 
     def end(self) -> None:
-        """The loop of this thread has ended, with what it was at; without effect where none runs."""
+        """Ends the loop of this thread and its current segment; without effect if none runs."""
         if self._thread is threading.current_thread():
             self._thread = None
             self._tell(LOOP_END)
@@ -292,5 +292,5 @@ class LoopMarks:
 
 
 loop_marks = LoopMarks()
-"""Those of the process."""
+"""The marks of the process."""
 process_changes.at_fork(process_changes.Order.STATE, in_child=loop_marks.after_fork_in_child)

@@ -23,7 +23,7 @@ AFTER_STEPS, PHASES = -1, -2
 
 
 class OptimizerHooks:
-    """Tells of every optimizer that has finished a step.
+    """Calls back after every step of an optimizer.
 
     One callback at a time; installing and removing is for one thread, optimizers may step in others meanwhile. Called by torch inside
     its own label for the step (``Optimizer.step#...``), before that ends. Torch has one hook for any number of these: it reads its
@@ -54,7 +54,7 @@ class OptimizerHooks:
         _after_steps.replace(before, hook)
 
     def remove(self) -> None:
-        """Has it called no more; without effect where there is none."""
+        """Removes the callback; without effect if there is none."""
         hook = self._hook
         if hook is not None:
             _after_steps.replace(hook, None)
