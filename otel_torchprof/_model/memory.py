@@ -1,4 +1,4 @@
-"""What each event allocated and freed, totals over time and peaks, on columns.
+"""Memory that each event allocated and freed, totals over time, and peaks, as columns.
 
 A block belongs to the event that was open around it on its thread when it was allocated, and to all events around that
 one; so does what is freed. Torch goes by the time instead: it adds what one thread allocates to whatever is open
@@ -41,7 +41,7 @@ DEVICE_TYPES = (1, 6, 12, 20)
 
 
 def device_number(device_type: Any, device_index: Any) -> Any:
-    """One number for a device; one without an index has 0."""
+    """One number for a device; a missing index counts as 0."""
     return device_type * 256 + np.maximum(device_index, 0)
 
 
@@ -50,7 +50,7 @@ class MemoryUse(NamedTuple):
 
     cpu: npt.NDArray[np.int64]
     device: npt.NDArray[np.int64] | None
-    """None where no device reported anything."""
+    """None if no device reported anything."""
 
 
 class MovedMemory(NamedTuple):
@@ -90,7 +90,7 @@ def with_memory_events(batch: Batch) -> Batch:
 
 
 def memory_of(view: TreeView, place: Array | None = None) -> MemoryUse | None:
-    """What the events of a view allocated and freed; None where that was not recorded.
+    """Memory that the events of a view allocated and freed; None if memory was not recorded.
 
     ``place``: the view's :func:`places_of`, where they are known already. Asynchronous events have what torch gives them: all that happened on any thread from their begin to their end. Costs
     some 100 ns per record and 5 per event.
@@ -106,7 +106,7 @@ def memory_of(view: TreeView, place: Array | None = None) -> MemoryUse | None:
 
 
 def moved_memory(batch: Batch, types: tuple[int, ...], rows: Array | None = None) -> MovedMemory | None:
-    """What the rows of a batch moved on devices of these types; None where nothing of these was recorded.
+    """Memory that the rows of a batch allocated and freed on devices of these types; None if none was recorded.
 
     ``rows``: the row of the event around each record, where they are known already.
     """
@@ -152,7 +152,7 @@ def _during(memory: Mapping[str, Array], counted: Array, start: Array, end: Arra
 
 
 def _during_async(batch: Batch, time: Array) -> npt.NDArray[np.bool_]:
-    """Which of the times lie within an asynchronous event."""
+    """Mask of the times that lie within an asynchronous event."""
     rows = np.flatnonzero(_is_async(batch))
     begun = np.searchsorted(np.sort(batch["start"][rows]), time, side="right")
     ended = np.searchsorted(np.sort(batch["end"][rows]), time, side="left")
@@ -219,7 +219,7 @@ def _added_columns(batch: Batch, memory: Mapping[str, Array], chosen: Array) -> 
 
 
 class Category(enum.IntEnum):
-    """What memory is used for: torch's names, with its numbers in files."""
+    """Purpose of memory: torch's names, with their numbers in files."""
 
     PARAMETER = 0
     OPTIMIZER_STATE = 1
@@ -232,7 +232,7 @@ class Category(enum.IntEnum):
 
 
 class MemoryAction(enum.IntEnum):
-    """What happened to a block: the values of torch's ``MemoryAction``."""
+    """A change of a block: the values of torch's ``MemoryAction``."""
 
     PREEXISTING = 1
     CREATE = 2
@@ -241,7 +241,7 @@ class MemoryAction(enum.IntEnum):
 
 
 class Changes(NamedTuple):
-    """What happened to blocks, in order of time and then of action."""
+    """Changes of blocks, in order of time and then of action."""
 
     time: npt.NDArray[np.int64]
     """Unix ns; -1 for what was there before."""
@@ -249,26 +249,26 @@ class Changes(NamedTuple):
     bytes: npt.NDArray[np.int64]
     """Size of the block."""
     category: npt.NDArray[np.int64]
-    """What it is used for, or was until now."""
+    """Category of the block; for a change of category, the former one."""
     later: npt.NDArray[np.int64]
-    """What it is used for from now on."""
+    """Category of the block after the change."""
     device: npt.NDArray[np.int64]
     """See :func:`~.memory_categories.device_number`."""
 
     def chosen(self, which: Array) -> Changes:
-        """Those of a mask, or of these places."""
+        """The changes selected by a mask or by indices."""
         return Changes(*(column[which] for column in self))
 
     def in_time(self) -> Changes:
-        """In their order."""
+        """The changes sorted by time, then action."""
         return self.chosen(np.lexsort((self.action, self.time)))
 
 
 def changes_of_unknown(memory: Mapping[str, Array]) -> Changes:
-    """What the allocator reported of blocks that no tensor was seen in, as torch has it; unordered.
+    """Changes that the allocator reported for blocks without a known tensor, as in torch; unsorted.
 
-    A block is known by its address: allocated where one lives already, it is the next version of that; freed where
-    none lives, it was there before.
+    A block is identified by its address: an allocation at the address of a living block is its next version; a release
+    without a living block is of one that existed before the recording.
     """
     in_time = np.argsort(memory["time"], kind="stable")
     device = device_number(memory["device_type"].astype(np.int64), memory["device_index"].astype(np.int64))[in_time]
@@ -297,17 +297,17 @@ def changes_of_unknown(memory: Mapping[str, Array]) -> Changes:
 # ---- totals over time, of each device's allocator ----
 
 MOST_SAMPLES = 100_000
-"""Samples of one quantity that are kept all; of more, those that a picture of it is made of."""
+"""Most samples per quantity; larger series are thinned to those that a plot needs."""
 _KEPT_OF_EACH_SEGMENT = 4
 
 
 class Total(NamedTuple):
-    """One quantity of one device over time, by time; each sample holds until the next."""
+    """One quantity of one device, sorted by time; each sample holds until the next."""
 
     device_type: int
     """``c10::DeviceType``."""
     device_index: int
-    """Which of its type; -1 where there is one only."""
+    """Index among devices of its type; -1 if there is only one."""
     quantity: str
     """``allocated``: what the allocator had given out; ``reserved``: what it held of the system."""
     time: npt.NDArray[np.int64]
@@ -367,19 +367,19 @@ def _changes(time: Array, value: Array) -> tuple[Array, Array]:
 Peaks = npt.NDArray[np.int64]
 
 NO_PEAK = -1
-"""Of what allocated nothing, or was told no total."""
+"""Peak of an event that allocated nothing or has no reported total."""
 
 
 class MemoryPeaks(NamedTuple):
-    """Bytes per event of a view, 0 where it allocated nothing or the allocator told no total."""
+    """Bytes per event of a view, 0 if it allocated nothing or the allocator reported no total."""
 
     cpu: Peaks
     device: Peaks | None
-    """None where no device reported any total."""
+    """None if no device reported a total."""
 
 
 def peaks_of_rows(batch: Batch, types: tuple[int, ...], rows: Array | None = None) -> Peaks | None:
-    """The peak of each row of a batch on devices of these types, or :data:`NO_PEAK`; None where no total was told at all.
+    """The peak of each row of a batch on devices of these types, or :data:`NO_PEAK`; None if no total was reported.
 
     What a row and everything below it allocated counts. ``rows``: the row of the event around each record, where they are known
     already. Costs some 20 ns per record and 5 per row, and what it takes to find the rows.
@@ -394,7 +394,7 @@ def peaks_of_rows(batch: Batch, types: tuple[int, ...], rows: Array | None = Non
 
 
 def peaks_between(batch: Batch, types: tuple[int, ...], start: Array, end: Array) -> Peaks:
-    """The highest total that was told between two times each (Unix ns), at whatever, on any thread; or :data:`NO_PEAK`."""
+    """The highest total on any thread in each time range (Unix ns), or :data:`NO_PEAK`."""
     memory = batch.memory
     if memory is None:
         return np.full(len(start), NO_PEAK, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What memory is used for: every block of a recording by category, and again each time that an operator wrote to it.
+"""Categories of memory: one for every block of a recording, and a new one each time that an operator wrote to it.
 
 The rules are torch's (``torch/profiler/_memory_profiler.py``), on columns: nodes are the top-level operators that torch has
 a schema of, the functions of the backward pass, and what is allocated or freed outside of both. A node reads the blocks
@@ -46,7 +46,7 @@ _ACCUMULATE, _FIRST_STEPS = "torch::autograd::AccumulateGrad", ("aten::detach", 
 
 
 def memory_changes(batch: Batch, written_inputs: WrittenInputs, device_type: Callable[[str], int]) -> Changes:
-    """All that happened to the blocks of a batch whose memory was recorded, by category.
+    """All changes of the blocks of a batch whose memory was recorded, with categories.
 
     What torch's profiler calls one tensor is here one block: a tensor that is given another storage is another one, and an
     address that is used again never the same. Costs some microseconds per record of memory with the operators around it.
@@ -97,7 +97,7 @@ class _Operators:
 
 
 class _Nodes:
-    """What has to do with any tensor, in the order in which it began."""
+    """The nodes that use tensors, in order of begin."""
 
     def __init__(self, batch: Batch, blocks: Blocks, node_of_row: Array) -> None:
         of_storage = node_of_row[blocks.storages["row"]].astype(np.int64)
@@ -122,7 +122,7 @@ class _Nodes:
 
 
 class _Edges(NamedTuple):
-    """What nodes have to do with blocks: at most one per node and block, by node."""
+    """Uses of blocks by nodes: at most one per node and block, sorted by node."""
 
     node: Array
     block: Array
@@ -219,7 +219,7 @@ def _categories(
 
 
 def _of_tensors(blocks: Blocks, nodes: _Nodes, edges: _Edges, states: _States, of_state: Array) -> Changes:
-    """What happened to the blocks that tensors were seen in."""
+    """The changes of blocks with known tensors."""
     has_begin = np.zeros(blocks.count, dtype=bool)
     begin, end = np.zeros(blocks.count, dtype=np.int64), np.zeros(blocks.count, dtype=np.int64)
     is_begin = blocks.memory["bytes"] > 0
@@ -254,7 +254,7 @@ def _of_tensors(blocks: Blocks, nodes: _Nodes, edges: _Edges, states: _States, o
 # ---- blocks: when each lived, which tensors were in it, and which are known to be a model's ----
 
 PARAMETER, GRADIENT, STATE = 1, 2, 3
-"""What a tensor is to a model."""
+"""Roles of a model's tensors."""
 
 _DEVICE_SHIFT = np.uint64(56)
 
@@ -276,7 +276,7 @@ class KnownTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """All blocks, and what happened to them. Numbers of blocks rise by device and address, then by time."""
+    """All blocks, and what happened to them. Blocks are numbered by device, address and time."""
 
     count: int
     storages: Array
@@ -284,19 +284,19 @@ class Blocks:
     of_storage: Array
     """The block of each."""
     memory: Mapping[str, Array]
-    """What was allocated and freed, without what could not be."""
+    """Allocations and releases, without failed allocations."""
     of_record: Array
     """The block of each record."""
     device: npt.NDArray[np.int64]
-    """Of each block: see :func:`device_number`."""
+    """Device of each block, see :func:`device_number`."""
     bytes: npt.NDArray[np.int64]
-    """As the allocator told it; of what was there before as its tensors do."""
+    """Size as reported by the allocator; for blocks older than the recording, as needed by their tensors."""
     is_followed: npt.NDArray[np.bool_]
     """Whether its end was not reported, and the next block was allocated at its place."""
     is_tensor: npt.NDArray[np.bool_]
     """Whether any tensor was seen in it."""
     is_known: Mapping[int, npt.NDArray[np.bool_]]
-    """By role, whether a tensor with that role was in it."""
+    """By role, the mask of blocks that contained a tensor with that role."""
 
 
 def blocks_of(batch: Batch, device_type: Callable[[str], int]) -> Blocks:
@@ -465,7 +465,7 @@ def _of_parameter(
 
 
 def _bytes(tensor: TensorInfo) -> int:
-    """What a tensor takes, up to its last element; ``torch.float32`` and the like say how many bits one has."""
+    """Bytes of a tensor up to its last element; the size of an element follows from names like ``torch.float32``."""
     if 0 in tensor.shape:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=False))

@@ -1,4 +1,4 @@
-"""In which modules each event ran: dotted names, on columns."""
+"""The modules in which each event ran, as columns of dotted names."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Hierarchy(NamedTuple):
     rows: npt.NDArray[np.uint32]
     """Per row of the batch: index into ``texts``."""
     texts: list[str]
-    """``GPT.blocks.0.attn``, each once; the first is empty and stands for no module."""
+    """Distinct names such as ``GPT.blocks.0.attn``; the first is empty and means no module."""
 
 
 class _ModulePlace(NamedTuple):
     """A module in the modules around it."""
 
     enclosing: str
-    """What its root was called in, if anything."""
+    """Name of the module in which the root was called; empty if none."""
     root: str
     path: str
-    """In the root, as ``named_modules()`` has it; empty for the root itself."""
+    """Path in the root, as in ``named_modules()``; empty for the root itself."""
 
     @property
     def text(self) -> str:

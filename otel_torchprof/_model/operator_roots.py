@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 OPERATORS_NAME = "torch.operators"
 SLICE_NS = 1_000_000_000
-"""How long operators share a root, from the begin of its first one."""
+"""Longest time from the begin of a root's first operator to the begin of its last."""
 _SYNTHETIC = np.uint64(1 << 63)
 """Set in no event's id: with it, the id of a root's first operator gives the root a span id of its own."""
 
@@ -97,7 +97,7 @@ class OperatorRoots:
     def _cut(
         self, thread: RecordedThread, start: Array, position: Array, ids: Array, limit: int
     ) -> Iterator[tuple[int, int, StepSpan]]:
-        """Begin, end and root of each slice of a thread's operators. ``position``: of each among the events of its thread."""
+        """Begin, end and root of each slice of a thread's operators. ``position``: index of each among the thread's events."""
         begin, latest = 0, self._latest.get(_key(thread))
         while begin < len(start):
             if latest is None or start[begin] >= latest.until or position[begin] >= latest.first + limit:
@@ -138,7 +138,7 @@ class OperatorRoots:
 
 
 def _key(thread: RecordedThread) -> tuple[int, int]:
-    """What tells it from others in every drain; its name may change."""
+    """Identifies a thread in every drain; its name may change."""
     return thread.os_tid, thread.ident
 
 

@@ -27,7 +27,7 @@ _KNOWN = {int(part): part for part in Part} | {
 """What a phase is for a training loop; of a call of ``generate`` what a call of its model would be."""
 _COLUMNS = ("start", "end", "id", "fwd_thread", "sequence_nr", "thread", "flags")
 _MOST_THREADS = 1000
-"""Of which it is known when their last phase ended."""
+"""Number of threads for which the end of the last phase is remembered."""
 
 
 def _unknown(_context: int) -> None:
@@ -37,7 +37,7 @@ def _unknown(_context: int) -> None:
 class PhaseTokens:
     """Picks the top-level phases out of drained batches, one after another. For one thread at a time.
 
-    What it remembers from one drain to the next is about the phases that are open, and when the last ones ended.
+    Between drains it remembers only open phases, and when the last ones ended.
 
     Args:
         began: when the span of the application that a context stands for began, Unix ns, where that is known.
@@ -149,7 +149,7 @@ class _Event:
 
 
 class _Above:
-    """What an event is in, innermost first: rows of the batch, and what is open."""
+    """Enclosing events of an event, innermost first: rows of the batch, then open events."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -164,7 +164,7 @@ class _Above:
         return has_no_parent
 
     def row(self, row: int) -> Iterator[_Event]:
-        """Of a row."""
+        """Enclosing events of a row."""
         batch = self._batch
         while (parent := int(batch["parent"][row])) >= 0:
             yield _Event(*(int(batch[name][parent]) for name in ("id", "kind", "start", "end")))

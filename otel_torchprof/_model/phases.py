@@ -1,4 +1,4 @@
-"""What the phases of a training loop took: exclusive times on columns, and their sums over the drains of a step."""
+"""Times of the phases of a training loop: exclusive times as columns, and their sums over the drains of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _RECOMPUTED = len(PHASES)
-"""Where a row of times has what of them was recomputed; the phases stand before it in their order."""
+"""Index of the recomputed time in a row of times; the phases come before it in their order."""
 _PHASE_OF = np.zeros(max(Part) + 1, dtype=np.int64)
 for _part in Part:
     _PHASE_OF[_part] = PHASES.index(_part.phase)
@@ -30,12 +30,12 @@ _NO_TIMES = np.zeros((0, len(PHASES) + 1), dtype=np.int64)
 
 
 class ExclusiveTimes(NamedTuple):
-    """What one drain adds to the phases of each group of events, ns."""
+    """Times that one drain adds to the phases of each group of events, ns."""
 
     threads: list[int]
     """``threading.get_ident()`` of each thread that had phases."""
     times: npt.NDArray[np.int64]
-    """By group, thread and phase; below 0 where a phase that is still open has others inside."""
+    """By group, thread and phase; negative if a phase that is still open has others inside."""
 
 
 def exclusive_times(
@@ -161,5 +161,5 @@ class PhaseTimes:
 
 
 def _named(times: Array) -> dict[str, int]:
-    """Those that there were, by name."""
+    """Times above 0, by name of the phase."""
     return {name: time for name, time in zip(PHASES, times.tolist(), strict=False) if time > 0}

@@ -1,4 +1,4 @@
-"""Where the events of a live recording have their place: a trace, a parent, an id."""
+"""The places of a live recording's events: trace, parent and span id."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 @untracked
 @dataclass(eq=False)
 class TraceGroup:
-    """What the top-level events of some trees hang under."""
+    """The common trace and parent of some top-level events."""
 
     trace: Trace
     parent_span_id: int
     """0: they are roots."""
     is_remote: bool = False
     step: StepSpan | None = None
-    """Where that is synthetic: the span of a step, or the root that operators share."""
+    """The parent if it is synthetic: the span of a step, or the root that operators share."""
 
 
 class Placed(NamedTuple):
@@ -52,7 +52,7 @@ class Placed(NamedTuple):
     open_roots: frozenset[int]
     """Those that are events and of whose trees something continues: mostly they themselves."""
     devices: DeviceTimes | None = None
-    """How long devices worked, with what came in earlier drains."""
+    """Device times, including children in earlier drains."""
 
     def self_times(self) -> npt.NDArray[np.int64]:
         """Time that each event did not spend in others, ns."""

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class AttributeType(enum.IntEnum):
-    """How the values of an attribute are read; the numbers are those of ``otp_attribute_type`` in ``encode.h``."""
+    """Type of an attribute's values: ``otp_attribute_type`` in ``encode.h``."""
 
     INT64 = 1
     DOUBLE = 2
@@ -49,23 +49,23 @@ class AttributeColumn:
     key: str
     type: AttributeType
     values: Array
-    """Of ``type.dtype``, one per span that has the attribute."""
+    """Values of ``type.dtype``, one per span that has the attribute."""
     rows: npt.NDArray[np.integer[Any]] | None = None
-    """Which spans these are, rising; None where all have it. Of a drain's 40,000 spans the 25 steps have most attributes."""
+    """Indices of these spans, ascending; None if all spans have it. Most attributes are only on steps, 25 of a drain's 40,000 spans."""
 
     def __post_init__(self) -> None:
         _set_types(self, {"values": self.type.dtype, "rows": _ROWS})
 
     @classmethod
     def where(cls, key: str, kind: AttributeType, values: Array, present: Array) -> AttributeColumn:
-        """Of ``values``, one per span, those where ``present`` is not 0."""
+        """Creates a column from ``values``, one per span, for the spans where ``present`` is not 0."""
         rows = np.flatnonzero(present)
         if len(rows) == len(present):
             return cls(key, kind, np.ascontiguousarray(values))
         return cls(key, kind, values[rows], rows)
 
     def spread(self, spans: int) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """One value per span, 0 where it has none, and which have one; copies, unless all have one."""
+        """One value per span, 0 for none, and a mask of the spans that have one; copies, unless all have one."""
         if self.rows is None:
             return self.values, np.ones(spans, dtype=np.bool_)
         values, present = np.zeros(spans, dtype=self.values.dtype), np.zeros(spans, dtype=np.bool_)
@@ -114,7 +114,7 @@ class SpanTable:
     row: npt.NDArray[np.int64]
     """Row in the batch, -1 for a synthetic span."""
     step: npt.NDArray[np.int64]
-    """Number of the step that a synthetic span stands for, -1 elsewhere."""
+    """Number of the step, for the spans of steps; else -1."""
     links: npt.NDArray[Any]
     """Array of :data:`LINK`, by rising row."""
     names: Names
@@ -125,7 +125,7 @@ class SpanTable:
     parent_is_remote: npt.NDArray[np.uint8] | None = None
     """1 where the parent is a span of another process; None where none is."""
     dropped_attributes: npt.NDArray[np.uint32] | None = None
-    """How many more attributes the span would have without a limit; None where none was dropped."""
+    """Number of attributes that a limit removed from each span; None if none was removed."""
     dropped_links: npt.NDArray[np.uint32] | None = None
     """Likewise for links."""
 
@@ -138,7 +138,7 @@ class SpanTable:
         return sum(array.nbytes for array in self.arrays()) + self.names.nbytes
 
     def arrays(self) -> list[Array]:
-        """All that it has, those of attributes too; one that is used twice is there once."""
+        """All arrays of the table, including attributes, without duplicates."""
         arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         for column in self.attributes:
             arrays += [column.values] if column.rows is None else [column.values, column.rows]

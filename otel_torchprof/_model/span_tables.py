@@ -1,4 +1,4 @@
-"""Some rows of a table of spans as a table of their own, and several tables as one."""
+"""Selects rows of a span table, and joins several span tables."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def picked(table: SpanTable, rows: Array) -> SpanTable:
 
 
 def narrowed(table: SpanTable) -> SpanTable:
-    """The same spans, where their names are a small part of the names of the table with no others in it."""
+    """The same spans, without unused names if the table has more names than its spans can use."""
     texts = sum(column.type == AttributeType.NAME for column in table.attributes)
     if len(table.names) <= 1 + len(table) * (1 + texts):
         return table
@@ -150,7 +150,7 @@ def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
 
 
 def _places(rows: Array, count: int) -> npt.NDArray[np.int64]:
-    """Where each of so many rows is among these; -1 where it is not."""
+    """For each of ``count`` rows its index in ``rows``; -1 if missing."""
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     return place
@@ -202,7 +202,7 @@ def _chosen_names(names: Names, used: Array) -> Names:
 
 
 def _one_list_of_names(lists: Sequence[Names]) -> tuple[Names, list[Array | None]]:
-    """All names, and for each list where its names are; None where they stay."""
+    """All names, and for each list the new indices of its names; None if they are unchanged."""
     if all(names is lists[0] for names in lists):
         return lists[0], [None] * len(lists)
     index: dict[bytes, int] = {b"": 0}

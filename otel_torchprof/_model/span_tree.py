@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 DEEPEST = 1000
-"""Levels that are looked at one by one; what is deeper counts as hanging under an ancestor that is not."""
+"""Maximum depth; deeper spans count as children of an ancestor at this depth."""
 
 
 def rows_of_spans(table: SpanTable, span_ids: Array) -> npt.NDArray[np.int64]:
-    """Where the spans with these ids are in the table; -1 where they are not, and for 0."""
+    """Indices in the table of the spans with these ids; -1 if missing, and for 0."""
     return positions_of(table.span_id, span_ids)
 
 
@@ -39,10 +39,10 @@ class SpanTree:
         """Row of the span that all hang under, which comes first; -1 where it is not in the table."""
         depth = _depths(self.parent)
         self.above = _shallow(self.parent, depth)
-        """As ``parent``, for what is too deep a higher ancestor; -1 where parents go round in circles."""
+        """As ``parent``, but a higher ancestor for spans that are too deep; -1 if the parents form a circle."""
         self.depth = np.minimum(depth, DEEPEST) * (self.above >= 0)
         self.thread = _threads(table)
-        """Which thread, from 0."""
+        """Index of the span's thread, from 0."""
         self.by_start = np.argsort(table.start, kind="stable")
         """The rows by start."""
         # Children of one parent by thread; those whose parents are not in the table by the ids of these.
@@ -96,7 +96,7 @@ class SpanTree:
 
 
 def _depths(parent: Array) -> npt.NDArray[np.int64]:
-    """How many are above each; very many in circles, which are no trees."""
+    """Number of ancestors of each span; a very large number for circles."""
     depth, further = (parent >= 0).astype(np.int64), parent.copy()
     for _ in range(len(parent).bit_length() + 1):
         on = np.flatnonzero(further >= 0)

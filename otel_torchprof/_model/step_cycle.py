@@ -54,7 +54,7 @@ class TokenBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the older half goes with the next token."""
+        """Whether the next token makes the older half be released."""
         return len(self.tokens) == _MOST_TOKENS
 
     def take(self, token: Token) -> None:
@@ -129,7 +129,7 @@ _QUIET_PERIODS = 3
 
 
 class _Loop:
-    """What one thread does."""
+    """The training loop of one thread."""
 
     def __init__(self, optimizer: int | None, loader: int | None) -> None:
         self.learner: Learner | None = Learner(optimizer, loader)
@@ -198,7 +198,7 @@ class _Loop:
 
     @property
     def weight(self) -> float:
-        """How much was trained."""
+        """Number of backward passes, to compare loops; infinite once the end of a step is known."""
         return math.inf if self.walk is not None or self.learner is None else self.learner.backwards
 
     def _close(self, end: int) -> None:
@@ -258,7 +258,7 @@ class _Loop:
             self.learner.take(token)
 
     def _replace(self, rule: Rule, walk: Walk) -> None:
-        """Another rule, for what comes from now on."""
+        """Replaces the rule for all later tokens."""
         if rule[:2] != walk.rule[:2]:
             self.adopted += 1
             is_late = walk.rule.is_provisional > rule.is_provisional
@@ -281,7 +281,7 @@ class StepCycle:
 
     def __init__(self, *, optimizer: int | None = None, loader: int | None = None) -> None:
         self.revision = 0
-        """How many rules there were."""
+        """Number of rules so far."""
         self._given = optimizer, loader
         self._loops: dict[int, _Loop] = {}
         self._active: _Loop | None = None
@@ -296,8 +296,8 @@ class StepCycle:
         """Takes the tokens that began or ended since the last call; returns the boundaries that are certain now, by time.
 
         Args:
-            tokens: those that are in no other phase of their thread; one that is open comes again when it has ended.
-            watermark: until when all tokens are known, Unix ns.
+            tokens: top-level phases of their threads; an open one comes again when it has ended.
+            watermark: time until which all tokens are known, Unix ns.
         """
         boundaries: list[Boundary] = []
         for token in sorted((token for token in tokens if token.part in RELEVANT), key=_when):
@@ -346,7 +346,7 @@ class StepCycle:
 
     @property
     def anchor(self) -> tuple[Part, int] | None:
-        """The part and the key of what the rule in force goes by; None where there is none."""
+        """Part and key of the current rule's anchor; None without a rule."""
         return None if self._active is None or self._active.walk is None else self._active.walk.rule[:2]
 
     @property

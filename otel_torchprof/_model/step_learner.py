@@ -1,4 +1,4 @@
-"""What ends a step of training: learned from the order in which optimizers, backward passes and loaders come."""
+"""Learns what ends a training step from the order of optimizers, backward passes and loaders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Optimizer(NamedTuple):
 
 
 def _shape(period: Sequence[_Optimizer]) -> list[tuple[Anchor, bool]]:
-    """What two periods have in common: the order of optimizers and backward passes, without repetitions."""
+    """Order of a period's optimizers and backward passes without repetitions, for comparing periods."""
     shape: list[tuple[Anchor, bool]] = []
     for anchor, backwards, _, _ in period:
         if not shape or shape[-1] != (anchor, backwards > 0):
@@ -90,7 +90,7 @@ class Learner:
         self._modules: set[int] = set()
         self._zeroed: set[int] = set()
         self.backwards = 0
-        """How many backward passes there were."""
+        """Number of backward passes so far."""
         self._zeroings = 0
         self._without_optimizer = self._most_backwards = 0
         self._has_backward = self._has_forward = self._has_next = False
@@ -318,7 +318,7 @@ class Learner:
 
 
 def _add(keys: set[int], key: int) -> None:
-    """Few are kept: more than one is all that is asked."""
+    """Adds a key to a small set: callers only need to know whether there is more than one."""
     if len(keys) <= 1:
         keys.add(key)
 

@@ -1,4 +1,4 @@
-"""What the cycle of a training loop is learned from, tokens, and the rule that says what ends a step of training."""
+"""Tokens, from which the cycle of a training loop is learned, and the rule that says what ends a training step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Token:
     """A phase event that is in no other phase of its thread."""
 
     id: int
-    """Of the event."""
+    """Id of the event."""
     part: Part
     key: int
     """Address of its dataset, root module, optimizer or scaler; 0 where it is unknown."""
@@ -50,7 +50,7 @@ class Token:
     holds_backward: bool = False
     """A backward pass ran in it: an optimizer was given a closure."""
     is_cut: bool = False
-    """It never ended by itself: an exception left it."""
+    """Whether an exception ended it."""
 
 
 @untracked
@@ -64,7 +64,7 @@ class Boundary:
     token: int
     """Id of the phase that begins it; 0 where it begins with none."""
     segment: Segment | None
-    """None: nothing follows."""
+    """Kind of the following segment; None if nothing follows."""
 
 
 # ---- The rule that says what ends a step of training, and whether a loop still goes by it ----
@@ -81,18 +81,18 @@ Anchor = tuple[Part, int]
 
 
 class Rule(NamedTuple):
-    """What ends a step."""
+    """A rule that says what ends a step."""
 
     part: Part
     """STEP, SCALER_STEP, SCALER_UPDATE: it ends with that object's; NEXT, FORWARD: the next one begins with it, after a backward pass."""
     key: int
     """The object; 0 for any module, or for an optimizer that is not known yet."""
     optimizers: frozenset[Anchor]
-    """What steps in a period."""
+    """The optimizers that step in a period."""
     text: str
-    """What it says, and why, for people."""
+    """The rule and its reason, for people."""
     is_given: bool = False
-    """By the program: it is not replaced."""
+    """Whether the program has set the rule; then it is never replaced."""
 
     @property
     def is_provisional(self) -> bool:
@@ -106,10 +106,10 @@ class Rule(NamedTuple):
 
 
 class RuleFit:
-    """Whether the loop still goes by its rule.
+    """Checks whether the loop still follows its rule.
 
     Args:
-        rule: that one.
+        rule: the current rule.
         work: backward passes and steps of optimizers in the longest period that it was learned from.
     """
 

@@ -1,7 +1,7 @@
-"""Steps, other segments of a job and the job itself, and the spans that stand for them: the records that :mod:`~.steps` keeps.
+"""Records of steps, other segments of a job, the job itself, and their spans; managed by :mod:`~.steps`.
 
-A span is sent when it ends. One for the whole run would be seen when the run is over, and never if it crashed. So the job's comes in
-sections, each a trace of its own that links to the one before; a step links to the section that it began in.
+A span is sent when it ends. A span for the whole run would appear only after the run, and never after a crash. So the job's is
+split into sections, each a trace of its own with a link to the one before; a step links to the section in which it began.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 @untracked
 @dataclass
 class Trace:
-    """A trace that a sampler was asked about."""
+    """A trace with its sampler's decision."""
 
     trace_id: int
     recorded: bool
@@ -41,17 +41,17 @@ class Trace:
     """Whether its spans are sent."""
     trace_state: str = ""
     attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
-    """What the sampler adds to its root, beyond what it was told."""
+    """Attributes that the sampler adds to the root."""
     span_id: int = 0
-    """Of the span that stands for it in this process, where that is decided already."""
+    """Id of the trace's first span in this process, if already decided; else 0."""
     parent: SpanContext | None = None
-    """What that span hangs under: one of another process."""
+    """Parent of that span: a span of another process."""
     links: tuple[tuple[int, int], ...] = ()
     """Trace and span ids to which that span links."""
 
 
 UNSAMPLED = Trace(0, False, False)
-"""Of a step that ends inside an unsampled span of the application."""
+"""Trace of a step that ends inside an unsampled span of the application."""
 
 
 @untracked
@@ -60,7 +60,7 @@ class StepSpan:
     """A synthetic span: a step in one context, a section of the job, a root that operators share."""
 
     number: int
-    """Of the step; -1 of what is none."""
+    """Number of the step; -1 for other spans."""
     trace: Trace
     span_id: int
     start: int
@@ -75,7 +75,7 @@ class StepSpan:
     """Trace and span id of the section of the job that it began in."""
     name: str = STEP_NAME
     segment: Segment | None = None
-    """What it is of the training job; None of what is no segment of it."""
+    """Kind of segment of the training job; None for other spans."""
     attributes: dict[str, Any] = field(default_factory=dict)
     """Of its own."""
     is_detailed: bool = True
@@ -90,15 +90,15 @@ class StepSpan:
     is_running: bool = False
     """Taken before its end."""
     is_sent: bool = False
-    """What still comes of it is late."""
+    """Whether the span has been sent: later events of it are late."""
     first: int | None = None
     """When its first event began."""
     own_end: int = 0
     """When the last event of the loop's own threads ended."""
     shares: Shares | None = None
-    """What ran in compiled regions, so far; None where the program has none."""
+    """Share of compiled regions so far; None without any."""
     phases: PhaseTimes | None = None
-    """Of the whole segment, which all spans of that share; None of what is no segment of the job."""
+    """Phase times of the whole segment, shared by all its spans; None for other spans."""
     is_whole: bool = False
     """Made for the end of its step; the others of that are for what happened in their contexts."""
 
@@ -109,7 +109,7 @@ class StepSpan:
 
     @property
     def span_context(self) -> SpanContext | None:
-        """By which others refer to it; None where it is not sent."""
+        """Context for references from other spans; None if the span is not exported."""
         if not self.trace.exported:
             return None
         return SpanContext(
@@ -117,7 +117,7 @@ class StepSpan:
         )
 
     def widen(self, start: int, end: int, own_end: int, child_time: int, longest: int) -> None:
-        """Takes in events."""
+        """Extends the span to include events."""
         self.start, self.end = min(self.start, start), max(self.end, end)
         self.first = start if self.first is None else min(self.first, start)
         self.own_end = max(self.own_end, own_end)
@@ -129,7 +129,7 @@ class RecordedStep(NamedTuple):
     """A step that is over, or a whole recording without steps."""
 
     number: int
-    """From 0; -1 of what is none."""
+    """Number of the step, from 0; -1 for other segments."""
     start: int
     """Unix ns."""
     end: int
@@ -137,7 +137,7 @@ class RecordedStep(NamedTuple):
     thread: int | None = None
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
     name: str = STEP_NAME
-    """Of its span."""
+    """Name of its span."""
 
 
 @untracked
@@ -151,11 +151,11 @@ class Step:
     name: str = STEP_NAME
     segment: Segment | None = Segment.STEP
     revision: int = 0
-    """Of the rule that it began by."""
+    """Revision of the rule by which it began."""
     usage: Usage | None = None
     """When it began."""
     starts_earlier: bool = False
-    """It is the first: only its end is known, and what is placed next shows when it began."""
+    """Whether it is the first step, of which only the end is known: its begin follows from the next events."""
     trace: Trace | None = None
     """Its own; asked for when something of it happens outside of any context, or is about to."""
     link: tuple[int, int] | None = None
@@ -201,7 +201,7 @@ class Job:
         return (section.trace.trace_id, section.span_id) if section is not None and section.trace.exported else None
 
     def begin(self, now: int) -> None:
-        """The first step began then (Unix ns); without effect later. Any thread."""
+        """Sets the begin of the first step (Unix ns); later calls have no effect. Any thread."""
         with self._lock:
             if self._section is None and self._interval_ns:
                 self._section = self._begun(now, None)

@@ -1,4 +1,4 @@
-"""Where segments of a training loop begin, once it is known what ends a step."""
+"""Finds the begins of a training loop's segments, given the rule that ends a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Walk:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.boundaries: list[Boundary] = []
-        """Not yet taken."""
+        """Boundaries not yet taken."""
         self.has_ended_period = False
         """Whether a period ended with the latest token."""
         self.waits = True
@@ -47,9 +47,9 @@ class Walk:
         self._latest: Token | None = None
         self._end = 0  # of the latest token of the segment, NEVER while it is open
         self._trained_end = 0
-        """Of the latest pass of training or step of an optimizer."""
+        """End of the latest training pass or optimizer step."""
         self._pauses: deque[int] = deque(maxlen=8)
-        """From there to the next step, where that followed."""
+        """Times from there to the next step, if one followed."""
         self._segment_start = self._period = 0
         self._has_compute = self._has_backward = False
         self._strange: int | None = None
@@ -133,7 +133,7 @@ class Walk:
 
     @property
     def _is_asking(self) -> bool:
-        """Whether a loader is at the batch that was asked for last."""
+        """Whether a loader is still loading the batch requested last."""
         return bool(self._pending) and self._pending[-1].part is Part.NEXT and self._pending[-1].end == NEVER
 
     def _is_silent(self, watermark: int) -> bool:
@@ -374,7 +374,7 @@ class Walk:
 
 
 def _add(keys: dict[int, None], key: int) -> None:
-    """The latest are kept: a program may make a data set for every epoch."""
+    """Adds a key and drops the oldest ones: a program may create a dataset for every epoch."""
     keys.pop(key, None)
     keys[key] = None
     if len(keys) > _MOST_KEYS:

@@ -1,4 +1,4 @@
-"""Steps as they come: which one a moment belongs to, and the spans that stand for it.
+"""Steps of a live recording: assigns times to steps, and creates the spans of steps.
 
 A step is a segment of time. It becomes a span in every context in which something of it happened: one, as a rule. Outside of
 any context that span is the root of a trace and links to the one before; inside a span of the application it is its child.
@@ -74,11 +74,11 @@ class Steps:
         self._first = self._number = first
         self._are_recorded = False
         self.revision = 0
-        """Of the rule by which steps end, where it is learned: from 1."""
+        """Revision of the learned rule by which steps end, from 1."""
         self._link: tuple[int, int] | None = None
         self._origin: int | None = None
         self._forgotten_end: int | None = None
-        """Of the latest step that is known no more."""
+        """End of the latest forgotten step."""
         self.threads: set[int] = set()
         """``threading.get_ident()`` of the threads whose steps these are."""
 
@@ -100,7 +100,7 @@ class Steps:
 
     @property
     def completed(self) -> int:
-        """How many steps have ended, those that are not known among them. Any thread."""
+        """Number of steps that have ended, including skipped ones. Any thread."""
         running = self._steps[-1:]
         return self._number - self._first - sum(step.segment is Segment.STEP and step.end is None for step in running)
 
@@ -248,7 +248,7 @@ class Steps:
             return [(end, start) for end, start in zip(ends, starts, strict=True) if end is not None and end < start]
 
     def skip(self, steps: int) -> None:
-        """So many steps have passed before the first that is known: all ranks of a program count the same, and so does the program."""
+        """Numbers the first known step as if ``steps`` came before it, as the program and its other ranks count."""
         with self._lock:
             if self._number == self._first:
                 self._number += steps
@@ -305,10 +305,10 @@ class Steps:
             return max(step.spans.values(), key=lambda span: span.end, default=None)
 
     def settle(self) -> None:
-        """Lets a step begin where the one before has ended, when the loop was behind the boundary only then.
+        """Moves the begin of a step to the end of the step before, if the loop was still inside that at the boundary.
 
-        The optimizer's own label is, by microseconds: torch calls the hook that makes the boundary inside of it. A label
-        that lasts for steps, and what other threads are at, say nothing about where the next step begins.
+        The optimizer's own label ends microseconds after the boundary, since torch calls the hook inside it. Labels that
+        last for several steps, and other threads, do not affect where a step begins.
         """
         with self._lock:
             for step, following in pairwise(self._steps):
@@ -343,7 +343,7 @@ class Steps:
             self._ended[:0] = ended
 
     def forget_contexts(self, known: Callable[[int], bool]) -> None:
-        """Lets go of contexts whose spans are no more."""
+        """Forgets contexts whose spans no longer exist."""
         with self._lock:
             self._contexts = {context for context in self._contexts if known(context)}
 

@@ -46,7 +46,7 @@ STEP_KEY = "ProfilerStep*"
 
 
 _VIEW_BYTES = 24
-"""Of an event in a view, without its row."""
+"""Bytes of an event in a view, without its row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class TreeView:
     children: npt.NDArray[np.int32]
     """Number of direct children."""
     display_name: npt.NDArray[np.uint32]
-    """By row of the batch the index of the name under which it is displayed: its own, save for numbered steps."""
+    """Per row of the batch the index of its displayed name: its own, except for numbered steps."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,7 +127,7 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
 
 
 def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
-    """By row the index of the name under which it is displayed.
+    """Per row the index of its displayed name.
 
     All numbered profiler steps share the entry of the first of them in the process; :func:`display_name` gives its text.
     """
@@ -142,7 +142,7 @@ def display_name(name: str) -> str:
 
 
 def hidden_rows(batch: Batch, modules: bool) -> npt.NDArray[np.bool_] | None:
-    """Which rows are utility operators, or modules unless these are wanted; None for none of them."""
+    """Mask of the rows that are utility operators, or modules unless ``modules``; None if there are none."""
     by_name = batch.names.matching(HIDDEN_NAMES)
     hidden = None if by_name is None else by_name[batch["name"]] & (batch["kind"] != MEMORY_KIND)
     if not modules:

@@ -1,4 +1,4 @@
-"""The calls of threads that wait, put into a batch around whatever else happened on them."""
+"""Adds the calls of waiting threads to a batch, around the other events of those threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import RecordedThread, WaitingStack
 
 _ids = itertools.count(1)
-"""Of events that no thread has recorded. They are below all others: the recorder's have the number of a thread in their upper bits."""
+"""Ids of events that no thread has recorded. All are smaller than the recorder's, whose upper bits contain a thread number."""
 
 
 def with_waiting(batch: Batch, stacks: Sequence[WaitingStack], times: tuple[int, int]) -> Batch:
