@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.schema import Kind
 
 MAGIC = b"OTPBOX\n\x1a"
-"""What an image begins with (``blackbox_format.h``)."""
+"""First bytes of an image (``blackbox_format.h``)."""
 STACKS_BYTES: int = lib.OTP_BLACKBOX_STACKS_BYTES
-"""Of Python's stacks, that an image keeps."""
+"""Maximum size of Python's stacks in an image."""
 THREAD_AT: int = lib.OTP_INDEX_BITS
 """The bit of an event's id from which on the id has the thread."""
 _MOST_NUMBER = 1 << 63
@@ -83,27 +83,27 @@ class BoxSession(Session):
         self._owner = owner(out[0], "otp_session_free")
 
     def reserve(self, reserved: bool) -> None:
-        """As of any session, once it is open."""
+        """As :meth:`Session.reserve`, once it is open."""
         if self._native != ffi.NULL:
             super().reserve(reserved)
 
     @property
     def consumer(self) -> int:
-        """Its bit in the masks that sources use; 0 before the start."""
+        """The box's bit in the masks of sources; 0 before the start."""
         return 0 if self._native == ffi.NULL else super().consumer
 
     def stop(self) -> None:
-        """Ends the box; without effect where it is not open.
+        """Closes the box; without effect if it is not open.
 
         Raises:
-            NativeError: it belongs to the parent of this forked process.
+            NativeError: the box belongs to the parent of this forked process.
         """
         if self._native != ffi.NULL:
             check(lib.otp_session_stop(self._native), "closing a black box")
 
 
 def set_info(info: Mapping[str, Any]) -> None:
-    """What stands in the open box of its process: at most 8 KB as JSON, else nothing changes. Any thread; a microsecond."""
+    """Replaces the process info in the open box; without effect if its JSON exceeds 8 KB. Any thread; a microsecond."""
     text = json.dumps(info).encode()
     if len(text) <= lib.OTP_BLACKBOX_INFO_BYTES:
         lib.otp_blackbox_set_info(text, len(text))
@@ -115,7 +115,7 @@ def is_lost() -> bool:
 
 
 class Group(NamedTuple):
-    """What an image says of a process group (``otp_blackbox_group``); its sends and receives are one of their own."""
+    """A process group in an image (``otp_blackbox_group``); its sends and receives form a group of their own."""
 
     name: str
     ranks: str
@@ -123,7 +123,7 @@ class Group(NamedTuple):
     backend: str
     size: int
     rank: int
-    """Of the process in the group."""
+    """Rank of the process in the group."""
     is_transfers: bool
     is_tracked: bool
     """Whether the backend says what is complete."""
@@ -154,7 +154,7 @@ class Collective(NamedTuple):
     has_failed: bool
     is_tracked: bool
     os_tid: int
-    """Of the thread that enqueued it."""
+    """System id of the thread that enqueued it."""
     enqueued_ns: int
     """Unix ns."""
     completed_ns: int
@@ -162,9 +162,9 @@ class Collective(NamedTuple):
     timeout_ns: int = 0
     """0: not known."""
     shapes: str = ""
-    """Of the inputs, as ``[[3, 4]]``; cut after some hundred characters where a black box has them."""
+    """Shapes of the inputs, as ``[[3, 4]]``; cut after some hundred characters in a black box."""
     started_ns: int = -1
-    """When it started on the device, as PyTorch's flight recorder tells, Unix ns; 0: it has not; -1: not known."""
+    """Start on the device according to PyTorch's flight recorder, Unix ns; 0: not started; -1: not known."""
 
     @property
     def is_pending(self) -> bool:
@@ -173,20 +173,20 @@ class Collective(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What an image holds (``otp_blackbox_contents``)."""
+    """Contents of an image (``otp_blackbox_contents``)."""
 
     events: Callable[[int], Iterator[Batch]]
-    """Begins with the first event again: every event that is whole, in batches of so many bytes of records, each up to its watermark;
-    0 for one batch. What was open at the end is in the last, with the flag ``UNFINISHED``."""
+    """Iterates from the first event over all intact events, in batches of the given number of bytes of records (0: one batch),
+    each up to its watermark. The last batch has the events that were open at the end, with the flag ``UNFINISHED``."""
     pid: int
     is_closed: bool
     """Whether its process has ended it."""
     last_ns: int
     """Unix ns of the last that is known of the process."""
     chunks: int
-    """That hold records."""
+    """Number of chunks with records."""
     chunks_damaged: int
-    """Of them, those that could not be read to their end."""
+    """Number of these chunks that could not be read to their end."""
     names_left_out: int
     dropped: int
     """Events that found no chunk."""
@@ -194,16 +194,16 @@ class Contents(NamedTuple):
     collectives: Sequence[Collective]
     """The last, of all groups, in the order in which they were enqueued."""
     info: Mapping[str, str | int | None]
-    """What the process said of itself; empty where that cannot be read, None for what is neither text nor number."""
+    """The process info; empty if unreadable, with None for values that are neither text nor number."""
     hang_since_ns: int = 0
     """Unix ns from which on a thread was seen to hang; 0: none was."""
     hang_os_tid: int = 0
     stacks: str = ""
-    """Python's stacks of all threads then; empty where nobody could write them."""
+    """Python's stacks of all threads at the end; empty if they could not be written."""
 
     @property
     def batch(self) -> Batch:
-        """All events at once; for a large box, gigabytes."""
+        """All events as one batch, which may need gigabytes."""
         return next(self.events(0))
 
 
@@ -331,8 +331,8 @@ def stacks_writer() -> int:
     """The address of the function that writes the stacks of all threads, for :func:`start_hang_watch`. Costs under a millisecond.
 
     Raises:
-        NativeError: they cannot be read here. Where the interpreter keeps them is no part of its API; it is looked for, and believed only
-            if the calling thread's own stack is read as Python itself tells it.
+        NativeError: the stacks cannot be read here. Their place in the interpreter is not part of its API; it is searched for,
+            and accepted only if the stack of the calling thread reads the same as through Python itself.
     """
     problem = next(map(_Probe().run, (None,)))  # with a call of C in between
     if problem is not None:
@@ -360,10 +360,10 @@ def _as_read(text: str) -> str:
 
 
 def start_hang_watch(seconds: float, long_seconds: float, write_stacks: int) -> None:
-    """Begins; ``write_stacks`` is what :func:`stacks_writer` returns, or 0.
+    """Starts the hang watch; ``write_stacks`` is the result of :func:`stacks_writer`, or 0.
 
     Raises:
-        NativeError: it is watched already, or the system gave no thread.
+        NativeError: a watch is running already, or no thread could be created.
     """
     check(lib.otp_hang_watch_start(round(seconds * 1e9), round(long_seconds * 1e9), write_stacks), "watching for hangs")
 
@@ -374,5 +374,5 @@ def next_hang() -> int:
 
 
 def stop_hang_watch() -> None:
-    """Ends; again without effect."""
+    """Stops the hang watch; repeated calls have no effect."""
     lib.otp_hang_watch_stop()

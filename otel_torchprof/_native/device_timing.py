@@ -1,4 +1,4 @@
-"""How long devices take for what a session's events give them: pairs of timing events, made and read back by the torch library."""
+"""Device times of a session's events: pairs of timing events, recorded and read by the torch library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .torch_functions import TorchFunctions
 
 DEVICE_EVENTS = {"ops": 1, "all": 2, "labels": 3}
-"""What can be timed: ``otp_device_events``."""
+"""Events that can be timed: ``otp_device_events``."""
 
 STOP_WAIT = 5.0
 """Seconds that a stop waits for what a device has been given: whoever stops has let it finish before, as a rule."""
@@ -29,19 +29,19 @@ Times = dict[str, "npt.NDArray[Any]"]
 
 
 class DeviceCounts(NamedTuple):
-    """What became of the pairs of one session."""
+    """Numbers of one session's pairs by outcome."""
 
     timed: int = 0
     waiting: int = 0
-    """The device has not come to them."""
+    """Pairs that the device has not reached yet."""
     late: int = 0
-    """It had not when the session was stopped, and they were given up."""
+    """Pairs discarded because the device had not reached them when the session was stopped."""
     captured: int = 0
-    """Left out: their stream was being captured into a graph."""
+    """Pairs omitted because their stream was being captured into a graph."""
     lost: int = 0
-    """There was no room for their times."""
+    """Pairs whose times were dropped for lack of room."""
     failed: int = 0
-    """The device's library refused."""
+    """Pairs refused by the library of the device."""
 
 
 class DeviceStats(NamedTuple):
@@ -54,7 +54,7 @@ class DeviceStats(NamedTuple):
     """Pairs that the device has not come to."""
     calibrations: int
     uncertainty_ns: int
-    """Of the last calibration: a device's time lies within so much of what is told; -1: there was none."""
+    """Maximum error of device times according to the last calibration; -1 without one."""
 
 
 class DeviceTiming:
@@ -87,7 +87,7 @@ class DeviceTiming:
         self._token = int(token[0])
 
     def pause(self, *, paused: bool) -> None:
-        """Times nothing more until told to continue. Microseconds."""
+        """Pauses timing, or continues it. Microseconds."""
         self._native.otp_torch_devices_pause(self._token, paused)
 
     def collect(self, wait: float) -> int:
@@ -120,7 +120,7 @@ class DeviceTiming:
         return self._columns(times), _counts(counts)
 
     def counts(self) -> DeviceCounts:
-        """What has become of the pairs so far, or had at the stop."""
+        """Outcomes of the pairs so far, or until the stop."""
         if self._last is not None:
             return self._last[1]
         counts = self._ffi.new("otp_device_counts *")

@@ -43,12 +43,12 @@ class SpanTexts(NamedTuple):
     """The texts that are the same for many spans."""
 
     names: EscapedNames
-    """Of the spans and their attributes."""
+    """Names of the spans and their attributes."""
     categories: EscapedNames
     keys: Names | None = None
-    """Of the attributes, in their order, as JSON with the colon."""
+    """Keys of the attributes, in their order, as JSON with the colon."""
     arguments: Names | None = None
-    """Of each span, as JSON, where they do not come from its columns."""
+    """Arguments of each span as JSON, if they do not come from its columns."""
 
 
 def encode_events(
@@ -73,7 +73,7 @@ def encode_device_slices(
 
 
 def encode_memory(columns: Mapping[str, Array], *, first_index: int, base_ns: int, pid: int) -> Iterator[bytes]:
-    """What was allocated and freed, in pieces. ``columns``: of ``otp_chrome_memory``."""
+    """Encodes allocations and releases, in pieces. ``columns``: of ``otp_chrome_memory``."""
     memory = _struct("otp_chrome_memory *", columns)
     memory.count, memory.first_index = len(columns["time"]), first_index
     memory.base, memory.pid = base_ns, pid
@@ -140,7 +140,7 @@ def _checked(result: int) -> int:
 
 
 class RequestParts(NamedTuple):
-    """What all spans of a request have in common, serialized (``otp_otlp_common``)."""
+    """The serialized parts that all spans of a request share (``otp_otlp_common``)."""
 
     resource: bytes
     resource_schema_url: bytes
@@ -168,7 +168,7 @@ def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes:
 
 
 def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """As :func:`encode_otlp`, lines of JSON."""
+    """As :func:`encode_otlp`, but as lines of JSON."""
     frame, _alive = _frame("otp_otlp_json_frame *", parts)
     yield from pieces(
         lambda row, buffer: lib.otp_encode_otlp_json(spans.native, frame, row, rows.stop, max_bytes, buffer), rows

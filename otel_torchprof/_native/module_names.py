@@ -15,7 +15,7 @@ _WRAPPERS = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
 )
-"""Torch's modules that are called in place of the one that they wrap."""
+"""Torch's wrappers, which are called in place of the module that they contain."""
 
 Name = str | tuple[str, int]
 """A name; with the id of the wrapper that is called in its place, where there is one."""
@@ -45,7 +45,7 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self.tables: dict[int, Table] = {}
-        """By a module's id: the table that has its name when it is called on its own."""
+        """By ``id()`` of a module: the table with its name for calls outside of other modules."""
         # Also the other tables that a module is in: weakly, since they are of no use once their root is freed.
         self._members: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Table]]]] = {}
 
@@ -67,7 +67,7 @@ class ModuleNames:
         return table if id(module) in table else self._walk(module, Table(module))
 
     def declare(self, root: Any) -> None:
-        """Gives a root and what is in it now its names, before any of that is called."""
+        """Names a root and all modules that it contains now, before any of them is called."""
         known = self.tables.get(id(root))
         self._walk(root, Table(root) if known is None or known.root() is not root else known)
 
@@ -103,11 +103,11 @@ class ModuleNames:
 
 
 _declared = ModuleNames()
-"""Of roots that are known without being called."""
+"""Names of declared roots, which need not be called."""
 
 
 def declare_root(module: Any) -> None:
-    """What is in this module has its names there, also where a program calls only that, as with a LightningModule.
+    """Makes all modules in ``module`` have their names there, even if a program calls only them, as with a LightningModule.
 
     Any thread; a microsecond per module.
     """

@@ -22,12 +22,12 @@ LIST = "libraries.json"
 
 
 class Library(NamedTuple):
-    """One of them."""
+    """A prebuilt library."""
 
     file: str
     sha256: str
     torch: str
-    """Its release, for people."""
+    """Torch's release, for messages."""
     git_version: str
     cxx11_abi: int
     sources: str
@@ -60,7 +60,7 @@ def headers_digest(include: Path) -> str:
 
 
 def listed(folder: Path) -> list[Library]:
-    """What lies in a folder; nothing where there is no list, as in a checkout."""
+    """The libraries in a folder; empty without a list, as in a checkout."""
     try:
         entries = json.loads((folder / LIST).read_text())
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def _is_of(target: torch_build.BuildTarget, library: Library) -> bool:
 
 
 def digest(path: Path) -> str:
-    """Of a file that comes with the package, which is trusted as its code is: whoever could change it could change that."""
+    """Digest of a file of the package. The list of digests is as trusted as the package's code."""
     import hashlib  # as in torch_build
 
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,6 +1,6 @@
 """Torch's ``_RecordFunctionFast``, with which compiled code labels its kernels and dynamo its phases.
 
-It begins only where it sees one of torch's profilers, so that what it labels would be in none of our recordings.
+It has an effect only while one of torch's profilers runs, so this package's recordings would not contain its labels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "_RecordFunctionFast"
 
 
 class FastRecords:
-    """Lets what torch labels with ``torch._C._profiler._RecordFunctionFast`` begin while somebody records operators.
+    """Makes labels of ``torch._C._profiler._RecordFunctionFast`` effective while operators are recorded.
 
     The class of that name is replaced meanwhile by one that takes the same arguments and has the same effect, also where
     torch's own profiler is on for the thread: then the original decides alone. What it labels comes to the observers of
@@ -36,7 +36,7 @@ class FastRecords:
         self._ours: Any = None
 
     def follow(self, observer: int, functions: TorchFunctions, *, with_inputs: bool) -> None:
-        """An observer of torch's operators is there from now on; nothing where torch has no such class, or this part was not compiled."""
+        """Adds an observer of torch's operators; without effect if torch has no such class, or this part was not compiled."""
         native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - there is no public name
         if not functions.stands_in or not hasattr(native, _NAME):
             return
@@ -49,7 +49,7 @@ class FastRecords:
                 setattr(native, _NAME, self._ours)
 
     def leave(self, observer: int) -> None:
-        """It is there no more; again without effect."""
+        """Removes an observer; repeated calls have no effect."""
         with self._lock:
             self._users.pop(observer, None)
             self.with_inputs = any(self._users.values())
@@ -57,7 +57,7 @@ class FastRecords:
                 self._give_back()
 
     def after_fork_in_child(self) -> None:
-        """Nobody observes there, and another thread may have held the lock."""
+        """Removes all observers and renews the lock, which another thread may have held."""
         self._lock = threads.RLock()
         self._users.clear()
         self._give_back()
@@ -74,7 +74,7 @@ class FastRecords:
 
 @functools.lru_cache(maxsize=1)  # made anew it was half of what starting a profile takes (80 of 175 us)
 def _beginning_here(original: Any, functions: TorchFunctions, records: FastRecords) -> Any:
-    """A class in the place of torch's. Its objects have one of torch's each, which does all that there is to do."""
+    """Creates the class that replaces torch's. Each of its objects delegates to an object of torch's class."""
     native = functions.keeping_lock("otp_fast_records_")
     stand_in, stand_down = native.otp_fast_records_stand_in, native.otp_fast_records_stand_down
 

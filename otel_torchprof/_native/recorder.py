@@ -30,8 +30,8 @@ CHUNK_BYTES: int = lib.OTP_CHUNK_BYTES
 """The unit in which memory budgets are charged."""
 
 SLICE_BYTES = 2 << 20
-"""Of records, that is drained at a time while a recording runs: about 40,000 events. What numpy does to them in one call is then
-far below a millisecond, which is how long a training thread may wait for Python's lock, and what a drain holds is bounded."""
+"""Bytes of records drained at a time while a recording runs: about 40,000 events. This bounds the memory of a drain, and keeps
+each numpy call far below a millisecond, for which a training thread may wait for the GIL."""
 
 CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED
 """The context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation)."""
@@ -63,7 +63,7 @@ def expect_contexts() -> None:
 
 
 class RecorderStats(NamedTuple):
-    """What the recorder says of itself (``otp_recorder_stats``)."""
+    """Statistics of the recorder (``otp_recorder_stats``)."""
 
     sessions: int
     threads: int
@@ -90,7 +90,7 @@ def recorder_stats() -> RecorderStats:
 
 
 def notes_on_names(before: Mapping[str, int] | None = None) -> list[str]:
-    """Says which names are missing since they were too many; ``before``: ``names_refused`` of when counting begins."""
+    """Notes about names missing because there were too many; ``before``: ``names_refused`` at the begin of counting."""
     notes = []
     for kind, count in recorder_stats().names_refused.items():
         new = count - (before or {}).get(kind, 0)
@@ -132,7 +132,7 @@ def _view(address: int, count: int, dtype: np.dtype[Any], owner: Any) -> Array:
 
 
 _known: tuple[int, KnownNames] = 0, KnownNames()
-"""What is known of the recorder's names, and where these lie: a forked child has others, elsewhere."""
+"""Address of the recorder's names, and cached results about them; a forked child has other names at another address."""
 
 
 def current_names() -> Names:
@@ -161,10 +161,10 @@ def _native_id(thread: threading.Thread) -> int | None:
 
 
 class _ThreadNames:
-    """Names that Python gave its threads, kept for those that have ended since.
+    """Names of Python's threads, including ended ones.
 
-    By ident, of which there are only as many as threads at a time; with the system's id, since an ident is used again: the
-    thread pools of torch would else get the names of Python threads that ended before them.
+    By ident, of which there are only as many as threads at a time. Idents are reused, so the system's id is stored as well:
+    otherwise threads of torch's pools would get the names of ended Python threads.
     """
 
     def __init__(self) -> None:
@@ -268,10 +268,10 @@ def _by_reason(counts: Any) -> dict[str, int]:
 
 
 class Session:
-    """One recording: what it wants, from its start to its stop, and what it has got so far.
+    """One recording from start to stop: its request, and the events recorded for it.
 
     Thread-safe; every call costs microseconds, except :meth:`drain`, which costs some tens of nanoseconds per event and
-    gives Python's lock up meanwhile.
+    releases the GIL meanwhile.
 
     Args:
         budget_bytes: of memory that may be held for it, in chunks of :data:`CHUNK_BYTES`.
@@ -338,9 +338,9 @@ class Session:
         check(status, "starting a recording")
 
     def mute_roots(self, muted: bool) -> None:
-        """Leaves out what begins outside of any span from now on, or no longer; also before the start, for it.
+        """Turns on or off that events which begin outside of any span are omitted. May be called before the start.
 
-        What is open continues to its end. Any thread; does nothing where the session follows no contexts or has stopped.
+        Does not affect open events. Any thread; no effect if the session has no contexts or has stopped.
 
         Raises:
             NativeError: the session belongs to the parent of this forked process.
@@ -348,7 +348,7 @@ class Session:
         check(lib.otp_session_mute_roots(self._native, muted), "muting what has no span around it")
 
     def reserve(self, reserved: bool) -> None:
-        """Keeps its bit from other sessions, though it has stopped and was read, or no longer: sources may still know it by that.
+        """Reserves or releases the bit of a stopped session: while reserved, no other session gets it, since sources may still use it.
 
         Any thread, in any state; without effect in a forked child.
         """
@@ -356,7 +356,7 @@ class Session:
 
     @property
     def consumer(self) -> int:
-        """Its bit in the masks that sources use; 0 before the start."""
+        """The session's bit in the masks of sources; 0 before the start."""
         return int(lib.otp_session_consumer(self._native))
 
     def stop(self) -> None:
@@ -404,7 +404,7 @@ class Session:
             return self._final
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: whoever held the lock is not in this process."""
+        """Renews the lock in a forked child, where its holder may not exist."""
         self._lock = threads.Lock()
 
     def stats(self) -> SessionStats:

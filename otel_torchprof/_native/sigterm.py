@@ -1,4 +1,4 @@
-"""What happens at SIGTERM where the program has not said (``sigterm.h``). Any thread; in a forked child nothing is watched."""
+"""Handles SIGTERM if the program does not (``sigterm.h``). Any thread; not active in forked children."""
 
 from __future__ import annotations
 

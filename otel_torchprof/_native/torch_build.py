@@ -1,4 +1,4 @@
-"""Building the library that records torch's operators, against the torch that is installed, and keeping it.
+"""Builds the library that records torch's operators, against the installed torch, and caches it.
 
 Kept per torch version, interpreter, platform and source hash. Where: ``OTEL_TORCHPROF_BUILD_DIR``, else the user's cache
 folder. A folder that another user could replace or write to is never used, since what lies there is loaded into the process.
@@ -40,7 +40,7 @@ _DAY = 86400.0
 COLLECTIVES = "torch/collectives.cc"
 
 _SECOND_UNIT = (COLLECTIVES, "torch/memory.cc", "torch/record_function_fast.cc")
-"""What is compiled beside the other sources, where there is another core: torch's headers are most of the work, so each half is one unit."""
+"""Sources of the second compilation unit, compiled in parallel if there is another core. Two units, since torch's headers take most of the time."""
 
 OPTIONAL = {
     COLLECTIVES: "collectives have no groups, numbers and sizes",
@@ -61,7 +61,7 @@ def _sources() -> Path:
 
 
 def source_files() -> list[Path]:
-    """All that the library is compiled from, but torch's headers."""
+    """All sources of the library, without torch's headers."""
     root = _sources()
     return sorted([*root.glob("include/*/**/*.h"), *root.glob("src/sources/torch/*")])
 
@@ -89,7 +89,7 @@ class BuildTarget(NamedTuple):
     cxx11_abi: int
     include: Path
     libraries: Path
-    """Where ``libtorch_cpu`` and ``libc10`` are."""
+    """Folder of ``libtorch_cpu`` and ``libc10``."""
     has_distributed: bool = True
 
     @classmethod
@@ -117,7 +117,7 @@ def library_name(torch: Any) -> str:
 
 
 def folder() -> Path:
-    """Where the library is looked for and kept."""
+    """Folder of the built libraries."""
     chosen: Path | None = config.BUILD_DIR.read()
     if chosen is not None:
         return chosen
@@ -133,7 +133,7 @@ def folder() -> Path:
 
 
 def _owners_of_parents() -> set[int]:
-    """User ids that may own a folder above the library's: ours and root's.
+    """User ids that may own a parent of the library's folder: the process's and root's.
 
     In a user namespace without root (Apptainer, bubblewrap), root's folders appear as those of the overflow user. Only a
     parent may be such a folder: its owner could move the library's folder, but not put a file of ours or root's into it.
@@ -174,7 +174,7 @@ def _open(path: Path, flags: int, above: int | None, *, is_parent: bool = False)
 
 
 def _open_folder(path: Path) -> int:
-    """A descriptor of a folder that nobody else can write to, replace or move.
+    """Opens a folder that no other user can write to, replace or move; returns the descriptor.
 
     Links in the path are resolved first; then each folder from the root on is opened from the one above and checked itself.
     """
@@ -191,11 +191,11 @@ def _open_folder(path: Path) -> int:
 
 
 def open_private(path: Path) -> int:
-    """A descriptor of a file that nobody else can write to or replace, to be read and loaded in place of its path.
+    """Opens a file that no other user can write to or replace; returns the descriptor, to use instead of the path.
 
     Raises:
-        TorchLibraryError: somebody else can; names the file or folder, its owner or mode, and the way out.
-        OSError: it is not there or cannot be read.
+        TorchLibraryError: another user can; names the file or folder, its owner or mode, and the fix.
+        OSError: it does not exist or cannot be read.
     """
     folder = _open_folder(path.parent)
     try:
@@ -228,9 +228,9 @@ def _make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _one_builder(path: Path) -> Iterator[None]:
-    """Lets one process build; the others wait for it and find its work.
+    """Lets one process build at a time; the others wait for it and use its result.
 
-    Not by ``flock``, whose lock a child shares that is forked meanwhile: it would wait for itself.
+    Does not use ``flock``: a child forked meanwhile would share the lock, and wait for itself.
     """
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
@@ -258,7 +258,7 @@ def compiler() -> str:
 
 
 def include_folders(include: Path) -> tuple[Path, Path]:
-    """Where torch's headers are looked for, given the folder that it has them in."""
+    """Include folders for torch's headers, given torch's ``include`` folder."""
     return include, include / "torch/csrc/api/include"
 
 
@@ -281,7 +281,7 @@ def _linking(target: BuildTarget, objects: list[Path], output: Path) -> list[str
 
 
 def _run_compilers(commands: list[list[str]], output: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Runs them side by side; what they say goes to files beside ``output``. An interrupt ends them."""
+    """Runs compilers in parallel, with their messages in files beside ``output``. An interrupt ends them."""
     deadline = time.monotonic() + _COMPILE_SECONDS
     running: list[tuple[subprocess.Popen[bytes], Path]] = []
     try:
@@ -311,13 +311,13 @@ def _run_compilers(commands: list[list[str]], output: Path) -> list[subprocess.C
 
 class _Failure(NamedTuple):
     errors: str
-    """All that the compiler said."""
+    """All messages of the compiler."""
     command_and_errors: str
     """For people."""
 
 
 def _make(target: BuildTarget, units: list[list[Path]], output: Path, *, lighter: bool) -> _Failure | None:
-    """Compiles units of sources side by side, and links them; returns what went wrong."""
+    """Compiles units of sources in parallel, and links them; returns the errors."""
     objects = [output.with_suffix(f".{number}.o") for number in range(len(units))]
     commands = [_compiling(target, unit, path, lighter=lighter) for unit, path in zip(units, objects, strict=True)]
     failed = [done for done in _run_compilers(commands, output) if done.returncode != 0]
@@ -337,7 +337,7 @@ def _said(failed: subprocess.CompletedProcess[str]) -> str:
 
 
 def _compile_without(target: BuildTarget, left_out: tuple[str, ...], output: Path, *, lighter: bool) -> _Failure | None:
-    """Compiles the sources without some of them; returns what went wrong."""
+    """Compiles the sources without some of them; returns the errors."""
     # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
     absent = () if target.has_distributed else (COLLECTIVES,)
     sources = [path for path in source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
@@ -434,10 +434,10 @@ def _digest_file(path: Path) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the library is there and as it was when it was built. Loading a cut one would kill the process (SIGBUS).
+    """Whether the library exists and is unchanged since its build. Loading a truncated one would kill the process (SIGBUS).
 
     Raises:
-        TorchLibraryError: somebody else could have written it.
+        TorchLibraryError: another user could have written it.
     """
     try:
         digest = _digest(path)
@@ -470,9 +470,9 @@ def _note_use(library: Path) -> None:
 
 
 def _remove_unused(place: Path) -> None:
-    """Removes libraries that no process has asked for in three months: those of other releases, and of earlier versions.
+    """Removes libraries that no process has used for three months: those of other releases, and of earlier versions.
 
-    One that a process has loaded stays usable there.
+    A process that has loaded one can still use it.
     """
     import glob
 

@@ -16,7 +16,7 @@ CDEF = Path(__file__).with_name("torch.cdef")
 
 
 class TorchFunctions:
-    """What a library has that was loaded; ``handle`` is that of ``dlopen``. A call of them gives Python's lock up."""
+    """Functions of a loaded library; ``handle`` is from ``dlopen``. Calls release the GIL."""
 
     def __init__(self, handle: int) -> None:
         from cffi import FFI  # its parser takes 20 ms: only where operators are recorded
@@ -28,9 +28,9 @@ class TorchFunctions:
         self._handle = handle
 
     def keeping_lock(self, prefix: str, structures: Mapping[str, type[ctypes.Structure]] | None = None) -> ctypes.PyDLL:
-        """Those functions whose names begin so, through ctypes: a call of these does not give Python's lock up.
+        """The functions with a prefix, as ctypes functions whose calls do not release the GIL.
 
-        ``structures``: what ctypes knows the types by that they point to. Empty where that part was left out.
+        ``structures``: ctypes classes of the types to which their arguments point. Empty if that part was not compiled.
         """
         native = ctypes.PyDLL(None, handle=self._handle)
         targets = {**_TARGETS, **{name: ctypes.POINTER(kind) for name, kind in (structures or {}).items()}}

@@ -110,7 +110,7 @@ class InputWords:
 
 
 def input_type_name(header: int) -> str:
-    """Torch's name for the type of an input with this header."""
+    """Torch's name of an input's type, from the input's header."""
     name: bytes = ffi.string(lib.otp_input_type_name(header))
     return name.decode()
 
@@ -161,7 +161,7 @@ class Collecting:
 
     @property
     def lost(self) -> int:
-        """How many there was no room for."""
+        """Number of collectives dropped for lack of room."""
         if self._finalizer.alive:
             self._dropped = int(self._native.otp_torch_collectives_lost(self._token))
         return self._dropped
@@ -204,7 +204,7 @@ def installed_torch() -> Any | None:
 
 
 class Requested(enum.IntFlag):
-    """What an observer can want beside the operators: ``otp_torch_requests``."""
+    """Facts that an observer can request for operators: ``otp_torch_requests``."""
 
     INPUTS = 1
     OVERLOADS = 2
@@ -218,7 +218,7 @@ class Observation:
     """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
 
     ever_requested: ClassVar[Requested] = Requested(0)
-    """What of inputs any of this process wanted: no session's records have more, but for the arguments of labels."""
+    """All facts about inputs requested so far in this process: no session's records have more, except arguments of labels."""
 
     def __init__(self, functions: TorchFunctions, session: Session, requested: Requested) -> None:
         Observation.ever_requested |= requested & ~Requested.DEVICES
@@ -231,10 +231,10 @@ class Observation:
         fast_records.follow(handle[0], functions, with_inputs=bool(requested & Requested.INPUTS))
 
     def stop(self) -> None:
-        """Removes it; does nothing in a forked child, and when called again.
+        """Removes the observer; no effect in a forked child and for repeated calls.
 
-        From another thread than the one that registered it, it is left to remove itself when that thread next runs an
-        operator; it records nothing meanwhile.
+        If another thread has registered it, the observer removes itself when that thread next runs an operator; until then
+        it records nothing.
         """
         _unobserve(*self._parts)
         self._finalizer.detach()
@@ -248,7 +248,7 @@ def _unobserve(library: Any, handle: Any, pid: int) -> None:
 
 
 class MemoryObservation:
-    """What is allocated and freed on a thread goes to a session, until :meth:`stop` or until nothing refers to it any more."""
+    """Records a thread's allocations and releases for a session, until :meth:`stop` or until this object is freed."""
 
     def __init__(self, library: Any, session: Session, token: int) -> None:
         self._parts = library, session.consumer, token, os.getpid()
@@ -281,9 +281,9 @@ class TorchLibrary:
         self.functions = _attached(_open(path, opened), path)
 
     def observe(self, session: Session, requested: Requested | None = None) -> Observation:
-        """Lets a running session have operators: the calling thread's and those that torch carries on for it, or all.
+        """Records operators for a running session: those of the calling thread and of threads that work for it, or all.
 
-        ``requested``: what it wants to know of them; by default their inputs, where the session keeps any.
+        ``requested``: facts to record; by default the inputs that the session stores.
 
         Raises:
             TorchLibraryError: torch refused the observer.
@@ -293,11 +293,11 @@ class TorchLibrary:
         return Observation(self.functions, session, requested)
 
     def observe_memory(self, session: Session) -> MemoryObservation:
-        """Lets a running session have what is allocated and freed on the calling thread and where torch carries its state.
+        """Records allocations and releases for a running session: on the calling thread and where torch carries its state.
 
         Raises:
-            TorchProfError: a profiler of torch's is running on the thread.
-            TorchLibraryError: torch refused, or the library was built without.
+            TorchProfError: a torch profiler is running on the thread.
+            TorchLibraryError: torch refused, or the library was built without this part.
         """
         if not self.functions.reports_memory:
             raise TorchLibraryError(torch_build.why_left_out(self.path, "torch/memory.cc"))
@@ -326,7 +326,7 @@ class TorchLibrary:
         return int(self.functions.lib.otp_torch_devices_collect(int(wait * 1e9))) if self.functions.times_devices else 0
 
     def report_collectives(self, session: Session, most: int) -> Collecting:
-        """Tells of a running session's collectives, of which so many may wait to be taken: see :class:`Collecting`.
+        """Reports a running session's collectives, of which ``most`` may wait to be taken: see :class:`Collecting`.
 
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
@@ -336,15 +336,15 @@ class TorchLibrary:
         return Collecting(self.functions, session, most)
 
     def hold_devices(self, captures: int) -> None:
-        """How many streams are being captured: while any is, no device is marked and none is asked."""
+        """Sets the number of streams being captured. Unless it is 0, no timing event is recorded or queried."""
         if self.functions.times_devices:
             self.functions.lib.otp_torch_devices_hold(captures)
 
 
 def _name_of(descriptor: int, path: Path) -> str:
-    """The name that ``dlopen`` loads the file behind a descriptor by; its path where there is no /proc, as on macOS.
+    """Name by which ``dlopen`` loads the file of a descriptor; the path if there is no /proc, as on macOS.
 
-    With the number of the process instead of ``self``, since debuggers and symbolizers open the name of a library too.
+    Contains the process id instead of ``self``, since debuggers and symbolizers open the name of a library too.
     """
     with contextlib.suppress(OSError):
         name = f"/proc/{Path('/proc/self').readlink()}/fd/{descriptor}"
@@ -354,9 +354,9 @@ def _name_of(descriptor: int, path: Path) -> str:
 
 
 def _open(path: Path, opened: Callable[[Path], int]) -> int:
-    """Loads what was checked, whatever has its path by then; returns the handle.
+    """Loads the checked file, even if its path has been replaced since; returns the handle.
 
-    The descriptor stays open: ``dlopen`` knows a library by its name, and would return this one for a later file of that name.
+    The descriptor stays open: ``dlopen`` identifies libraries by name, and would return this one for a later file of that name.
     """
     descriptor, name = None, str(path)
     try:
@@ -391,7 +391,7 @@ def _attached(handle: int, path: Path) -> TorchFunctions:
 
 
 def _name_dtypes(functions: TorchFunctions) -> None:
-    """Gives the recorder torch's names of types that its own table is too old for."""
+    """Adds torch's names of types that are newer than the recorder's own table."""
     for number in itertools.count():
         name = functions.lib.otp_torch_dtype_name(number)
         if not name:
@@ -491,7 +491,7 @@ class _Loading:
         self._clock = clock
         self._lock = threads.RLock()
         self._ident = 0
-        """Of the greenlet that loads, where threads are greenlets, else of the thread."""
+        """Ident of the loading greenlet if threads are greenlets, else of the thread."""
         self._loaded: TorchLibrary | None = None
         self._failure, self._again_at = "", 0.0
         process_changes.watch(self)
@@ -540,7 +540,7 @@ class _Loading:
             raise
 
     def after_fork_in_child(self) -> None:
-        """Another thread of the parent may have been loading."""
+        """Renews the lock: another thread of the parent may have been loading."""
         self._lock = threads.RLock()
 
 

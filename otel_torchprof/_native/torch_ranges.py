@@ -18,7 +18,7 @@ from . import torch_build, torch_library
 
 
 class Parts(enum.IntFlag):
-    """What stands in a range's text behind the name (``otp_range_parts``)."""
+    """Parts of a range's text after the name (``otp_range_parts``)."""
 
     SEQ = 1
     STASHED = 2
@@ -28,7 +28,7 @@ class Parts(enum.IntFlag):
 
 
 class RangeFunctions(ctypes.Structure):
-    """Where ranges go (``otp_range_functions``): the addresses of a push, a pop and a mark."""
+    """Functions that output ranges (``otp_range_functions``): the addresses of a push, a pop and a mark."""
 
     _fields_ = (("push", ctypes.c_void_p), ("pop", ctypes.c_void_p), ("mark", ctypes.c_void_p))
 
@@ -53,10 +53,10 @@ class TorchRanges:
         return functions if self._native.otp_ranges_of_torch(itt, functions) else None
 
     def start(self, functions: RangeFunctions, parts: Parts) -> int:
-        """Makes ranges of the calling thread's operators and of those that torch carries on for it; returns a handle.
+        """Outputs ranges for operators of the calling thread and of threads that work for it; returns a handle.
 
         Raises:
-            TorchProfError: there are such ranges already, 16 others are made, or torch refused.
+            TorchProfError: such ranges exist already, 16 others exist, or torch refused.
         """
         if self._native.otp_ranges_here():
             raise TorchProfError("Profiler is already enabled on this thread.")
@@ -101,7 +101,7 @@ _NVTX_NAMES = ("libnvToolsExt.so.1", "libnvtx3interop.so.1")
 
 
 def _nvtx_files() -> list[str]:
-    """Where NVTX may be: as the system finds it, then in the packages that pip installs under ``nvidia``."""
+    """Possible files of NVTX: the system's, then those in the packages that pip installs under ``nvidia``."""
     package = importlib.util.find_spec("nvidia")
     folders = (package.submodule_search_locations or []) if package is not None else []
     return [*_NVTX_NAMES, *(str(path) for f in folders for n in _NVTX_NAMES for path in Path(f).glob(f"*/lib/{n}"))]
