@@ -113,7 +113,7 @@ class StepsOfProcess:
 class Details:
     """Receives the events of a file whose steps are known, and adds them up by step."""
 
-    wanted = frozenset(
+    used_attributes = frozenset(
         (
             *(
                 attribute_keys.AGGREGATED_COUNT,

@@ -81,7 +81,7 @@ class ProcessSteps:
 class StepList:
     """Receives the events of a file, and collects its steps."""
 
-    wanted = frozenset(
+    used_attributes = frozenset(
         (
             *(
                 attribute_keys.STEP,

@@ -124,7 +124,7 @@ class TreeTimes:
     If only some steps have details, it chooses those with or those without details, whichever are more.
     """
 
-    wanted = frozenset(
+    used_attributes = frozenset(
         (
             *(
                 attribute_keys.AGGREGATED_COUNT,

@@ -99,7 +99,7 @@ def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) 
 class TraceSums:
     """Adds up the events of a file one by one; memory does not grow with the file. For one thread."""
 
-    wanted = USED_ATTRIBUTES
+    used_attributes = USED_ATTRIBUTES
 
     def __init__(self) -> None:
         self._sums = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._sums) < MOST_NAMES)

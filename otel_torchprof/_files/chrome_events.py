@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     class Events(Protocol):
         """Receives the events of a file one by one; its length is the number of counted events. Times are in ns."""
 
-        wanted: frozenset[str]
+        used_attributes: frozenset[str]
         """Keys of the attributes to pass to :meth:`add_span`."""
 
         def __len__(self) -> int: ...
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
             *,
             process: Hashable,
         ) -> None:
-            """Adds a span; ``ids``: its id, that of its parent (0: none) and its trace; ``attributes``: those in ``wanted``."""
+            """Adds a span; ``ids``: its id, that of its parent (0: none) and its trace; ``attributes``: those in :attr:`used_attributes`."""
 
         def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool, /) -> None:
             """Adds an event whose parent is the enclosing one on its track, a process and a thread; ``on_device``: work of a device."""
@@ -157,7 +157,9 @@ class ChromeEvents:
     def _add_span(self, name: str, start: int, duration: int, args: dict[str, Any], process: Hashable) -> None:
         ids = id_in(args["span_id"], "span_id"), id_in(args.get("parent_id") or "0", "parent_id")
         attributes = object_of(args.get("attributes") or {}, "attributes")
-        values = values_of((key, attributes[key]) for key in (self._events.wanted | {PHASE_NAME}) & attributes.keys())
+        values = values_of(
+            (key, attributes[key]) for key in (self._events.used_attributes | {PHASE_NAME}) & attributes.keys()
+        )
         self._events.add_span(
             STEP_NAME if name.startswith(STEP_PREFIX) else event_name(name, values),
             start,

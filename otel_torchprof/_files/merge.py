@@ -208,7 +208,7 @@ class MergedProcess:
 class CollectiveCalls:
     """Receives the events of a file, and stores the collectives of each process."""
 
-    wanted = OF_COLLECTIVES
+    used_attributes = OF_COLLECTIVES
 
     def __init__(self) -> None:
         self.processes: dict[Hashable, MergedProcess] = {}

@@ -72,7 +72,7 @@ def hand_over(spans: SpanList, events: Events) -> None:
     records.begin_resource(dict(spans.resource.attributes))
     attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
     for column in table.attributes:
-        if column.key in events.wanted or column.key == PHASE_NAME:
+        if column.key in events.used_attributes or column.key == PHASE_NAME:
             rows = np.arange(len(table)) if column.rows is None else column.rows
             values = column.values.tolist()
             if column.type == AttributeType.NAME:
@@ -145,7 +145,7 @@ def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> N
     start, end = (whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
     ids = id_in(span.get("spanId") or "0", "spanId"), id_in(span.get("parentSpanId") or "0", "parentSpanId")
     values = values_of(
-        (key, value) for key, value in json_attributes(span) if key in events.wanted or key == PHASE_NAME
+        (key, value) for key, value in json_attributes(span) if key in events.used_attributes or key == PHASE_NAME
     )
     name = event_name(name, values)
     events.add_span(name, start, max(0, end - start), (*ids, key_of(span.get("traceId"))), values, process=process)
@@ -158,7 +158,7 @@ def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
     )
     start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
     values = values_of(
-        (key, value) for key, value in protobuf_attributes(span) if key in events.wanted or key == PHASE_NAME
+        (key, value) for key, value in protobuf_attributes(span) if key in events.used_attributes or key == PHASE_NAME
     )
     name = event_name(span.name, values)
     events.add_span(name, start, max(0, end - start), ids, values, process=process)
