@@ -1,4 +1,4 @@
-"""What attributes are computed from."""
+"""The data from which attributes are computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ATTRIBUTE_BYTES = 48
 
 
 class AttributeSource:
-    """What attributes are computed from: a batch, its span table, and strings added on the way."""
+    """The data from which attributes are computed: a batch, its span table, and strings added on the way."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class AttributeSource:
 
     @cached_property
     def cpu_memory(self) -> MovedMemory | None:
-        """What the rows of the batch allocated and freed on the CPU."""
+        """Memory that the rows of the batch allocated and freed on the CPU."""
         return moved_memory(self.batch, CPU_TYPES, self.memory_rows)
 
     @cached_property

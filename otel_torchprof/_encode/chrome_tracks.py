@@ -1,4 +1,4 @@
-"""Which track of a Chrome trace each span is drawn on, export after export.
+"""Chooses the track of a Chrome trace on which each span is drawn, export after export.
 
 Viewers draw a track as slices inside one another and drop or misplace a slice that overlaps its neighbour otherwise. A span
 that says on which thread it ran is drawn on the track of that thread, where the threads own stack makes spans nest; what

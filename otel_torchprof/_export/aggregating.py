@@ -275,7 +275,7 @@ class _SiblingGroups(NamedTuple):
 
     rows: npt.NDArray[np.int64]
     begins: npt.NDArray[np.int64]
-    """Where each group begins among ``rows``."""
+    """Index in ``rows`` at which each group begins."""
     into: npt.NDArray[np.int64]
     """The row that each group becomes."""
     which: npt.NDArray[np.int64]

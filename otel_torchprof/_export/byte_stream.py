@@ -105,18 +105,18 @@ class ByteStream:
 
     def __init__(self, file: BinaryIO) -> None:
         self.offset = 0
-        """Of the next byte."""
+        """Offset of the next byte."""
         self._file = file
         self._buffer = bytearray()
         self._at = 0
         self._packed = file.read(READ_SIZE)
         self.read_bytes = len(self._packed)
-        """Of the file, as it is on the disk."""
+        """Size of the file on disk."""
         self.is_compressed = self._packed.startswith(_GZIP)
         self._unpacker = zlib.decompressobj(GZIP_FORMAT)
         self._is_in_member = False
         self._failure: UnexpectedError | OSError | None = None
-        """What ended the reading: raised once what was read before it is taken."""
+        """Error that ended the reading; raised after the bytes before it were taken."""
 
     def peek(self, size: int = 1) -> bytes:
         """The next bytes, or what there is."""
@@ -130,7 +130,7 @@ class ByteStream:
         return self._taken(min(READ_SIZE, len(self._buffer) - self._at))
 
     def take(self, size: int) -> bytes:
-        """So many bytes, or what there is."""
+        """Reads up to ``size`` bytes."""
         self._fill(size)
         return self._taken(min(size, len(self._buffer) - self._at))
 

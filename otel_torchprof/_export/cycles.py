@@ -112,7 +112,7 @@ def always(_step: int) -> ProfilerAction:
 
 
 class Move(enum.Enum):
-    """What a profile does between two steps."""
+    """Action of a profile between two steps."""
 
     PREPARE = enum.auto()
     START = enum.auto()

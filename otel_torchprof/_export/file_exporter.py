@@ -116,12 +116,12 @@ class FileSeries:
 
     @property
     def path(self) -> str:
-        """Of the one that is written now."""
+        """Path of the current file."""
         return self._file.path
 
     @property
     def size(self) -> int:
-        """Of that one, in bytes on the disk."""
+        """Size of the current file on disk, in bytes."""
         return self._file.size
 
     def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
@@ -269,7 +269,7 @@ class FileSpanExporter(SpanExporter):
     """Whether a TorchSpanProcessor gives it the application's spans too, which other processors send elsewhere."""
 
     _log: LimitedLog
-    """Of the files."""
+    """Log of the files' errors."""
     _lock = threads.RLock()  # a signal handler may make one while another is made
     _open_files: ClassVar[dict[tuple[object, ...], _OpenFiles]] = {}
     """By what :meth:`_key` has of the path that was asked for, wherever the files are."""

@@ -65,9 +65,9 @@ class Format(NamedTuple):
     encode: Callable[[FormatInput], Iterable[bytes]]
     """Returns the pieces of a file."""
     suffixes: tuple[str, ...]
-    """Of names of files, without ``.gz``, which compresses them."""
+    """Suffixes of file names, without ``.gz``, which compresses them."""
     reader: str
-    """What opens such files."""
+    """What opens such files, for messages."""
     exporter: FileExporter
 
     @property

@@ -22,7 +22,7 @@ METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 _SIZE_CODES = frozenset({"RESOURCE_EXHAUSTED", "OUT_OF_RANGE"})
-"""What servers say to a message that is too large for them (the second is that of Rust's tonic)."""
+"""Error messages of servers for a message that is too large (the second is from Rust's tonic)."""
 _OPTIONS = (
     ("grpc.primary_user_agent", f"otel-torchprof/{__version__}"),
     # gRPC's own waits before it connects again grow to two minutes, past any of our deadlines.
@@ -36,13 +36,13 @@ _ABOUT_THE_RESPONSE = ("metadata", "CLIENT: ")
 _MOST_UNENDED = 4
 """Channels with calls past their deadline. Each keeps a thread, a connection and a message."""
 _NOT_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")
-"""How gRPC's core begins what it says of a connection that could not be made."""
+"""Prefixes of gRPC's messages about failed connections."""
 _NO_ANSWER = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 _OF_THE_CONNECTION_TOO = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
-"""What gRPC's core also says by itself, without a response of the receiver; nothing tells one from the other (1.85)."""
+"""Codes that gRPC's core also returns without a response of the receiver; the two cases look the same (1.85)."""
 _SECONDS_TO_ASK = 1.0
 _ADVICE = {"UNAUTHENTICATED": not_allowed, "PERMISSION_DENIED": not_allowed, "UNIMPLEMENTED": no_traces}
-"""Of what a receiver refuses with that code."""
+"""Advice for a receiver's refusals, by code."""
 
 _channels_of_parents: list[Any] = []
 

@@ -332,7 +332,7 @@ def _other_protocol(line: str, settings: Settings) -> Response:
 
 
 def _error_text(headers: Mapping[str, str], body: bytes) -> str:
-    """What a response that is no success says: OTLP wants a ``google.rpc.Status`` there, proxies send text."""
+    """Message of an unsuccessful response: a ``google.rpc.Status`` according to OTLP; text from proxies."""
     if _PROTOBUF not in headers.get("content-type", ""):
         return one_line(body.decode("utf-8", "replace"))
     from google.protobuf.message import DecodeError
@@ -365,7 +365,7 @@ _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
 """Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
 _SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
-"""What a client of HTTP/2 says first, with an empty frame of settings; a server answers with one of its own."""
+"""First bytes of an HTTP/2 client, with an empty settings frame; a server responds with a settings frame."""
 _REQUEST, _STATUS_LINE = b"HEAD / HTTP/1.0\r\n\r\n", b"HTTP/1."
 _NO_SUCH_PATH = frozenset({404, 405})
 _NOT_ALLOWED = frozenset({401, 403})
@@ -410,7 +410,7 @@ def answers_http_1(settings: Settings, seconds: float) -> bool:
 
 
 def _first_bytes(url: str, said: bytes, seconds: float) -> bytes:
-    """What the peer says first to one who says this."""
+    """First bytes of the peer's response to the given bytes."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "", parts.port or _HTTP_PORT), seconds) as connection:
         connection.sendall(said)

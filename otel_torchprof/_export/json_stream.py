@@ -48,17 +48,17 @@ class JsonStream:
         self._text = ""
         self._at = 0
         self._before = offset
-        """Of the text's begin in the file."""
+        """Offset of the text's begin in the file."""
         self._begun = ("", 0, offset)
 
     @property
     def offset(self) -> int:
-        """Of the next byte; costs 5 us where the text is not ASCII."""
+        """Offset of the next byte; costs 5 us if the text is not ASCII."""
         return self._before + _size(self._text, self._at)
 
     @property
     def value_offset(self) -> int:
-        """Where the last value begins that was read."""
+        """Begin of the value that was read last."""
         text, at, before = self._begun
         return before + _size(text, at)
 

@@ -97,7 +97,7 @@ class Ledger:
 
 
 class Delivery(NamedTuple):
-    """What became of the first spans of a batch, after those of the deliveries before."""
+    """Outcome of the next spans of a batch, after those of earlier deliveries."""
 
     exported: int = 0
     """The receiver took them."""

@@ -108,9 +108,9 @@ class FileRequest:
     body: bytes
     spans: int
     offset: int
-    """Where the first piece in it begins."""
+    """Begin of the first piece in it."""
     end: int
-    """Where the last one ends; of one that is sent in several requests, where it begins until the last of them."""
+    """End of the last piece; for a piece sent in several requests, its begin until the last of them."""
 
 
 def requests_of(pieces: Iterable[Piece], max_bytes: int) -> Iterator[FileRequest]:

@@ -44,7 +44,7 @@ class Content(NamedTuple):
     offset: int
     """Where it begins, in bytes before compression."""
     end: int
-    """Where it ends; of one that was taken apart, where it begins until the last part."""
+    """Its end; for a split request, its begin until the last part."""
     spans: int = -1
     """In a serialized one."""
 
@@ -61,7 +61,7 @@ class Piece:
 
 
 def pieces(path: str, offset: int = 0, watch: Callable[[ByteStream], None] = lambda _stream: None) -> Iterator[Piece]:
-    """What is in the file from ``offset`` on, in order, each made when it is asked for.
+    """Iterates over the requests of a file from ``offset`` on; each is read on demand.
 
     ``watch`` gets the file, to see how far it has been read.
 
@@ -193,7 +193,7 @@ def _parts_of_resource(line: bytes, text: JsonStream, offset: int) -> Iterator[C
 
 
 def _batches(text: JsonStream) -> list[tuple[int, int]]:
-    """Where the spans of an array begin and end, some together."""
+    """Begins and ends of groups of spans in an array."""
     batches: list[tuple[int, int]] = []
     first = last = -1
     for _ in text.elements():

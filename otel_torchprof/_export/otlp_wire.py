@@ -24,7 +24,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def count_spans(request: bytes) -> int:
-    """How many spans a serialized request has; 3 us each.
+    """Number of spans in a serialized request; 3 us each.
 
     Raises:
         ValueError: it is no OTLP for traces: metrics and logs look like spans from afar, but no ids of theirs would be as long.

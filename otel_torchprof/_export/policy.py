@@ -335,11 +335,11 @@ class Reduction:
     """Outcomes of spans; can be added over the tables of a trace group."""
 
     recorded: int = 0
-    """How many there were: those sent, aggregated and collapsed together."""
+    """Number of all spans: sent, aggregated and collapsed."""
     aggregated: int = 0
-    """How many aggregate spans stand for, beyond one each."""
+    """Number of spans that aggregate spans replace, not counting those."""
     collapsed: int = 0
-    """How many were collapsed into others."""
+    """Number of spans collapsed into others."""
     parts: int = 0
     """Traces beside the trace group's own."""
     linked: tuple[TracePart, ...] = ()

@@ -35,7 +35,7 @@ def is_sdk_provider(provider: Any) -> bool:
 
 
 class RankRules(Protocol):
-    """What the rank of a process decides, where it is one of several."""
+    """Settings that depend on the rank of the process, if it is one of several."""
 
     @property
     def budget_share(self) -> int:

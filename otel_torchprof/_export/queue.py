@@ -180,7 +180,7 @@ class ExportQueue:
         self.exporter = exporter
         self.component_type = f"{type(exporter).__module__}.{type(exporter).__qualname__}"
         self.component_name = f"{self.component_type}/{next(_instances[self.component_type])}"
-        """Of the exporter, for metrics: no two in this process have one, whose counters would seem to decrease."""
+        """Unique name of the exporter in this process, for metrics: counters with a shared name would seem to decrease."""
         self._settings = settings or QueueSettings.from_environment()
         self._ledger = ledger or Ledger()
         self._clock = clock
@@ -326,7 +326,7 @@ class ExportQueue:
         return self._thread is not None
 
     def _start_thread(self) -> None:
-        """Where there can be none (an interpreter that is going down), flush and shutdown export on the caller's thread."""
+        """Starts the thread. If that is impossible (at the interpreter's exit), flush and shutdown export on the caller's thread."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._thread = threads.Thread(target=self._run, name=THREAD_NAME, daemon=True)

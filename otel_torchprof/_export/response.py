@@ -60,15 +60,15 @@ class Response(NamedTuple):
     wait: float | None = None
     """Seconds that the receiver wants to be left alone before the next attempt."""
     rejected_spans: int = 0
-    """Where accepted: spans of the message that were not."""
+    """Number of rejected spans of an accepted message."""
     may_pass: bool = False
-    """Where refused: only since there was no time left to try again."""
+    """Whether it was refused only because no time was left for a retry."""
     may_have_arrived: bool = False
-    """Where it is to be tried again: the message was sent, in part at least, and nothing came back."""
+    """For a retry: whether the message was sent, at least in part, without a response."""
     advice: str = ""
-    """Where the setup seems to be wrong: how, and what to set instead."""
+    """If the setup seems to be wrong: the fault and its fix."""
     answered: bool = False
-    """Where not accepted: something at the endpoint responded, if only by closing the connection."""
+    """If not accepted: whether the endpoint responded, at least by closing the connection."""
 
     @property
     def text(self) -> str:

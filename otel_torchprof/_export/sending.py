@@ -105,7 +105,7 @@ class Sender:
 
     @property
     def stats(self) -> ExportStats:
-        """What it did so far, at one moment."""
+        """A consistent copy of the figures so far."""
         return self._counts.snapshot()
 
     @property

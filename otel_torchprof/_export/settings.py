@@ -31,7 +31,7 @@ HeadersArgument = Mapping[str, str] | Iterable[tuple[str, str]] | str
 
 @dataclass(frozen=True, repr=False)
 class Settings:
-    """What an OTLP exporter is set to. Immutable; its repr shows no header values and no credentials."""
+    """Settings of an OTLP exporter. Immutable; its repr shows no header values and no credentials."""
 
     protocol: str
     """:data:`GRPC` or :data:`HTTP`."""
@@ -185,7 +185,7 @@ class _Source:
         return target, self.take("insecure", None)
 
     def headers(self, value: HeadersArgument | None, names: str) -> dict[str, str]:
-        """Those of the variables, and over them those of the keyword."""
+        """The variables' headers, overridden by the keyword's."""
         names_of = VARIABLES["headers"].variables
         variable = next((name for name in names_of if self._environ.get(name, "").strip()), "")
         headers, problems = _headers(self._environ.get(variable, ""), names)

@@ -231,7 +231,7 @@ class SpanBuffer:
         self._new_span_id = new_span_id
         self._capacity = TraceCapacity()
         self.max_bytes = MAX_BUFFERED_BYTES
-        """That may be buffered; beyond it the largest trace group is sent in parts while it runs."""
+        """Limit of the buffered spans' memory; beyond it the largest trace group is sent in parts while it runs."""
         self.sampler = TailSampler(rules)
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
@@ -555,7 +555,7 @@ class _TraceGroupSpans(NamedTuple):
     table: SpanTable
     target: TargetTrace
     at: int | None
-    """Where in the table its root is; None where it is not there."""
+    """Index of its root in the table; None if missing."""
     is_segment: bool
     """Whether it is a step, or what stands between steps."""
     enclosing: int

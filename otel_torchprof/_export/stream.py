@@ -40,7 +40,7 @@ class StreamedFile:
 
     def __init__(self, path: str, *, beside: str, closing: bytes) -> None:
         self.path = path
-        """Where it is written; settled by the first append."""
+        """Path of the file; fixed by the first append."""
         self._beside = beside
         self._compressed = path.endswith(".gz")
         # Not compressed, so that a member with blanks is as long.

@@ -279,7 +279,7 @@ _OF_A_SERVICE = "_SERVICE_HOST"
 _SERVICE_LINK = re.compile(
     r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?", re.ASCII
 )
-"""What follows the Service's name: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables."""
+"""Suffixes after a Service's name: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables."""
 
 
 class UnknownVariable(NamedTuple):
@@ -289,11 +289,11 @@ class UnknownVariable(NamedTuple):
     fault: str
     """In words, with the name."""
     hint: str
-    """What may be meant; empty where nothing is near."""
+    """Similar known variables; may be empty."""
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[UnknownVariable]:
-    """Those that begin as this package's do, and those that are almost called as one of this package's or OpenTelemetry's."""
+    """Variables with this package's prefix, and those with a name similar to one of this package's or OpenTelemetry's."""
     named = {name for name in environ if name.startswith(_STANDARD)} - _SPECIFIED - _VARIABLES
     maybe = [_of_ours(name) or _of_opentelemetry(name) for name in sorted(named - _service_links(environ))]
     return [variable for variable in maybe if variable is not None]

@@ -86,7 +86,7 @@ class Clock(NamedTuple):
     collectives: int = 0
     """Number of collectives in common with the rank that it is aligned with."""
     by: int | None = None
-    """That rank; None for the reference."""
+    """The rank that it is aligned with; None for the reference."""
 
     def corrected(self, time: int) -> int:
         """A time on the reference's clock."""
@@ -112,7 +112,7 @@ class Unaligned(NamedTuple):
     most: int
     """Largest number of collectives in common with an aligned rank."""
     by: int
-    """That rank."""
+    """That aligned rank."""
     fit: ClockFit | None
     """The fit, which is not useful; None if the collectives are too few."""
 

@@ -42,7 +42,7 @@ class Budget(NamedTuple):
         return spans <= self.max_spans and size <= self.max_bytes
 
     def less(self, spans: int, size: int) -> Budget:
-        """What is left of it beside so many spans and bytes; room for one span at least."""
+        """The budget minus ``spans`` and ``size`` bytes, but room for at least one span."""
         return self._replace(max_spans=max(self.max_spans - spans, 1), max_bytes=max(self.max_bytes - size, 1))
 
 

@@ -121,7 +121,7 @@ class TensorIds:
     first_storage: npt.NDArray[np.int64]
     """By row of the batch, which of these is the first of its inputs."""
     of_record: tuple[Array, Array]
-    """Of each record of memory."""
+    """Ids of each memory record: tensor, storage."""
     of_known: dict[int, TensorId]
     """Of what modules and optimizers have, by the ``id()`` of the :class:`TensorInfo`."""
     first_calls: dict[int, int]
@@ -132,7 +132,7 @@ class TensorIds:
         return _at(self.of_storage, int(self.first_storage[row]) + number)
 
     def of_memory(self, record: int) -> TensorId:
-        """Of a record of memory."""
+        """Ids of a memory record."""
         return _at(self.of_record, record)
 
 

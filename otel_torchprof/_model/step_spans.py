@@ -77,7 +77,7 @@ class StepSpan:
     segment: Segment | None = None
     """Kind of segment of the training job; None for other spans."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """Of its own."""
+    """The span's own attributes."""
     is_detailed: bool = True
     """Whether what happened in it becomes spans."""
     thread: int | None = None

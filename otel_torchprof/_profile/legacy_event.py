@@ -157,7 +157,7 @@ class LegacyEvent:
         return -1
 
     def fwd_thread_id(self) -> int:
-        """Of a backward function the thread of its forward operator; 0 for none."""
+        """Thread of the forward operator, for backward functions; 0 for none."""
         return 0
 
     def flops(self) -> int:

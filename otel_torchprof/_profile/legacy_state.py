@@ -102,7 +102,7 @@ class _Begin(LegacyEvent):
         return self._value("sequence_nr")
 
     def fwd_thread_id(self) -> int:
-        """Of a backward function the thread of its forward operator; 0 for none."""
+        """Thread of the forward operator, for backward functions; 0 for none."""
         return self._value("fwd_thread")
 
     def flops(self) -> int:

@@ -177,7 +177,7 @@ class DeviceSource(Source):
         return {"devices": self.state}
 
     def notes(self) -> list[str]:
-        """What a reader of the times should know, a sentence each."""
+        """Notes for readers of the times, one sentence each."""
         if self._timing is None:
             return []
         counts = self._timing.counts()
@@ -365,7 +365,7 @@ class LiveDeviceSource(Source):
             self._source.stop()
 
     def notes(self) -> list[str]:
-        """What a reader of the times should know, a sentence each."""
+        """Notes for readers of the times, one sentence each."""
         return [] if self._source is None else self._source.notes()
 
     def _of_batch(self, batch: Batch) -> Times | None:

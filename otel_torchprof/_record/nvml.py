@@ -246,7 +246,7 @@ class Nvml:
         return "degraded" if rows[2] or rows[3] or pages else "ok"
 
     def _says(self, function: str, *arguments: Any, default: Any = None, where: frozenset[int] | None = None) -> Any:
-        """What a function returns, or the default where it fails; a lost GPU still raises, and what is not in ``where``."""
+        """Calls a function; returns the default for the errors in ``where`` (None: all). Other errors, and a lost GPU, raise."""
         try:
             return self._call(function, *arguments)
         except RefusedError as refusal:
