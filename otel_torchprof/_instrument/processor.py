@@ -163,10 +163,8 @@ class TorchSpanProcessor(SpanProcessor):
         Recordings find the current span of the application themselves.
         """
         expect_contexts()
-        attached, parent = (
-            self._attached,
-            getattr(span, "parent", None),
-        )  # spans of other SDKs may have no parent attribute
+        # spans of other SDKs may have no parent attribute
+        attached, parent = self._attached, getattr(span, "parent", None)
         if attached is not None and parent is not None and parent.is_remote:
             attached.trace_joined(parent.trace_id)
 
