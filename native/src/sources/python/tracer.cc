@@ -276,8 +276,9 @@ uint64_t beginning(uint32_t newcomers) {
   return found;
 }
 
-void begin_running(ThreadCalls& thread, uintptr_t key, PyFrameObject* frame, Code& code, otp_begin_args* event) {
-  FrameNames& names = *g_tracer.names;
+// The names are those that the caller began with: what has made the code's may have stopped the tracer.
+void begin_running(ThreadCalls& thread, FrameNames& names, uintptr_t key, PyFrameObject* frame, Code& code,
+                   otp_begin_args* event) {
   event->key = key_of(key | kRunning);
   event->name = nullptr;
   event->name_size = names.of_running(code, frame, PyFrame_GetLineNumber(frame));
@@ -313,7 +314,7 @@ void begin_stack(ThreadCalls& thread, PyFrameObject* innermost, uint32_t newcome
     event.not_for = ~newcomers | code.not_for;
     uintptr_t key = g_tracer.mechanism->key(frames[i]);
     bool requested = !code.is_own && !closed && (newcomers & ~code.not_for) != 0;
-    if (requested) begin_running(thread, key, frames[i], code, &event);
+    if (requested) begin_running(thread, names, key, frames[i], code, &event);
     if (!requested && !find_open(key).any()) leave_out(thread, key, closed);
     Py_DECREF(frames[i]);
   }
