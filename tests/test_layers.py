@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,10 @@ BUILD_SCRIPT = PACKAGE / "_native" / "build.py"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != BUILD_SCRIPT)
 
 
+parsed = functools.cache(ast.parse)
+"""The tree of a module's text, which each rule looks through."""
+
+
 def rank(module: str) -> int:
     """Place of a module (dotted, without the package's name) in the order of folders."""
     folder = module.partition(".")[0]
@@ -68,7 +73,7 @@ def imported(node: ast.AST, path: Path) -> list[str]:
 
 def all_imports(source: str, path: Path) -> list[str]:
     """Everything imported anywhere in a module, inside functions too."""
-    return [name for node in ast.walk(ast.parse(source)) for name in imported(node, path)]
+    return [name for node in ast.walk(parsed(source)) for name in imported(node, path)]
 
 
 def imports_at_import(source: str, path: Path) -> list[str]:
@@ -83,7 +88,7 @@ def imports_at_import(source: str, path: Path) -> list[str]:
             yield child
             yield from statements(child)
 
-    return [name for node in statements(ast.parse(source)) for name in imported(node, path)]
+    return [name for node in statements(parsed(source)) for name in imported(node, path)]
 
 
 def backward_imports(source: str, path: Path) -> list[str]:
@@ -273,7 +278,7 @@ def test_only_one_module_takes_threads_and_locks_from_python():
         f"{dotted(path)}: {node.value.id}.{node.attr}"
         for path in MODULES
         if dotted(path) != "_process.threads"
-        for called in ast.walk(ast.parse(path.read_text()))
+        for called in ast.walk(parsed(path.read_text()))
         for node in [called.func if isinstance(called, ast.Call) else called]
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in made
         if node.value.id in {"_thread", "queue", "threading", "time"}
@@ -290,7 +295,7 @@ def test_only_one_module_takes_threads_and_locks_from_python():
     taken = {
         dotted(path)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module in {"threading", "queue", "_thread"}
     }
     assert taken == {"_process.threads"}
@@ -301,7 +306,7 @@ def test_only_one_module_is_called_at_forks_and_at_exit():
     found = {
         dotted(path)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in {"atexit", "os.register_at_fork"})
         or (isinstance(node, ast.ImportFrom) and node.module == "atexit")
     }
