@@ -71,8 +71,8 @@ def test_it_is_main_with_what_it_was_given(tmp_path):
 
 
 def test_it_ends_as_an_interpreter():
-    """Handlers at exit and finalizers of what is left run, and what was written is not lost."""
-    program = "import atexit\natexit.register(print, 'exit')\nclass A:\n    def __del__(self): print('end')\na = A()\nprint('x', end='')"
+    """Handlers at exit and finalizers of what is left run, and what was written is not lost; as where torch's compiler is imported."""
+    program = "import atexit\natexit.register(print, 'exit')\nclass A:\n    def __del__(self): print('end', flush=True)\na = A()\nprint('x', end='')"
     assert run(program) == (0, "xexit\nend\n", "")
 
 
