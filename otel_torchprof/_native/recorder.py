@@ -55,7 +55,7 @@ def now_ns() -> int:
 
 
 def expect_contexts() -> None:
-    """Says that a span of the application has begun: until then nothing looks for spans around what is left out.
+    """Says that a span of the application is current somewhere: until then nothing looks for spans around what is left out.
 
     Any thread; some 100 ns.
     """

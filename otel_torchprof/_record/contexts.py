@@ -18,13 +18,13 @@ from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native import python_sources
-from otel_torchprof._native.recorder import CONTEXT_MUTED, now_ns
+from otel_torchprof._native.recorder import CONTEXT_MUTED, expect_contexts, now_ns
 from otel_torchprof._process import process_changes, threads
 
 from .step_marks import recorder_ahead_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 NONE = 0
 """No span is current."""
@@ -50,6 +50,50 @@ _following: list[ContextTable] = []
 def _runtime_context() -> object:
     return getattr(otel_context, "_RUNTIME_CONTEXT", None)
 
+
+class _FirstSpan:
+    """Tells the recorder when the first span becomes current, whoever began it, as long as any recording follows contexts.
+
+    Operators of steps that are left out are not even looked at until then. The runtime context has ``attach`` of its own meanwhile: all
+    ways to make a span current lead there, and it costs them a microsecond. A span that was current before on another thread, which
+    has run no operator since, is not noticed.
+    """
+
+    def __init__(self) -> None:
+        self._runtime: Any = None
+        self._attach: Callable[[otel_context.Context], object] | None = None
+
+    def watch(self) -> None:
+        """From now on; again without effect."""
+        if self._attach is not None:
+            return
+        self._runtime = _runtime_context()
+        if not isinstance(self._runtime, ContextVarsRuntimeContext) or _has_span(otel_context.get_current()):
+            expect_contexts()
+            return
+        attach = self._runtime.attach
+
+        def noticing(context: otel_context.Context) -> object:
+            if _has_span(context):
+                expect_contexts()
+                self.stop()
+            return attach(context)
+
+        self._attach = noticing
+        vars(self._runtime)["attach"] = noticing
+
+    def stop(self) -> None:
+        """Leaves the runtime context as it was, unless somebody has replaced the function meanwhile; again without effect."""
+        if self._attach is not None and vars(self._runtime).get("attach") is self._attach:
+            del vars(self._runtime)["attach"]
+            self._attach = None
+
+
+def _has_span(context: otel_context.Context) -> bool:
+    return trace.get_current_span(context) is not trace.INVALID_SPAN
+
+
+_first_span = _FirstSpan()
 
 _Kept = tuple[int, int, bool, int, trace.TraceState | None, int | None]
 """A :class:`CurrentSpan` as stored: its values, with None for an empty trace state. There may be thousands between two drains,
@@ -166,6 +210,7 @@ class ContextTable:
             self._join(_following[-1])
         if self not in _following:
             _following.append(self)
+        _first_span.watch()
         return self._ask_from_now_on()
 
     def unfollow(self) -> None:
@@ -175,6 +220,7 @@ class ContextTable:
         if _following:
             _following[-1]._ask_from_now_on()  # noqa: SLF001 - its own kind
         else:
+            _first_span.stop()
             python_sources.set_context_resolver(None)
 
     def _ask_from_now_on(self) -> bool:

@@ -207,17 +207,29 @@ def _says(program):
     return done.stdout.split()
 
 
-def test_a_span_that_begins_in_a_step_that_is_left_out_has_its_operators():
-    """Torch is not asked for operators there, until a span of the application begins: its own are recorded, on any thread."""
-    assert _says("""
+SPANS = {
+    "of the provider": "provider.get_tracer('app').start_as_current_span('request')",
+    "of another provider": "TracerProvider(shutdown_on_exit=False).get_tracer('app').start_as_current_span('request')",
+    "of another process": "trace.use_span(trace.NonRecordingSpan(trace.SpanContext(1 << 100, 1 << 50, True, trace.TraceFlags(1))))",
+}
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_a_span_that_is_current_in_a_step_that_is_left_out_has_its_operators(span):
+    """Torch is not asked for operators there, until a span is current: what is in that is recorded, on any thread, whoever began it."""
+    assert _says(f"""
+from opentelemetry import context, trace
+
 def serve():
-    with provider.get_tracer("app").start_as_current_span("request"):
+    with {SPANS[span]}:
         torch.ones(3).cumprod(0)
 
 assert "aten::cumsum" not in names()
+assert "attach" in vars(context._RUNTIME_CONTEXT)
 thread = threading.Thread(target=serve)
 thread.start()
 thread.join()
+assert "attach" not in vars(context._RUNTIME_CONTEXT)
 for _ in range(4):
     step()
 print(names().count("aten::cumprod"))

@@ -109,8 +109,8 @@ int otp_session_stop(otp_session* session);
  * sampled). What is open continues to its end. From any thread. */
 int otp_session_mute_roots(otp_session* session, int muted);
 
-/* Threads of this process may be in contexts from now on, though none was resolved yet: a span of the service has
- * begun. Until then sources need not look for what is muted. From any thread; 20 ns where it was called before. */
+/* Threads of this process may be in contexts from now on, though none was resolved yet: a span of the service is
+ * current. Until then sources need not look for what is muted. From any thread; 20 ns where it was called before. */
 void otp_expect_contexts(void);
 
 /* From now on no session that follows contexts gets anything of the calling thread, whatever context it is in. */

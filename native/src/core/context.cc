@@ -33,7 +33,7 @@ uint32_t carried_context(const ThreadBuffer& thread) {
 void carry(const ThreadBuffer& thread, uint32_t context) {
   const otp_context_carrier* carrier = g_context_carrier.load(std::memory_order_acquire);
   if (carrier == nullptr) return;
-  g_shared.has_contexts.store(1, std::memory_order_relaxed);
+  otp_expect_contexts();
   carrier->carry(context, thread.id);
 }
 
