@@ -1,4 +1,4 @@
-"""What it adds to a training step, and to a request, to leave metrics on: beside nothing, over seconds.
+"""What it adds to a training step, and to a request, to leave metrics or operators on: beside nothing, over seconds.
 
 Few steps are recorded, and these take longer: so what counts is the mean over many, not the median.
 """
@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from receiver import Receiver
-from workloads import gpt2_step
+from workloads import gpt2_step, small_operators_step
 
 import otel_torchprof as otp
 
@@ -31,6 +31,8 @@ _SETTLING = 1.0
 """Before one with metrics, in which is learnt what an event costs."""
 _ROUNDS, _REQUEST_ROUNDS = 8, 3
 _LIMIT_PERCENT = 1.0
+_EVERY = {1: 15.0, 10: 4.0}
+"""Of so many steps one is traced in full: percent that this may add to a step of small operators."""
 
 
 class _Encoding(MetricExporter):
@@ -48,7 +50,7 @@ class _Encoding(MetricExporter):
 
 
 def measure(settings: Settings) -> list[Row]:
-    """The GPT-2 training step, then a request to a small model; in percent."""
+    """The GPT-2 training step, a request to a small model, then a step of small operators; in percent."""
     with Receiver() as receiver:
         reader = PeriodicExportingMetricReader(_Encoding(), export_interval_millis=5000)
         meters = MeterProvider([reader], resource=Resource.get_empty(), shutdown_on_exit=False)
@@ -68,14 +70,26 @@ def measure(settings: Settings) -> list[Row]:
             added = in_abba(run, contestants, settings.rounds_or(usual), percent=True)
             limits = budget if what.startswith("GPT") else {}
             table += rows(f"{what}, always on, mean", "%", added, limits)
+        contestants = {
+            f"{OURS}, ops{'' if every == 1 else f', every={every}'}": functools.partial(
+                _instrumented, tracers, meters, "ops", otp.SpanPolicy(every=every)
+            )
+            for every in _EVERY
+        }
+        run = functools.partial(_run, small_operators_step(), _SECONDS / (5 if settings.quick else 1))
+        added = in_abba(run, contestants, settings.rounds_or(_ROUNDS), percent=True)
+        limits = {who: Budget(plus=most) for who, most in zip(contestants, _EVERY.values(), strict=True)}
+        table += rows("training step of 1,700 small operators, mean", "%", added, limits)
         meters.shutdown()
         tracers.shutdown()
     return table
 
 
 @contextlib.contextmanager
-def _instrumented(tracers: TracerProvider, meters: MeterProvider, detail: str) -> Iterator[str]:
-    otp.TorchInstrumentor().instrument(tracer_provider=tracers, meter_provider=meters, detail=detail)
+def _instrumented(
+    tracers: TracerProvider, meters: MeterProvider, detail: str, policy: otp.SpanPolicy | None = None
+) -> Iterator[str]:
+    otp.TorchInstrumentor().instrument(tracer_provider=tracers, meter_provider=meters, detail=detail, policy=policy)
     try:
         yield detail
     finally:

@@ -54,6 +54,21 @@ def gpt2_step(device: str = "cpu") -> Callable[[], None]:
     return step
 
 
+def small_operators_step() -> Callable[[], None]:
+    """One training step of some milliseconds with 1,700 operators, all of them small: where a recorder costs most."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(16)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.randn(16, 128)
+
+    def step() -> None:
+        model(data).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def transformer_step() -> Callable[[], None]:
     """One training step of 4 ms: 4 layers of width 64, 4 heads, a batch of 2x16."""
     torch.manual_seed(0)
