@@ -8,7 +8,6 @@ Where a variable is given that would have been read at an import, they start an 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -16,13 +15,13 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forked_programs import become, execute, take
+from forked_programs import become, execute, take, wait_for_programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _MODULES = {"otel-torchprof": "otel_torchprof", "page_blocks": "page_blocks"}
 _READ_AT_IMPORT = (
@@ -72,7 +71,7 @@ def commands(folder: Path, environment: dict[str, str]) -> Iterator[Path]:
 
 
 def _next_program(listening: socket.socket) -> dict[str, Any]:
-    """Returns in a child of a child, with its program; the process itself goes on with the next command until it is terminated."""
+    """Returns in a child of a child, with its program; the process itself continues with the next command until it is terminated."""
     while True:
         connection = listening.accept()[0]
         with contextlib.suppress(ChildProcessError):
@@ -109,11 +108,7 @@ def _serve() -> None:
     main._parser()
     for name in otel_torchprof.__all__:
         getattr(otel_torchprof, name)
-    threads = list(Path("/proc/self/task").iterdir())
-    assert len(threads) == 1, f"{threads}: a fork has only one of them"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.collect()
-    gc.freeze()
+    wait_for_programs()
     execute(*become(_next_program(listening)))
 
 

@@ -4,7 +4,8 @@
 process that imports the package and has one thread, and each forks a child of it, which becomes the program: with its arguments,
 environment, folder, streams and descriptors. It ends as an interpreter does. For programs that import the package anyway, and for
 which it does not matter before what else: those whose subject is how an interpreter starts, what is imported when, or variables that
-are read at an import, need a process that is started for them (``subprocess``). ``preloaded`` is the same for torch.
+are read at an import, need a process that is started for them (``subprocess``). ``preloaded`` is the same with torch imported, and not
+this package.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ import subprocess
 import sys
 import types
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
-_READ_AT_START = ("PYTHON", "OMP_", "OPENBLAS_", "LD_", "MALLOC_", "OTEL_PYTHON_CONTEXT")
-"""What variables begin with that have no effect any more in a process that has the package."""
 _MOST_BYTES = 1 << 20
 _FIRST_FREE = 500
 """Descriptors from here on are none that a program is given."""
@@ -40,20 +40,41 @@ _BASE = sys.path[1:]
 # ---- the test's side ----
 
 
-@functools.cache
-def _variables() -> dict[str, str]:
-    """The environment of the process that forks: without what the package reads from it."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("OTEL_") or "BUILD_DIR" in name}
+@dataclass(frozen=True)
+class Origin:
+    """A process that forks, and which ends when the connection to it does.
+
+    Args:
+        script: what it runs, with the number of its end of the connection.
+        read_at_start: what variables begin with that have no effect any more in a program that is forked from it.
+        left_out: what variables begin with that it does not get.
+        more: variables that it has besides; of these programs may have others.
+    """
+
+    script: str
+    read_at_start: tuple[str, ...]
+    left_out: tuple[str, ...]
+    more: tuple[tuple[str, str], ...]
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """The connection to the process that forks. It ends when the connection does."""
+def variables(origin: Origin) -> dict[str, str]:
+    """The environment of the process: that of when it is first asked for, before any test has changed it."""
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(origin.left_out) or "BUILD_DIR" in name
+    }
+    return own | dict(origin.more)
+
+
+@functools.cache
+def connection(origin: Origin) -> socket.socket:
+    """To the process, which is started when it is first asked for."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
+        words = [sys.executable, origin.script, str(theirs.fileno())]
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            env={**_variables(), "PYTHONPATH": str(ROOT)},
+            words,
+            env=variables(origin),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -63,16 +84,27 @@ def _server() -> socket.socket:
     return ours
 
 
-def _check(environment: dict[str, str]) -> None:
+def _check(origin: Origin, environment: dict[str, str]) -> None:
     """Fails where a program would run under other settings than those it was given."""
-    for name in environment.keys() | _variables().keys():
-        if name.startswith(_READ_AT_START) and name != "PYTHONPATH":
-            same = environment.get(name) == _variables().get(name)
+    known = variables(origin)
+    for name in environment.keys() | known.keys():
+        if name.startswith(origin.read_at_start) and name not in {"PYTHONPATH", *dict(origin.more)}:
+            same = environment.get(name) == known.get(name)
             assert same, f"{name} counts where an interpreter starts: start one for this program"
+
+
+PACKAGE = Origin(
+    __file__,
+    ("PYTHON", "OMP_", "OPENBLAS_", "LD_", "MALLOC_", "OTEL_PYTHON_CONTEXT"),
+    left_out=("OTEL_", "PYTHONPATH"),
+    more=(("PYTHONPATH", str(ROOT)),),
+)
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]  # of text or of bytes, as its arguments say
     """As that of ``subprocess``; the command is ``[sys.executable, *("-W", filter), "-c" | "-m" | file, ...]``."""
+
+    origin: ClassVar[Origin] = PACKAGE
 
     def _execute_child(
         self, args: Any, _executable: Any, preexec_fn: Any, _close: Any, pass_fds: Any, *rest: Any
@@ -85,7 +117,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]  # of text or of bytes,
         assert preexec_fn is None
         assert command.pop(0) == sys.executable
         environment = dict(os.environ if environment is None else environment)
-        _check(environment)
+        _check(self.origin, environment)
         request = {
             "command": command,
             "environment": environment,
@@ -93,8 +125,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]  # of text or of bytes,
             "descriptors": [0, 1, 2, *pass_fds],
             "own_session": bool(rest[16]),
         }
-        connection = _server()
-        socket.send_fds(connection, [json.dumps(request).encode()], [*streams, *pass_fds])
+        link = connection(self.origin)
+        socket.send_fds(link, [json.dumps(request).encode()], [*streams, *pass_fds])
         for end in (ends[0], ends[3], ends[5]):
             if end not in {-1, getattr(self, "_devnull", None)}:
                 os.close(end)
@@ -102,17 +134,17 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]  # of text or of bytes,
             os.close(self._devnull)
         self._child_created = True
         self._closed_child_pipe_fds = True
-        self.pid = int(connection.recv(64))
+        self.pid = int(link.recv(64))
         self._ended = os.pidfd_open(self.pid)
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         """As ``os.waitpid``, which only its parent may call."""
         if not select.select([self._ended], [], [], 0 if wait_flags & os.WNOHANG else None)[0]:
             return 0, 0
-        connection = _server()
-        connection.send(str(self.pid).encode())
+        link = connection(self.origin)
+        link.send(str(self.pid).encode())
         os.close(self._ended)
-        return self.pid, int(connection.recv(64))
+        return self.pid, int(link.recv(64))
 
     def _internal_poll(self, *_functions: Any, **_keywords: Any) -> int | None:
         if self.returncode is None:
@@ -122,9 +154,11 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]  # of text or of bytes,
         return self.returncode
 
 
-def run(command: Any, *, timeout: float = 60, check: bool = False, **settings: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Any, *, timeout: float = 60, check: bool = False, start: type[Popen] = Popen, **settings: Any
+) -> subprocess.CompletedProcess[str]:
     """As ``subprocess.run`` with its output captured as text."""
-    with Popen(
+    with start(
         command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings
     ) as process:
         try:
@@ -141,7 +175,7 @@ def run(command: Any, *, timeout: float = 60, check: bool = False, **settings: A
 # ---- the other side ----
 
 
-def _next_program(connection: socket.socket) -> dict[str, Any]:
+def next_program(connection: socket.socket) -> dict[str, Any]:
     """Returns in a child, with its program; the process itself says how children ended when asked, and ends here."""
     while True:
         data, ends, _, _ = socket.recv_fds(connection, _MOST_BYTES, 16)
@@ -205,6 +239,15 @@ def execute(kind: str, program: str) -> None:
     exec(compile(text, program if kind == "file" else "<string>", "exec"), main.__dict__)  # noqa: S102 - a test's program
 
 
+def wait_for_programs() -> None:
+    """Before the first one: from here on there is one thread, and what there is is not looked at by collections of a child."""
+    threads = list(Path("/proc/self/task").iterdir())
+    assert len(threads) == 1, f"{threads}: a fork has only one of them"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who interrupts the tests ends this process, too, by ending them
+    gc.collect()
+    gc.freeze()
+
+
 def _serve() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     import otel_torchprof
@@ -216,12 +259,8 @@ def _serve() -> None:
     main._parser()
     import numpy.ma  # noqa: F401 - as a recording that ends does
 
-    threads = list(Path("/proc/self/task").iterdir())
-    assert len(threads) == 1, f"{threads}: a fork has only one of them"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who interrupts the tests ends this process, too, by ending them
-    gc.collect()
-    gc.freeze()  # a collection in a child, and that at its end, is of what the child makes
-    execute(*become(_next_program(connection)))
+    wait_for_programs()
+    execute(*become(next_program(connection)))
 
 
 if __name__ == "__main__":
