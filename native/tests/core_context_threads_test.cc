@@ -7,8 +7,8 @@
 
 namespace {
 
-// As long as nothing was carried the carrier is not asked again, on threads that the source can tell of and on others,
-// and sessions that come later have what begins there, too. The first test of this process.
+// As long as nothing was carried the carrier is not asked again, on threads that the source knows and on others, and
+// sessions that come later have what begins there, too. The first test of this process.
 void nothing_is_asked_where_nothing_was_carried() {
   Contexts contexts(&kFakeCarrier);
   Session session(following());

@@ -85,7 +85,7 @@ class _FirstSpan:
     def stop(self) -> None:
         """Leaves the runtime context as it was, unless somebody has replaced the function meanwhile; again without effect."""
         if self._attach is not None and vars(self._runtime).get("attach") is self._attach:
-            del vars(self._runtime)["attach"]
+            vars(self._runtime).pop("attach", None)  # another thread may be at the same
             self._attach = None
 
 

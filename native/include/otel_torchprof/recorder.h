@@ -440,10 +440,10 @@ typedef struct {
    * lock for a fraction of a microsecond. */
   void (*mute_roots)(uint32_t bit, int muted);
 
-  /* Called when it may have changed whether a running session, by its bit in record masks, leaves out what begins
-   * outside of any context: a source that has nothing else for it can then stop to look (see otp::hot::Shared). On the
+  /* Called when it may have changed which sessions leave out what begins outside of any context, or whether there are
+   * contexts (otp::hot::Shared says both): a source that has nothing else for a session can then stop to look. On the
    * thread that changed it, without a lock of the recorder's. */
-  void (*set_mute_hook)(void (*hook)(uint32_t consumer));
+  void (*set_mute_hook)(void (*hook)(void));
 
   /* Whether a black box is open: 0 or not. Read relaxed. */
   const volatile uint32_t* box_is_open;

@@ -244,7 +244,7 @@ inline __attribute__((noinline, hot)) bool in_same_context(const Thread& thread,
     uint64_t version = source == nullptr ? 0 : source->version();
     bool is_unknown = version == 0 && (thread.context_unknown | thread.own_context) != 0;
     if (version != thread.context_version || is_unknown) return false;
-    // The carrier has to be asked every time, which is half of what an operator costs: not where there is none.
+    // What torch carries may be another context each time, and to look is a third of what an operator costs.
     if (thread.own_context == 0 && shared.has_contexts.load(std::memory_order_relaxed) != 0) return false;
   }
   if (shared.follow_epoch.load(std::memory_order_acquire) != thread.context_epoch) return false;

@@ -141,7 +141,7 @@ struct alignas(64) Shared {
   std::atomic<uint32_t> follows{0};          // of the running sessions, those that follow contexts
   std::atomic<uint32_t> muted_roots{0};      // those of them that leave out what begins outside of any context
   std::atomic<uint32_t> follow_epoch{1};     // raised whenever a thread must ask for its context anew
-  std::atomic<uint32_t> has_contexts{0};     // whether a thread of this process may be in a context
+  std::atomic<uint32_t> has_contexts{0};     // not 0: a thread of this process may be in a context
   std::atomic<const otp_context_source*> context_source{nullptr};
 
   uint32_t running() const { return active[0].load(std::memory_order_relaxed); }

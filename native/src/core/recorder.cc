@@ -307,7 +307,7 @@ void set_context_carrier(const otp_context_carrier* carrier) {
 
 void set_device_source(const otp_device_source* source) { g_device_source.store(source, std::memory_order_release); }
 
-void set_mute_hook(void (*hook)(uint32_t consumer)) { g_mute_hook.store(hook, std::memory_order_release); }
+void set_mute_hook(void (*hook)()) { g_mute_hook.store(hook, std::memory_order_release); }
 
 int64_t unix_ns(uint64_t ticks) { return registry().clock.unix_ns(ticks == 0 ? ticks_now() : ticks); }
 

@@ -14,7 +14,7 @@ hot::Shared g_shared;
 std::atomic<const otp_context_carrier*> g_context_carrier{nullptr};
 std::atomic<uint32_t> g_requests_devices{0};
 std::atomic<const otp_device_source*> g_device_source{nullptr};
-std::atomic<void (*)(uint32_t consumer)> g_mute_hook{nullptr};
+std::atomic<void (*)()> g_mute_hook{nullptr};
 std::atomic<uint32_t> g_generation{0};
 
 // initial-exec: the address is a constant distance from the thread pointer. The default model of a shared library calls

@@ -22,7 +22,7 @@ extern std::atomic<const otp_context_carrier*> g_context_carrier;
 // Not among what every begin reads: the threads of these sessions are never `ready`, and go the slow way.
 extern std::atomic<uint32_t> g_requests_devices;
 extern std::atomic<const otp_device_source*> g_device_source;
-extern std::atomic<void (*)(uint32_t consumer)> g_mute_hook;  // as in otp_api
+extern std::atomic<void (*)()> g_mute_hook;  // as in otp_api
 
 extern std::atomic<uint32_t> g_box_is_open;
 

@@ -351,9 +351,9 @@ void mute_roots_locked(otp_session* session, bool muted) {
 }
 
 // Without the registry's lock: a source asks torch for one of its own.
-void tell_source(uint32_t consumer) {
+void tell_source() {
   auto* hook = g_mute_hook.load(std::memory_order_acquire);
-  if (hook != nullptr) hook(consumer);
+  if (hook != nullptr) hook();
 }
 
 }  // namespace
@@ -364,7 +364,7 @@ void mute_roots(uint32_t bit, int muted) {
     std::lock_guard<std::mutex> hold(all.mutex);
     if (otp_session* session = all.sessions[bit]) mute_roots_locked(session, muted != 0);
   }
-  tell_source(1u << bit);
+  tell_source();
 }
 
 }  // namespace otp
@@ -429,20 +429,21 @@ int otp_session_stop(otp_session* session) {
 
 int otp_session_mute_roots(otp_session* session, int muted) {
   if (otp::forked(session)) return OTP_E_FORKED;
-  uint32_t consumer = 0;
   {
     std::lock_guard<std::mutex> hold(registry().mutex);
     otp::mute_roots_locked(session, muted != 0);
-    if (session->state == State::kRunning) consumer = session->mask();
   }
-  if (consumer != 0) otp::tell_source(consumer);
+  otp::tell_source();
   return OTP_OK;
 }
 
+// A thread that comes while another one tells it tells it, too: it must not continue before the source has heard.
 void otp_expect_contexts(void) {
-  if (g_shared.has_contexts.exchange(1, std::memory_order_relaxed) != 0) return;
-  for (uint32_t rest = g_shared.muted_roots.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1)
-    otp::tell_source(rest & -rest);
+  constexpr uint32_t kTold = 2;
+  if (g_shared.has_contexts.load(std::memory_order_acquire) == kTold) return;
+  g_shared.has_contexts.store(1, std::memory_order_relaxed);
+  otp::tell_source();
+  g_shared.has_contexts.store(kTold, std::memory_order_release);
 }
 
 int otp_session_reserve(otp_session* session, int reserved) {

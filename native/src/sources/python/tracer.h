@@ -86,13 +86,12 @@ struct Tracer {
   uint32_t limited = 0;       // sessions with a maximum depth
   uint32_t following = 0;     // sessions that follow contexts
   uint32_t max_depth[OTP_MAX_SESSIONS] = {};
-  uint32_t came_in[OTP_MAX_SESSIONS] = {};      // the epoch
-  uint64_t started[OTP_MAX_SESSIONS] = {};      // the recorder's ticks
-  uint64_t last_thread[OTP_MAX_SESSIONS] = {};  // the highest number of a thread's state that there was then
-  std::unordered_map<uint64_t, uint32_t>
-      looked_around;       // by the number of a thread's state: the epoch when it last did
-  uint32_t displaced = 0;  // threads that another tool took
-  pid_t process = 0;       // that it belongs to
+  uint32_t came_in[OTP_MAX_SESSIONS] = {};               // the epoch
+  uint64_t started[OTP_MAX_SESSIONS] = {};               // the recorder's ticks
+  uint64_t last_thread[OTP_MAX_SESSIONS] = {};           // the highest number of a thread's state that there was then
+  std::unordered_map<uint64_t, uint32_t> looked_around;  // when a thread last did: the epoch, by its state's number
+  uint32_t displaced = 0;                                // threads that another tool took
+  pid_t process = 0;                                     // that it belongs to
 
   // What makes a name can run Python code (a finalizer, a metaclass), and that code, or another thread meanwhile, can
   // stop the tracer. Then what the calls that are still inside of it use stays until the last of them is done.

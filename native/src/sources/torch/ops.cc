@@ -114,11 +114,10 @@ void switch_observer(uint64_t handle, Observer* observer, bool on) {
 }
 
 // What the recorder says now is what holds: of two that change it on two threads, the last one here sees what both did.
-void follow_mute(uint32_t consumer) try {
+void follow_mute() try {
   if (is_forked()) return;
   std::lock_guard<std::mutex> lock(g_control);
-  for (auto& [handle, observer] : g_observers)
-    if (observer.consumer == consumer) switch_observer(handle, &observer, is_needed(observer));
+  for (auto& [handle, observer] : g_observers) switch_observer(handle, &observer, is_needed(observer));
 } catch (...) {  // no memory: it is called as before
 }
 
@@ -407,7 +406,7 @@ __attribute__((visibility("default"))) void otp_torch_observe(uint32_t consumer,
     otp::count_requests(requests, -1);
     *handle = 0;  // of which otp_torch_unobserve knows that nothing is to be done
   }
-  otp::follow_mute(consumer);
+  otp::follow_mute();
 }
 
 __attribute__((visibility("default"))) void otp_torch_unobserve(uint64_t handle) {
