@@ -27,6 +27,7 @@ import torch.ao.quantization
 import torch.distributed
 import torch.export
 import torch.nn.utils.prune
+from opentelemetry import context as otel_context
 from seen_data import Table
 from seen_values import attributes, raised_by, randomness, saved
 from torch import nn
@@ -431,6 +432,7 @@ def surroundings(see: See) -> None:
     see("threading.getprofile()", getattr(threading, "getprofile", threading._profile_hook and str)())  # type: ignore[attr-defined]
     see("threading.enumerate()", Threads()())
     see("gc.callbacks", [repr(each) for each in gc.callbacks])
+    see("attach of OpenTelemetry's runtime context", repr(otel_context._RUNTIME_CONTEXT.attach))
     see("gc.get_threshold()", [gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 0])
     see("warnings.filters", [repr(each) for each in warnings.filters])
     see("limits of Python", [sys.getrecursionlimit(), sys.getswitchinterval(), faulthandler.is_enabled()])
