@@ -212,7 +212,7 @@ def split(
     there and links to its parent, save where that is ``target``, to which the roots link, or not in the table: it went before, or
     goes later, and where is not known.
     """
-    tree = SpanTree(table, _row_of(table, target))
+    tree = SpanTree(table, row_of(table, target.span_id))
     part = _parts(table, tree, target, (first, most), 0 if stays else 1)
     count = int(part.max(initial=0))
     parts = [TracePart(new_trace_id(), new_span_id()) for _ in range(count)]
@@ -242,8 +242,9 @@ def split(
     return taken(whole, np.lexsort((is_event & ~is_root, trace))), parts
 
 
-def _row_of(table: SpanTable, target: TargetTrace) -> int:
-    rows = np.flatnonzero(table.span_id == np.uint64(target.span_id))
+def row_of(table: SpanTable, span_id: int) -> int:
+    """The row of a span; -1 if the table does not have it."""
+    rows = np.flatnonzero(table.span_id == np.uint64(span_id))
     return int(rows[0]) if rows.size else -1
 
 
@@ -383,8 +384,7 @@ def reduced(
     itself comes back where it fits and nothing was reduced before. ``new_trace_id`` and ``new_span_id`` have the contract of
     OpenTelemetry's IdGenerator. Thread-safe; some 2 µs per span that is too many.
     """
-    root_rows = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-    root = int(root_rows[0]) if root_rows.size else -1
+    root = row_of(table, target.span_id)
     stays |= root >= 0
     if not len(table) or (stays and not before and fits(table, budget)):
         return table, _accounts(table)
@@ -435,8 +435,7 @@ def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: B
     for reduce in (tokens_aggregated, aggregated, collapsed):
         if fits(table, available):
             break
-        root_rows = np.flatnonzero(table.span_id == np.uint64(target.span_id))
-        table, into = reduce(table, int(root_rows[0]) if root_rows.size else -1, float(short), available.allows)
+        table, into = reduce(table, row_of(table, target.span_id), float(short), available.allows)
         at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
     return table, table.span_id[at]
 
@@ -450,7 +449,7 @@ def _with_strays(table: SpanTable, root: int) -> SpanTable:
 
 def _reported(table: SpanTable, target: TargetTrace, total: Reduction) -> SpanTable:
     """The table with numbers, and links to parts, on its root."""
-    row = int(np.flatnonzero(table.span_id == np.uint64(target.span_id))[0])
+    row = row_of(table, target.span_id)
     numbers = {
         RECORDED: total.recorded,
         "torch.aggregated_spans": total.aggregated,

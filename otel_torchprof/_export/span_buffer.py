@@ -23,7 +23,7 @@ from otel_torchprof._model.span_tables import joined_tables, picked, taken
 from otel_torchprof._process.give_way import give_way
 
 from .moved_spans import MovedSpans, without_links_to
-from .policy import Reduction, TargetTrace, reduced
+from .policy import Reduction, TargetTrace, reduced, row_of
 from .root_only import root_and_phases, root_only, without_detail
 from .span_policy import SelectionRules, SlowDetector
 
@@ -447,7 +447,7 @@ class SpanBuffer:
             left = root_only(table, trace_group.target)
             self._figures["detail_dropped"] += len(table) - len(left)
             self._moved.note(table, left, key)
-            trace_group = trace_group._replace(table=left, at=int(np.flatnonzero(left.span_id == np.uint64(key))[0]))
+            trace_group = trace_group._replace(table=left, at=row_of(left, key))
         if trace_group.is_segment or not trace_group.enclosing or key in self._sent_early:
             return self._within_limit(trace_group, trace_group.at or 0)
         return trace_group.table
@@ -568,8 +568,8 @@ class _TraceGroupSpans(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[SpanTable], key: int, step: StepSpan | None, enclosing: int) -> _TraceGroupSpans:
         table = _in_one_trace(joined_tables(parts))
-        root_rows = np.flatnonzero(table.span_id == np.uint64(key))
-        at = int(root_rows[0]) if len(root_rows) else None
+        row = row_of(table, key)
+        at = row if row >= 0 else None
         trace_id = int.from_bytes(table.trace_ids[0].tobytes(), "big")
         state = table.trace_states[0] if table.trace_states else ""
         name = step.name if step is not None else PART_NAME if at is None else table.names[table.name[at]]

@@ -231,9 +231,8 @@ class TorchInstrumentor(BaseInstrumentor):
         if not config.ENABLED.read() or options.detail == "off":
             self._stay_off("detail is 'off'" if config.ENABLED.read() else f"{config.ENABLED} is false")
             return
-        self._loader_workers = (
-            options.loader_workers or is_loader_worker()
-        )  # a worker whose own code calls instrument()
+        # Also in a worker whose own code calls instrument().
+        self._loader_workers = options.loader_workers or is_loader_worker()
         _watch_worker_processes(self)
         if options.blackbox is not None and (options.loader_workers or not is_loader_worker()):
             self._box = BlackBox(options.blackbox, identity_in(os.environ), running_step=self._running_step)
