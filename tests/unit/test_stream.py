@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import gzip
 import json
+import mmap
 import os
 from typing import TYPE_CHECKING
 
@@ -279,3 +281,32 @@ def test_an_append_that_is_interrupted_after_the_old_end_was_overwritten(tmp_pat
     file.append([b",3"])
     file.close()
     assert json.loads((tmp_path / "t").read_text()) == [1, 3]
+
+
+def pages_in_memory(path: Path) -> int:
+    """How many pages of the file the kernel keeps, without reading one."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        states = (ctypes.c_ubyte * -(-len(content) // mmap.PAGESIZE))()
+        start = ctypes.byref((ctypes.c_char * len(content)).from_buffer(content))
+        assert ctypes.CDLL(None).mincore(start, ctypes.c_size_t(len(content)), states) == 0
+        del start
+        return sum(state & 1 for state in states)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice on files")
+def test_a_growing_file_does_not_fill_the_memory(tmp_path):
+    """Pages that are on the disk are released with the next MiB, so that the kernel keeps those of the program's data."""
+    path = tmp_path / "trace.json"
+    file = stream(path)
+    file.append([os.urandom(2 << 20)])
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+        os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if pages_in_memory(path):
+        pytest.skip("this file system is the memory")
+    content_before = path.read_bytes()
+    assert pages_in_memory(path) >= 512
+    file.append([b"x" * (1 << 20)])
+    assert pages_in_memory(path) <= 256 + 64
+    file.close()
+    assert path.read_bytes()[: 2 << 20] == content_before[: 2 << 20]
