@@ -185,6 +185,8 @@ class Pieces(NamedTuple):
     """Trace groups that continue and have no synthetic root."""
     enclosing: npt.NDArray[np.uint64]
     """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
+    is_segment: npt.NDArray[np.bool_]
+    """For each entry of ``table.trace_ids`` whether it is the trace of a step, or of what stands between steps."""
     steps: Mapping[int, StepSpan]
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
@@ -308,11 +310,13 @@ class SpanBuffer:
             pieces, ready = self._reduced_unsampled(pieces, ready, whole, sampled)
         table = pieces.table
         give_way()
-        alone = self._needs_processing(pieces, ready, whole)
+        alone, whole_as_is = self._needs_processing(pieces, ready, whole, sampled)
         passing = ready[~alone]
-        out = [table if len(passing) == len(table) else picked(table, passing)] if len(passing) else []
-        looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
-        out += [joined_tables(looked_at)] if looked_at else []
+        others = [part for key in whole_as_is for part in self._buffered.pop(key)]
+        whole = [key for key in whole if key not in whole_as_is]
+        others += [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
+        out = [joined_tables(others)] if others else []
+        out += [table if len(passing) == len(table) else picked(table, passing)] if len(passing) else []
         for step in pieces.ended:
             outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
@@ -367,29 +371,48 @@ class SpanBuffer:
         self._moved.note_left(table, dropped, trace_group[dropped])
         traces = distinct(table.trace[left])[0]
         less = pieces._replace(
-            table=taken(reported, left), trace_group=trace_group[left], enclosing=pieces.enclosing[traces]
+            table=taken(reported, left),
+            trace_group=trace_group[left],
+            enclosing=pieces.enclosing[traces],
+            is_segment=pieces.is_segment[traces],
         )
         return less, np.arange(len(left))
 
-    def _needs_processing(self, pieces: Pieces, ready: Array, whole: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Returns which of the ready rows cannot pass through unchanged."""
-        trace_group = pieces.trace_group[ready]
+    def _may_pass(self, pieces: Pieces, key: int, sampled: Mapping[int, bool]) -> bool:
+        """Whether a buffered trace group that is whole now is a step that is sent as it is, if it is not too large for its trace."""
+        step = pieces.steps.get(key)
+        is_plain = key in self._buffered and key not in self._sent_early and key not in self._past
+        is_sampled = self._rules.keep_all or sampled.get(key, True)
+        return is_plain and is_sampled and step is not None and step.segment is not None and not step.is_enclosed
+
+    def _needs_processing(
+        self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
+    ) -> tuple[npt.NDArray[np.bool_], set[int]]:
+        """Returns which of the ready rows cannot pass through unchanged, and which of the whole trace groups can."""
+        table, trace_group = pieces.table, pieces.trace_group[ready]
+        first, traces = _first_of_each(table.trace_ids), len(table.trace_ids)
+        rows = {key: row_of(table, key) for key in whole if self._may_pass(pieces, key, sampled)}
+        buffered = {key: (int(first[table.trace[row]]), self._buffered[key]) for key, row in rows.items() if row >= 0}
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
-        needs_processing: npt.NDArray[np.bool_] = np.isin(trace_group, np.array([*whole, *late], dtype=np.uint64))
-        first, traces = _first_of_each(pieces.table.trace_ids), len(pieces.table.trace_ids)
-        trace = first[pieces.table.trace[ready]]
+        processed = [*(key for key in whole if key not in buffered), *late]
+        needs_processing: npt.NDArray[np.bool_] = np.isin(trace_group, np.array(processed, dtype=np.uint64))
+        trace = first[table.trace[ready]]
         counts = np.bincount(trace[~needs_processing], minlength=traces)
-        max_spans, max_bytes = self._limits_of(pieces.table.trace_ids)
+        for at, parts in buffered.values():
+            counts[at] += sum(map(len, parts))
+        max_spans, max_bytes = self._limits_of(table.trace_ids)
         large = counts > max_spans
-        most, allowed = counts.max(initial=0), max_bytes.min(initial=np.iinfo(np.int64).max)
-        if most * _LARGEST_SPAN > allowed and most_bytes(pieces.table, int(most)) > allowed:
-            sizes = np.bincount(trace, weights=span_sizes(pieces.table)[ready], minlength=traces)
+        most, allowed = int(counts.max(initial=0)), max_bytes.min(initial=np.iinfo(np.int64).max)
+        tables = [table, *(part for _, parts in buffered.values() for part in parts)]
+        if most * _LARGEST_SPAN > allowed and max(most_bytes(part, most) for part in tables) > allowed:
+            sizes = np.bincount(trace, weights=span_sizes(table)[ready], minlength=traces)
+            for at, parts in buffered.values():
+                sizes[at] += sum(int(span_sizes(part).sum()) for part in parts)
             large |= sizes > max_bytes
         grows = pieces.enclosing != 0
-        steps = [key for key, step in pieces.steps.items() if step.segment is not None]
-        grows[trace[np.isin(trace_group, np.array(steps, dtype=np.uint64))]] = True
-        large |= self._capacity.overflowing(pieces.table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
-        return needs_processing | large[trace]
+        grows[first[pieces.is_segment]] = True
+        large |= self._capacity.overflowing(table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
+        return needs_processing | large[trace], {key for key, (at, _) in buffered.items() if not large[at]}
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Spans and bytes that each trace may have."""
@@ -635,5 +658,5 @@ def bounded(
         new_span_id: as ``generate_span_id``.
     """
     enclosing = np.full(len(table.trace_ids), table.parent_span_id[0])
-    pieces = Pieces(table, root, (), enclosing, {}, [], final=True)
+    pieces = Pieces(table, root, (), enclosing, np.zeros(len(enclosing), np.bool_), {}, [], final=True)
     return joined_tables(SpanBuffer(SelectionRules(budget), new_trace_id, new_span_id).decide(pieces))

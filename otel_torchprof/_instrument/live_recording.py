@@ -510,6 +510,11 @@ class LiveRecording:
                 + [_enclosing(span) for span in exported],
                 dtype=np.uint64,
             ),
+            np.array(
+                [group.step is not None and group.step.segment is not None for group in placed.trace_groups]
+                + [span.segment is not None for span in exported],
+                dtype=np.bool_,
+            ),
             {span.span_id: span for span in (*synthetic, *ended)},
             ended,
             set(trace_group[failed].tolist()),

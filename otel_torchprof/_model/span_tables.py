@@ -56,11 +56,44 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
 
 
 def picked(table: SpanTable, rows: Array) -> SpanTable:
-    """As :func:`taken`, but keeps all traces and names: for tables that are soon freed."""
+    """As :func:`taken`, but keeps all traces and names, and copies nothing of rows without gaps: for tables that are soon freed."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+        return _without_ends(table, int(rows[0]), int(rows[-1]) + 1)
     own = {key: getattr(table, key)[rows] for key in ("name", "trace", *_COLUMNS)}
     own |= {key: column[rows] for key in _OPTIONAL if (column := getattr(table, key)) is not None}
     links = _picked_links(table.links, rows, len(table))
     return replace(table, links=links, attributes=tuple(picked_attributes(table, rows)), **own)
+
+
+def _without_ends(table: SpanTable, begin: int, end: int) -> SpanTable:
+    """The spans from one row up to another, as views."""
+    own = {key: getattr(table, key)[begin:end] for key in ("name", "trace", *_COLUMNS)}
+    own |= {key: column[begin:end] for key in _OPTIONAL if (column := getattr(table, key)) is not None}
+    attributes = []
+    for column in table.attributes:
+        if column.rows is None:
+            attributes.append(replace(column, values=column.values[begin:end]))
+            continue
+        first, last = _between(column.rows, begin, end)
+        if last - first == end - begin:
+            attributes.append(replace(column, values=column.values[first:last], rows=None))
+        elif last > first:
+            own_rows = column.rows[first:last]
+            attributes.append(
+                replace(column, values=column.values[first:last], rows=own_rows - begin if begin else own_rows)
+            )
+    first, last = _between(table.links["row"], begin, end)
+    links = table.links[first:last]
+    if begin and len(links):
+        links = links.copy()
+        links["row"] -= begin
+    return replace(table, links=links, attributes=tuple(attributes), **own)
+
+
+def _between(rows: Array, begin: int, end: int) -> list[int]:
+    """Where the rising rows from ``begin`` up to ``end`` are. Of another type, these would have all of them converted."""
+    cuts: list[int] = np.searchsorted(rows, np.array((begin, end), dtype=rows.dtype)).tolist()
+    return cuts
 
 
 def narrowed(table: SpanTable) -> SpanTable:

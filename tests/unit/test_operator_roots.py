@@ -195,7 +195,7 @@ class Buffered:
         trace_group[table.row >= 0] = placed.root[table.row[table.row >= 0]]
         steps = {root.span_id: root for root in (*(found.step for found in placed.trace_groups), *roots)}
         enclosing = np.zeros(len(table.trace_ids), np.uint64)
-        return self.buffer.decide(Pieces(table, trace_group, placed.open_roots, enclosing, steps, roots))
+        return self.buffer.decide(Pieces(table, trace_group, placed.open_roots, enclosing, enclosing > 0, steps, roots))
 
 
 def names(tables: list[SpanTable]) -> list[str]:
@@ -221,7 +221,7 @@ def test_what_ends_late_is_sent_at_once_however_late(monkeypatch):
         begin = number * SECOND
         found = buffered.sent(Event("async", 0), Event(f"op {number}", begin, begin + 1), watermark=begin + 2)
         assert sum(map(len, found)) == (1 if number == 1 else 2)
-    assert names(buffered.sent(Event("async", 0, 10 * SECOND), watermark=10 * SECOND))[0] == "async"
+    assert "async" in names(buffered.sent(Event("async", 0, 10 * SECOND), watermark=10 * SECOND))
     assert buffered.buffer.nbytes == 0
 
 

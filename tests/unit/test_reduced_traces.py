@@ -191,7 +191,7 @@ class Program:
             ended = [step] if root in piece.span_id else []
             group = np.full(len(piece), root, np.uint64)
             enclosing = np.full(len(piece.trace_ids), self.enclosing, np.uint64)
-            pieces = Pieces(piece, group, (), enclosing, {root: step}, ended)
+            pieces = Pieces(piece, group, (), enclosing, enclosing >= 0, {root: step}, ended)
             with pytest.MonkeyPatch.context() as patch:
                 if self.chance.random() < 0.6:
                     patch.setattr(span_buffer, "MAX_BUFFERED_BYTES", 0)
