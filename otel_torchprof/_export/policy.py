@@ -17,7 +17,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._model.limits import LINK_SIZE, span_sizes
 from otel_torchprof._model.span_table import LINK, STEP_NUMBER, AttributeType, SpanTable
 from otel_torchprof._model.span_tables import joined_tables, taken
-from otel_torchprof._model.span_tree import SpanTree, column_of
+from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
 
 from .aggregating import (
     COLLAPSED_COUNT,
@@ -442,7 +442,7 @@ def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: B
 
 def _with_strays(table: SpanTable, root: int) -> SpanTable:
     """Moves spans below the root whose parents went, or will go, to other traces."""
-    known = np.isin(table.parent_span_id, table.span_id) | (table.parent_span_id == 0)
+    known = (rows_of_spans(table, table.parent_span_id) >= 0) | (table.parent_span_id == 0)
     known[root] = True
     return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))
 

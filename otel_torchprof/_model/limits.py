@@ -55,7 +55,8 @@ _ALWAYS = 18 + 10 + 2 + 9 + 9 + 2 + 6
 """Trace id, span id, kind, two times, status, flags."""
 _PARENT, _ERROR = 10, 2
 _NO_ASCII = 0x80
-_VARINTS = np.array([1 << 7 * i for i in range(1, 10)], dtype=np.uint64)
+_WIDEST = 10
+"""Bytes of the longest varint."""
 
 
 def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
@@ -67,8 +68,8 @@ def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
     texts = _field(_text_sizes(table.names.flat()))
     size = np.full(len(table), _ALWAYS, dtype=np.int64)
     size += texts[table.name]
-    size += np.where(table.parent_span_id != 0, _PARENT, 0)
-    size += np.where(table.error != 0, _ERROR, 0)
+    size += (table.parent_span_id != 0) * _PARENT
+    size += (table.error != 0) * _ERROR
     if table.trace_states:
         states = np.array([len(state.encode("utf-8", "replace")) for state in table.trace_states], dtype=np.int64)
         size += _field(states)[table.trace]
@@ -101,17 +102,18 @@ def most_bytes(table: SpanTable, spans: int) -> int:
     return total + 5 * spans  # the lengths of spans with attributes and links
 
 
-def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array:
-    """Bytes of the attribute on each span that has it; ``texts`` are the sizes of the fields of all names."""
-    value: Any
-    if column.type == AttributeType.NAME:
-        value = texts[column.values]
-    elif column.type == AttributeType.INT64:
-        value = 1 + _varint(column.values)
-    else:
-        value = 9 if column.type == AttributeType.DOUBLE else 2
+def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array | int:
+    """Bytes of the attribute on each span that has it; ``texts`` are the sizes of the fields of all names.
+
+    Computed for each text and each width of a number that there is, and not for each span.
+    """
     key = len(column.key.encode())
-    return np.broadcast_to(_field((_field(key) if key else 0) + _field(value)), len(column.values))
+    key = _field(key) if key else 0
+    if column.type == AttributeType.NAME:
+        return _field(key + _field(texts))[column.values]
+    if column.type == AttributeType.INT64:
+        return _field(key + _field(1 + np.arange(_WIDEST + 1)))[_varint(column.values)]
+    return int(_field(key + _field(9 if column.type == AttributeType.DOUBLE else 2)))
 
 
 def _field(size: Any) -> Any:
@@ -120,7 +122,17 @@ def _field(size: Any) -> Any:
 
 
 def _varint(values: Any) -> Any:
-    return 1 + np.searchsorted(_VARINTS, np.asarray(values).astype(np.uint64), side="right")
+    """Bytes of numbers as varints: 7 bits each, ten for a negative one."""
+    if not isinstance(values, np.ndarray):
+        return _WIDEST if values < 0 else max((int(values).bit_length() + 6) // 7, 1)
+    size = np.ones(len(values), dtype=np.int64)
+    # Most numbers are small: comparing with the few limits up to the largest takes a fifth of a binary search for each.
+    least, most = int(values.min(initial=0)), int(values.max(initial=0))
+    for bits in range(7, most.bit_length(), 7):
+        size += values >= values.dtype.type(1 << bits)
+    if least < 0:
+        size[values < 0] = _WIDEST
+    return size
 
 
 def _text_sizes(names: Names) -> npt.NDArray[np.int64]:
