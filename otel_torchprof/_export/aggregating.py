@@ -12,7 +12,7 @@ from otel_torchprof._columns.generation import TEXT_COMPLETION
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
 from otel_torchprof._model.limits import LINK_SIZE, limited, span_sizes
 from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable
-from otel_torchprof._model.span_tables import taken
+from otel_torchprof._model.span_tables import picked
 from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool 
     if dropped is not None:
         dropped = np.bincount(into, weights=dropped, minlength=len(into)).astype(np.uint32)
     whole = replace(table, parent_span_id=parent, links=links, dropped_links=dropped)
-    return limited(taken(whole, surviving), max_attributes=None, max_links=MOST_LINKS, max_attribute_length=None)
+    return limited(picked(whole, surviving), max_attributes=None, max_links=MOST_LINKS, max_attribute_length=None)
 
 
 def _moved_links(table: SpanTable, into: Array) -> Array:
@@ -137,7 +137,7 @@ def linked_rows(table: SpanTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 
 STEPS = 10
 """Number of thresholds to try: the longest, half of it and so on."""
-_AGGREGATE_SIZE = 110
+AGGREGATE_SIZE = 110
 """Upper bound of the bytes that an aggregate span has more than its first span: two attributes, and longer numbers."""
 
 _ADDED = frozenset(
@@ -179,7 +179,7 @@ class Siblings(NamedTuple):
 
 
 def aggregated(
-    table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool]
+    table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool], sizes: Sizes
 ) -> tuple[SpanTable, Array]:
     """Aggregates as few spans as necessary, of those that took up to ``shortest`` ns.
 
@@ -187,7 +187,7 @@ def aggregated(
     what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
     short is aggregated. ``root``, phases, and what others look for, are not. Returns too for each row the one that it became.
     """
-    siblings, sizes = siblings_of(table, root), Sizes(table)
+    siblings = siblings_of(table, root)
 
     def try_out(step: int) -> tuple[Array, bool]:
         into = _groups(siblings, shortest / 2**step)
@@ -204,18 +204,37 @@ def aggregated(
 
 
 class Sizes:
-    """Computes the size of a table after aggregation."""
+    """Upper bounds of the bytes of a table's spans, computed once and carried along while spans are aggregated and collapsed."""
 
-    def __init__(self, table: SpanTable) -> None:
-        sizes = span_sizes(table)
-        self._own = sizes - LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
-        self._links = int(sizes.sum() - self._own.sum())
+    def __init__(self, table: SpanTable, own: Array | None = None) -> None:
+        """``own``: of each span without its links; default: computed."""
+        self._links = LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
+        self._own = span_sizes(table) - self._links if own is None else own
+
+    @property
+    def whole(self) -> Array:
+        """Of each span with its links."""
+        return self._own + self._links
+
+    @property
+    def total(self) -> int:
+        """Of all spans."""
+        return int(self._own.sum() + self._links.sum())
 
     def after(self, into: Array) -> tuple[int, int]:
-        """Number of remaining spans, and an upper bound of their bytes. ``into``: for each row, the row that replaces it."""
-        surviving = into == np.arange(len(into))
-        aggregates = int((np.bincount(into, minlength=len(into)) > 1).sum())
-        return int(surviving.sum()), int(self._own[surviving].sum()) + self._links + aggregates * _AGGREGATE_SIZE
+        """Number of spans that remain after aggregation, and their bytes. ``into``: for each row, the row that replaces it."""
+        own = self._without(into, AGGREGATE_SIZE)
+        return len(own), int(own.sum() + self._links.sum())
+
+    def carried(self, table: SpanTable, into: Array, added: int) -> Sizes:
+        """Those of the table that is made of it. ``added``: bytes that a span may grow by when others go into it."""
+        return self if len(table) == len(into) else Sizes(table, self._without(into, added))
+
+    def _without(self, into: Array, added: int) -> Array:
+        surviving = np.flatnonzero(into == np.arange(len(into)))
+        others = np.bincount(into, minlength=len(into))[surviving] > 1
+        own: Array = self._own[surviving] + added * others
+        return own
 
 
 def siblings_of(table: SpanTable, root: int) -> Siblings:
@@ -223,7 +242,7 @@ def siblings_of(table: SpanTable, root: int) -> Siblings:
     tree = SpanTree(table, root)
     count = counts_of(table)
     length = durations_of(table) // count
-    apart = tree.raise_up(precious(table) | phases(table), np.logical_or)
+    apart = tree.any_below(precious(table) | phases(table))
     if root >= 0:
         apart[root] = True
     length[apart] = NOT_SHORT

@@ -20,6 +20,7 @@ from otel_torchprof._model.span_tables import joined_tables, taken
 from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
 
 from .aggregating import (
+    AGGREGATE_SIZE,
     COLLAPSED_COUNT,
     COLLAPSED_DURATION,
     NOT_SHORT,
@@ -56,7 +57,7 @@ Array = npt.NDArray[Any]
 
 
 def tokens_aggregated(
-    table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool]
+    table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool], sizes: Sizes
 ) -> tuple[SpanTable, Array]:
     """Aggregates the tokens of calls of ``generate``, except as many of the slowest as fit.
 
@@ -68,7 +69,7 @@ def tokens_aggregated(
     token_rows = np.flatnonzero(tokens(table))
     if len(token_rows) < 2:  # noqa: PLR2004 - one stands for itself
         return table, np.arange(len(table))
-    siblings, sizes = siblings_of(table, root), Sizes(table)
+    siblings = siblings_of(table, root)
     may_go = siblings.length[token_rows] != NOT_SHORT
     by_length = token_rows[may_go][np.argsort(-durations_of(table)[token_rows[may_go]], kind="stable")]
     into = best = _groups(siblings, token_rows, token_rows[~may_go])
@@ -104,7 +105,9 @@ _COLLAPSED_SIZE = 80
 """Bytes that the two attributes add to a span, at most."""
 
 
-def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool]) -> tuple[SpanTable, Array]:
+def collapsed(
+    table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool], sizes: Sizes
+) -> tuple[SpanTable, Array]:
     """Collapses as few spans as necessary, of those without descendants that took more than ``longest`` ns.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
@@ -114,16 +117,16 @@ def collapsed(table: SpanTable, root: int, longest: float, fits: Callable[[int, 
     goes = _order_of_leaving(table, tree, longest)
     if not goes.size:
         return table, np.arange(len(table))
-    sizes = span_sizes(table)
-    count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, sizes, goes[:count])))
+    whole = sizes.whole
+    count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, whole, goes[:count])))
     return _without(table, tree, goes[:count])
 
 
 def _order_of_leaving(table: SpanTable, tree: SpanTree, longest: float) -> npt.NDArray[np.int64]:
     """The rows that may go: each before what is above it."""
-    key = tree.raise_up(durations_of(table), np.maximum)
-    late = tree.raise_up(precious(table) | (table.error != 0), np.logical_or)
-    has_phase = tree.raise_up(phases(table), np.logical_or)
+    key = tree.highest_below(durations_of(table))
+    late = tree.any_below(precious(table) | (table.error != 0))
+    has_phase = tree.any_below(phases(table))
     rows = np.flatnonzero((key <= longest) & (tree.above >= 0) & ~has_phase)
     in_order: npt.NDArray[np.int64] = rows[np.lexsort((-tree.depth[rows], key[rows], late[rows]))]
     return in_order
@@ -395,9 +398,9 @@ def reduced(
     )
     if root >= 0:
         table = _with_strays(table, root)
-    table, became = _smaller(table, target, budget, available)
+    table, became, is_within = _smaller(table, target, budget, available)
     done, parts = _accounts(table), list[TracePart]()
-    if not stays or not fits(table, available):
+    if not stays or not is_within:
         first = available.less(0, links_left * LINK_SIZE)
         table, parts = split(
             table,
@@ -428,16 +431,23 @@ def _accounts(table: SpanTable) -> Reduction:
     return Reduction(recorded=count + into, aggregated=count - len(table), collapsed=into)
 
 
-def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> tuple[SpanTable, Array]:
-    """Aggregated and collapsed as far as needed and possible; and which span each one became, by id."""
+def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> tuple[SpanTable, Array, bool]:
+    """Aggregated and collapsed as far as needed and possible; which span each one became, by id; and whether it fits now."""
     short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
-    at = np.arange(len(table))
-    for reduce in (tokens_aggregated, aggregated, collapsed):
-        if fits(table, available):
+    at, sizes = np.arange(len(table)), Sizes(table)
+    for reduce, added in (
+        (tokens_aggregated, AGGREGATE_SIZE),
+        (aggregated, AGGREGATE_SIZE),
+        (collapsed, _COLLAPSED_SIZE),
+    ):
+        if available.allows(len(table), sizes.total):
             break
-        table, into = reduce(table, row_of(table, target.span_id), float(short), available.allows)
+        table, into = reduce(table, row_of(table, target.span_id), float(short), available.allows, sizes)
+        sizes = sizes.carried(table, into, added)
+        if len(table) <= available.max_spans and not available.allows(len(table), sizes.total):
+            sizes = Sizes(table)  # exactly, since the bytes decide
         at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
-    return table, table.span_id[at]
+    return table, table.span_id[at], available.allows(len(table), sizes.total)
 
 
 def _with_strays(table: SpanTable, root: int) -> SpanTable:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._native.loops import positions_of
+from otel_torchprof._native import loops
 
 if TYPE_CHECKING:
     from .span_table import SpanTable
@@ -20,7 +20,7 @@ DEEPEST = 1000
 
 def rows_of_spans(table: SpanTable, span_ids: Array) -> npt.NDArray[np.int64]:
     """Indices in the table of the spans with these ids; -1 if missing, and for 0."""
-    return positions_of(table.span_id, span_ids)
+    return loops.positions_of(table.span_id, span_ids)
 
 
 def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]] | None:
@@ -30,45 +30,41 @@ def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]]
 
 
 class SpanTree:
-    """Parents and children among the spans of a table. Costs some 20 numpy passes, and a few per level."""
+    """Parents and children among the spans of a table. Costs some 30 ns per span."""
 
     def __init__(self, table: SpanTable, root: int = -1) -> None:
         self.parent = rows_of_spans(table, table.parent_span_id)
         """Row of each span's parent; -1 where that is not in the table."""
         self.root = root
         """Row of the span that all hang under, which comes first; -1 where it is not in the table."""
-        depth = _depths(self.parent)
-        self.above = _shallow(self.parent, depth)
-        """As ``parent``, but a higher ancestor for spans that are too deep; -1 if the parents form a circle."""
-        self.depth = np.minimum(depth, DEEPEST) * (self.above >= 0)
         self.thread = _threads(table)
         """Index of the span's thread, from 0."""
         self.by_start = np.argsort(table.start, kind="stable")
         """The rows by start."""
         # Children of one parent by thread; those whose parents are not in the table by the ids of these.
         lost = np.flatnonzero(self.parent < 0)
-        family = self.above + 1
+        family = np.zeros(len(table), dtype=np.int64)
         family[lost] = np.unique(table.parent_span_id[lost], return_inverse=True)[1].reshape(-1)
+        self._forest = loops.forest(self.parent, self.by_start, self.thread, family, deepest=DEEPEST)
+        self.above, self.depth, family, self.order = self._forest
+        # above: as ``parent``, but a higher ancestor for spans that are too deep; -1 if the parents form a circle.
+        # order: level by level, of each the children of one parent together, by thread and then by start.
         self.siblings = (self.depth * (len(table) + 1) + family) * (self.thread.max(initial=0) + 1) + self.thread
         """The same number for spans of one parent and thread, higher for deeper ones."""
-        self.order = self.by_start[np.argsort(self.siblings[self.by_start], kind="stable")]
-        """Level by level, of each the children of one parent together, by thread and then by start."""
         self._levels = np.searchsorted(self.depth[self.order], np.arange(self.depth.max(initial=-1) + 2)).tolist()
 
-    def raise_up(self, values: Array, add: np.ufunc) -> Array:
-        """For each span, its value and those of all its descendants, combined by ``add``."""
-        combined = values.copy()
-        for begin, end in zip(self._levels[-2:0:-1], self._levels[:0:-1], strict=False):
-            nodes = self.order[begin:end]
-            above = self.above[nodes]
-            first = np.flatnonzero(np.concatenate(([True], above[1:] != above[:-1])))
-            into = above[first]
-            combined[into] = add(combined[into], add.reduceat(combined[nodes], first))
-        return combined
+    def any_below(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Mask of the marked spans and all of their ancestors."""
+        has_marked: npt.NDArray[np.bool_] = loops.raise_highest(self._forest, marked) != 0
+        return has_marked
+
+    def highest_below(self, values: Array) -> npt.NDArray[np.int64]:
+        """For each span, the highest of its value and those of all its descendants."""
+        return loops.raise_highest(self._forest, values)
 
     def preorder(self) -> npt.NDArray[np.int64]:
         """The rows such that each comes after its parent and before what does not hang under it; the root is the first."""
-        sizes = self.raise_up(np.ones(len(self.parent), dtype=np.int64), np.add)
+        sizes = loops.raise_sums(self._forest, np.ones(len(self.parent), dtype=np.int64))
         place = np.zeros(len(self.parent), dtype=np.int64)
         for level, (begin, end) in enumerate(zip(self._levels, self._levels[1:], strict=False)):
             nodes = self.order[begin:end]
@@ -95,32 +91,11 @@ class SpanTree:
         return topmost
 
 
-def _depths(parent: Array) -> npt.NDArray[np.int64]:
-    """Number of ancestors of each span; a very large number for circles."""
-    depth, further = (parent >= 0).astype(np.int64), parent.copy()
-    for _ in range(len(parent).bit_length() + 1):
-        on = np.flatnonzero(further >= 0)
-        if not on.size:
-            return depth
-        depth[on] += depth[further[on]]
-        further[on] = further[further[on]]
-    depth[further >= 0] = np.iinfo(np.int64).max
-    return depth
-
-
-def _shallow(parent: Array, depth: Array) -> npt.NDArray[np.int64]:
-    above = np.where(depth < np.iinfo(np.int64).max, parent, -1)
-    deep = np.flatnonzero((depth > DEEPEST) & (above >= 0))
-    while deep.size:
-        over = depth[above[deep]] >= DEEPEST
-        deep = deep[over]
-        above[deep] = above[above[deep]]
-    return above
-
-
 def _threads(table: SpanTable) -> npt.NDArray[np.int64]:
     threads = column_of(table, "thread.id")
     if threads is None:
         return np.zeros(len(table), dtype=np.int64)
     values, present = threads
+    if present.all() and (values == values[:1]).all():  # as of most programs
+        return np.zeros(len(table), dtype=np.int64)
     return np.unique(np.where(present, values, 0), return_inverse=True)[1].reshape(-1)

@@ -132,6 +132,55 @@ def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
     return topmost
 
 
+class Forest(NamedTuple):
+    """A forest of rows, whatever their parents are; see ``otp_span_tree`` in ``model.h``."""
+
+    above: npt.NDArray[np.int64]
+    """Row of the parent, -1 for none and in a circle of parents; of rows that are too deep a higher ancestor."""
+    depth: npt.NDArray[np.int64]
+    family: npt.NDArray[np.int64]
+    """The same number for rows of one parent: its row and 1. Of those without a parent as given."""
+    order: npt.NDArray[np.int64]
+    """The rows by depth, family and thread, those of equal ones as in the order that was given."""
+
+
+def forest(parent: Array, by_start: Array, thread: Array, family: npt.NDArray[np.int64], *, deepest: int) -> Forest:
+    """The forest of some rows, int64 all, linear in their number.
+
+    Args:
+        parent: row of the parent, -1 for none; may come later, and circles are allowed.
+        by_start: the rows, in the order that siblings have.
+        thread: from 0.
+        family: for rows without a parent a number, from 0 up to the number of rows, equal for siblings. Filled in.
+        deepest: most ancestors that a row has.
+
+    Raises:
+        MemoryError: memory is short.
+    """
+    count = len(parent)
+    above, depth, order = np.empty((3, count), dtype=np.int64)
+    columns = {"parent": parent, "by_start": by_start, "thread": thread, "family": family}
+    columns |= {"above": above, "depth": depth, "order": order}
+    native = ffi.new("otp_span_tree *", {name: pointer(column) for name, column in columns.items()})
+    native.count, native.thread_count, native.deepest = count, int(thread.max(initial=0)) + 1, deepest
+    _checked(lib.otp_make_span_tree(native))
+    return Forest(above, depth, family, order)
+
+
+def raise_sums(forest: Forest, values: Array) -> npt.NDArray[np.int64]:
+    """The values, to each of which those of all rows below it in the forest are added."""
+    total: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
+    lib.otp_raise_sums(len(total), pointer(forest.order), pointer(forest.above), pointer(total))
+    return total
+
+
+def raise_highest(forest: Forest, values: Array) -> npt.NDArray[np.int64]:
+    """The highest value of each row and of all rows below it in the forest."""
+    highest: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
+    lib.otp_raise_highest(len(highest), pointer(forest.order), pointer(forest.above), pointer(highest))
+    return highest
+
+
 def device_lanes(order: Array, stream: Array, outer: Array, start: Array, duration: Array) -> npt.NDArray[np.int64]:
     """The lane of each slice of a device, int64 all: see ``otp_device_lanes`` in ``model.h``.
 

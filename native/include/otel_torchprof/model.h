@@ -59,6 +59,30 @@ int otp_positions_of(const uint64_t* ids, uint64_t count, const uint64_t* wanted
  * negative for a root. */
 void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* top_level);
 
+/* Spans as a forest: any parents, also circles of them. */
+typedef struct {
+  uint64_t count;
+  const int64_t* parent;   /* row of each span's parent, or -1 */
+  const int64_t* by_start; /* the rows, each once */
+  const int64_t* thread;   /* below thread_count */
+  uint64_t thread_count;
+  int64_t deepest; /* what is deeper hangs under an ancestor above this depth */
+  int64_t* family; /* of those without a parent a number up to `count`; written: of the others the row above, and 1 */
+  /* Written. */
+  int64_t* above; /* as parent, but for what is too deep; -1 in circles and below them */
+  int64_t* depth; /* number of ancestors up to `deepest`; 0 where there is none above */
+  int64_t* order; /* the rows by depth, then by family, then by thread, then as in by_start */
+} otp_span_tree;
+
+/* Fills in what is written. Linear. Returns 0, or -1 when memory is short. */
+int otp_make_span_tree(const otp_span_tree* tree);
+
+/* Adds to the value of each row those of all rows below it. `order` and `above`: of such a forest. */
+void otp_raise_sums(uint64_t count, const int64_t* order, const int64_t* above, int64_t* values);
+
+/* Likewise makes it the highest of them. */
+void otp_raise_highest(uint64_t count, const int64_t* order, const int64_t* above, int64_t* values);
+
 /* What memory is used for: torch's categories, with its numbers in files. */
 enum otp_memory_category {
   OTP_MEMORY_PARAMETER = 0,
