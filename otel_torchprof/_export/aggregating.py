@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from otel_torchprof._model.limits import LINK_SIZE, limited, span_sizes
 from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable
 from otel_torchprof._model.span_tables import picked
 from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # ---- Spans that replace others: parents, links and attributes when spans are removed from a table ----
 
@@ -170,7 +167,7 @@ class Siblings(NamedTuple):
 
     tree: SpanTree
     label: npt.NDArray[np.int64]
-    """Equal for spans that may be aggregated: same name, thread and error status."""
+    """Equal for spans that may be aggregated: same trace group, name, thread and error status."""
     is_next: npt.NDArray[np.bool_]
     """In the order of the tree, whether a span comes right after a sibling of the same label."""
     length: npt.NDArray[np.int64]
@@ -178,28 +175,59 @@ class Siblings(NamedTuple):
     is_aggregate: npt.NDArray[np.bool_]
 
 
-def aggregated(
-    table: SpanTable, root: int, shortest: float, fits: Callable[[int, int], bool], sizes: Sizes
-) -> tuple[SpanTable, Array]:
-    """Aggregates as few spans as necessary, of those that took up to ``shortest`` ns.
+class TraceGroups(NamedTuple):
+    """The trace groups of a table, and what each may be at most."""
+
+    of_row: npt.NDArray[np.int64]
+    """Number of each row's group."""
+    roots: npt.NDArray[np.int64]
+    """Row of each group's root; -1 where it is not in the table."""
+    max_spans: npt.NDArray[np.int64]
+    max_bytes: npt.NDArray[np.int64]
+    short: npt.NDArray[np.float64]
+    """Nanoseconds; what took longer is neither aggregated nor collapsed."""
+
+    def sums(self, rows: Array | slice, values: Array | None = None) -> npt.NDArray[np.int64]:
+        """Sums by group of the values of rows, one each; default: the number of rows."""
+        return np.bincount(self.of_row[rows], weights=values, minlength=len(self.roots)).astype(np.int64)
+
+    def allow(self, spans: Array, size: Array) -> npt.NDArray[np.bool_]:
+        """Whether each group may have so many spans of so many bytes."""
+        is_allowed: npt.NDArray[np.bool_] = (spans <= self.max_spans) & (size <= self.max_bytes)
+        return is_allowed
+
+    def after(self, into: Array) -> TraceGroups:
+        """The groups of the table without the rows that went into others. ``into``: for each row the one that it became."""
+        stays = into == np.arange(len(into))
+        place = np.cumsum(stays) - 1
+        return self._replace(of_row=self.of_row[stays], roots=np.where(self.roots >= 0, place[self.roots], -1))
+
+
+def aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[SpanTable, Array]:
+    """Aggregates in each trace group that is too large as few spans as necessary, of those that are short.
 
     Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
-    what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
-    short is aggregated. ``root``, phases, and what others look for, are not. Returns too for each row the one that it became.
+    what was aggregated, whatever their order. Where nothing is enough, all that is short is aggregated. Roots, phases, and what others
+    look for, are not. Returns too for each row the one that it became.
     """
-    siblings = siblings_of(table, root)
+    siblings = siblings_of(table, groups)
+    is_large = ~groups.allow(*sizes.by_group(groups))
 
-    def try_out(step: int) -> tuple[Array, bool]:
-        into = _groups(siblings, shortest / 2**step)
-        return into, fits(*sizes.after(into))
+    def try_out(step: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        threshold = np.where(is_large, groups.short / 2.0**step, -1)
+        into = _groups(siblings, threshold[groups.of_row])
+        return into, groups.allow(*sizes.after(into, groups))
 
-    best, enough = try_out(0)
-    low, high = 0, STEPS  # a threshold that is long enough, or the longest; and one that is not
-    while enough and high - low > 1:
+    # Of each group a threshold that is long enough, or the longest; and one that is not.
+    low, high = np.zeros(len(is_large), dtype=np.int64), np.full(len(is_large), STEPS)
+    best, enough = try_out(low)
+    searched = is_large & enough
+    while (searched & (high - low > 1)).any():
         middle = (low + high) // 2
         into, does = try_out(middle)
-        low, high = (middle, high) if does else (low, middle)
-        best = into if does else best
+        does &= searched
+        best = np.where(does[groups.of_row], into, best)
+        low, high = np.where(does, middle, low), np.where(does, high, middle)
     return composed(table, siblings.tree, best), best
 
 
@@ -216,47 +244,45 @@ class Sizes:
         """Of each span with its links."""
         return self._own + self._links
 
-    @property
-    def total(self) -> int:
-        """Of all spans."""
-        return int(self._own.sum() + self._links.sum())
+    def by_group(self, groups: TraceGroups) -> tuple[Array, Array]:
+        """Number of spans of each group, and their bytes."""
+        return groups.sums(slice(None)), groups.sums(slice(None), self.whole)
 
-    def after(self, into: Array) -> tuple[int, int]:
-        """Number of spans that remain after aggregation, and their bytes. ``into``: for each row, the row that replaces it."""
-        own = self._without(into, AGGREGATE_SIZE)
-        return len(own), int(own.sum() + self._links.sum())
+    def after(self, into: Array, groups: TraceGroups) -> tuple[Array, Array]:
+        """As :meth:`by_group`, for what remains after aggregation. ``into``: for each row, the row that replaces it."""
+        surviving, own = self._without(into, AGGREGATE_SIZE)
+        return groups.sums(surviving), groups.sums(surviving, own) + groups.sums(slice(None), self._links)
 
     def carried(self, table: SpanTable, into: Array, added: int) -> Sizes:
         """Those of the table that is made of it. ``added``: bytes that a span may grow by when others go into it."""
-        return self if len(table) == len(into) else Sizes(table, self._without(into, added))
+        return self if len(table) == len(into) else Sizes(table, self._without(into, added)[1])
 
-    def _without(self, into: Array, added: int) -> Array:
+    def _without(self, into: Array, added: int) -> tuple[Array, Array]:
         surviving = np.flatnonzero(into == np.arange(len(into)))
         others = np.bincount(into, minlength=len(into))[surviving] > 1
-        own: Array = self._own[surviving] + added * others
-        return own
+        return surviving, self._own[surviving] + added * others
 
 
-def siblings_of(table: SpanTable, root: int) -> Siblings:
-    """The siblings of a table. ``root``, phases, and spans to which other processes link, are not short."""
-    tree = SpanTree(table, root)
+def siblings_of(table: SpanTable, groups: TraceGroups) -> Siblings:
+    """The siblings of a table. Roots, phases, and spans to which other processes link, are not short."""
+    tree = SpanTree(table)
     count = counts_of(table)
     length = durations_of(table) // count
     apart = tree.any_below(precious(table) | phases(table))
-    if root >= 0:
-        apart[root] = True
+    apart[groups.roots[groups.roots >= 0]] = True
     length[apart] = NOT_SHORT
-    label = ((table.name.astype(np.int64) << 1) | (table.error != 0)) * (tree.thread.max(initial=0) + 1) + tree.thread
+    label = ((table.name.astype(np.int64) << 1) | (table.error != 0)) * len(groups.roots) + groups.of_row
+    label = label * (tree.thread.max(initial=0) + 1) + tree.thread
     order, is_next = tree.order, np.zeros(len(table), dtype=np.bool_)
     family, same = tree.siblings[order], label[order]
     is_next[1:] = (family[1:] == family[:-1]) & (same[1:] == same[:-1])
     return Siblings(tree, label, is_next, length, count > 1)
 
 
-def _groups(siblings: Siblings, threshold: float) -> npt.NDArray[np.int64]:
-    """For each row, the first row of its aggregate; itself if it stays."""
+def _groups(siblings: Siblings, threshold: Array) -> npt.NDArray[np.int64]:
+    """For each row, the first row of its aggregate; itself if it stays. ``threshold``: by row."""
     order = siblings.tree.order
-    short = siblings.length[order] <= threshold
+    short = siblings.length[order] <= threshold[order]
     begins = ~siblings.is_next
     begins[1:] |= ~(short[1:] & short[:-1])
     into = np.empty(len(order), dtype=np.int64)

@@ -37,19 +37,22 @@ class MovedSpans:
         self._order: npt.NDArray[np.int64] | None = None
         self._ends = np.empty(0, dtype=LINK)
 
-    def note(self, before: SpanTable, after: SpanTable, root: int, *, became: Array | None = None) -> None:
-        """The spans of a trace group are in ``after`` now; those that are not there are their ``root``, wherever that is.
+    def note(self, before: SpanTable, after: SpanTable, root: int | Array, *, became: Array | None = None) -> None:
+        """The spans of trace groups are in ``after`` now; those that are not there are their root, wherever that is.
 
-        ``became``: of each span of ``before`` the id of the one that it is part of; by default its own.
+        ``root``: id of the root, of all spans or of each. ``became``: of each span of ``before`` the id of the one that it is part of; by
+        default its own.
         """
-        rows = _linked_rows(before, root)
+        roots = np.broadcast_to(np.asarray(root, dtype=np.uint64), len(before))
+        rows = _linked_rows(before, roots)
         ends = np.zeros(len(rows), dtype=LINK)
         ends["span_id"] = before.span_id[rows] if became is None else became[rows]
         ends["trace_id"] = before.trace_ids[before.trace[rows]]
         at = rows_of_spans(after, ends["span_id"])
-        above = rows_of_spans(after, np.array([root], dtype=np.uint64))
-        ends["span_id"][at < 0] = root
-        at[at < 0] = above
+        lost = np.flatnonzero(at < 0)
+        if lost.size:
+            ends["span_id"][lost] = roots[rows[lost]]
+            at[lost] = rows_of_spans(after, roots[rows[lost]])
         here = at >= 0
         ends["trace_id"][here] = after.trace_ids[after.trace[at[here]]]
         elsewhere = ends["span_id"] != before.span_id[rows]
@@ -115,8 +118,8 @@ def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]
     return replace(table, links=table.links[stays], dropped_links=dropped if before is None else before + dropped)
 
 
-def _linked_rows(table: SpanTable, root: int = 0) -> npt.NDArray[np.int64]:
-    is_linked = table.span_id == np.uint64(root)
+def _linked_rows(table: SpanTable, roots: Array | None = None) -> npt.NDArray[np.int64]:
+    is_linked = np.zeros(len(table), dtype=np.bool_) if roots is None else table.span_id == roots
     if column_of(table, _LINKED[0]) is None:  # hidden
         is_linked[:] = True
     for column in filter(None, (column_of(table, key) for key in _LINKED)):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._model.limits import LINK_SIZE, span_sizes
 from otel_torchprof._model.span_table import LINK, STEP_NUMBER, AttributeType, SpanTable
 from otel_torchprof._model.span_tables import joined_tables, taken
@@ -25,6 +26,7 @@ from .aggregating import (
     COLLAPSED_DURATION,
     NOT_SHORT,
     Sizes,
+    TraceGroups,
     absorbed,
     aggregated,
     collapsed_of,
@@ -49,32 +51,39 @@ if TYPE_CHECKING:
 
     from .aggregating import Siblings
 
-__all__ = ["RECORDED", "Reduction", "TargetTrace", "TracePart", "fits", "reduced", "without_hidden"]
+__all__ = [
+    "RECORDED",
+    "Reduction",
+    "TargetTrace",
+    "TracePart",
+    "fits",
+    "reduced",
+    "reduced_together",
+    "row_of",
+    "without_hidden",
+]
 
 # ---- Aggregation of thousands of generated tokens, except the slowest ----
 
 Array = npt.NDArray[Any]
 
 
-def tokens_aggregated(
-    table: SpanTable, root: int, _short: float, fits: Callable[[int, int], bool], sizes: Sizes
-) -> tuple[SpanTable, Array]:
-    """Aggregates the tokens of calls of ``generate``, except as many of the slowest as fit.
+def tokens_aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[SpanTable, Array]:
+    """Aggregates the tokens of calls of ``generate`` in a table of one trace group, except as many of the slowest as fit.
 
     Of what stands between two tokens that stay, tokens and all that is beside them, everything of one name becomes one span, and so
-    does what is below that, level by level. ``fits`` is asked for numbers of spans and bytes, and how many stay is doubled as long as
-    it says yes; where nothing fits, none does. ``root``: as for :func:`~.aggregating.aggregated`, whose rule holds for what is never aggregated,
-    and so does what is returned.
+    does what is below that, level by level. How many stay is doubled as long as these fit; where nothing fits, none does. What is never
+    aggregated, and what is returned, is as for :func:`~.aggregating.aggregated`.
     """
     token_rows = np.flatnonzero(tokens(table))
     if len(token_rows) < 2:  # noqa: PLR2004 - one stands for itself
         return table, np.arange(len(table))
-    siblings = siblings_of(table, root)
+    siblings = siblings_of(table, groups)
     may_go = siblings.length[token_rows] != NOT_SHORT
     by_length = token_rows[may_go][np.argsort(-durations_of(table)[token_rows[may_go]], kind="stable")]
     into = best = _groups(siblings, token_rows, token_rows[~may_go])
     whole = 1
-    while fits(*sizes.after(into)) and whole <= len(by_length):
+    while groups.allow(*sizes.after(into, groups)).all() and whole <= len(by_length):
         best = into
         into = _groups(siblings, token_rows, np.concatenate((token_rows[~may_go], by_length[:whole])))
         whole *= 2
@@ -105,48 +114,52 @@ _COLLAPSED_SIZE = 80
 """Bytes that the two attributes add to a span, at most."""
 
 
-def collapsed(
-    table: SpanTable, root: int, longest: float, fits: Callable[[int, int], bool], sizes: Sizes
-) -> tuple[SpanTable, Array]:
-    """Collapses as few spans as necessary, of those without descendants that took more than ``longest`` ns.
+def collapsed(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[SpanTable, Array]:
+    """Collapses in each trace group that is too large as few spans as necessary, of those without descendants that are not short.
 
     The shortest go first; what is in error, or looked for by others, goes last. What hangs under nothing in the table stays, as
-    ``root`` and phases do. ``fits`` is asked for numbers of spans and bytes. Returns too for each row the one that it went into.
+    roots and phases do. Returns too for each row the one that it went into.
     """
-    tree = SpanTree(table, root)
-    goes = _order_of_leaving(table, tree, longest)
-    if not goes.size:
-        return table, np.arange(len(table))
-    whole = sizes.whole
-    count = _fewest(len(goes), lambda count: fits(len(table) - count, _bytes_left(tree, whole, goes[:count])))
-    return _without(table, tree, goes[:count])
+    tree = SpanTree(table)
+    goes = _order_of_leaving(table, tree, groups)
+    goes = _fewest(tree, groups, sizes, goes)
+    return _without(table, tree, goes) if goes.size else (table, np.arange(len(table)))
 
 
-def _order_of_leaving(table: SpanTable, tree: SpanTree, longest: float) -> npt.NDArray[np.int64]:
-    """The rows that may go: each before what is above it."""
+def _order_of_leaving(table: SpanTable, tree: SpanTree, groups: TraceGroups) -> npt.NDArray[np.int64]:
+    """The rows that may go, group by group: each before what is above it."""
     key = tree.highest_below(durations_of(table))
     late = tree.any_below(precious(table) | (table.error != 0))
     has_phase = tree.any_below(phases(table))
-    rows = np.flatnonzero((key <= longest) & (tree.above >= 0) & ~has_phase)
-    in_order: npt.NDArray[np.int64] = rows[np.lexsort((-tree.depth[rows], key[rows], late[rows]))]
+    rows = np.flatnonzero((key <= groups.short[groups.of_row]) & (tree.above >= 0) & ~has_phase)
+    by = (-tree.depth[rows], key[rows], late[rows], groups.of_row[rows])
+    in_order: npt.NDArray[np.int64] = rows[np.lexsort(by)]
     return in_order
 
 
-def _fewest(most: int, enough: Callable[[int], bool]) -> int:
-    """The smallest count that is enough, or ``most``."""
-    low, high = 0, most
-    while low < high:
+def _fewest(tree: SpanTree, groups: TraceGroups, sizes: Sizes, goes: Array) -> npt.NDArray[np.int64]:
+    """Of the rows that may go the first ones of each group: as few as are enough, or all."""
+    whole, of_row = sizes.whole, groups.of_row[goes]
+    most = groups.sums(goes)
+    rank = np.arange(len(goes)) - (np.cumsum(most) - most)[of_row]
+    spans, total = sizes.by_group(groups)
+
+    def enough(count: Array) -> npt.NDArray[np.bool_]:
+        gone = goes[rank < count[of_row]]
+        above = np.zeros(len(whole), dtype=np.bool_)
+        above[tree.above[gone]] = True
+        above[gone] = False
+        left = total - groups.sums(gone, whole[gone]) + _COLLAPSED_SIZE * groups.sums(above)
+        return groups.allow(spans - count, left)
+
+    # Where the number of spans decides, the first try is the last.
+    low = np.where(groups.allow(spans, total), 0, np.clip(spans - groups.max_spans, 0, most))
+    high = np.where(enough(low), low, most)
+    while (low < high).any():
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return low
-
-
-def _bytes_left(tree: SpanTree, sizes: Array, goes: Array) -> int:
-    left = int(sizes.sum() - sizes[goes].sum())
-    above = np.zeros(len(sizes), dtype=np.bool_)
-    above[tree.above[goes]] = True
-    above[goes] = False
-    return left + int(above.sum()) * _COLLAPSED_SIZE
+        does = enough(middle)
+        low, high = np.where(does, low, np.minimum(middle + 1, high)), np.where(does, middle, high)
+    return goes[rank < low[of_row]]
 
 
 def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, Array]:
@@ -396,11 +409,15 @@ def reduced(
     available = (
         budget.less(0, _ROOT_SIZE + links_before * LINK_SIZE) if root >= 0 else budget.less(0 if stays else 1, 512)
     )
+    groups = TraceGroups(
+        np.zeros(len(table), dtype=np.int64),
+        *(np.array([value]) for value in (root, available.max_spans, available.max_bytes, _short(table, budget))),
+    )
     if root >= 0:
-        table = _with_strays(table, root)
-    table, became, is_within = _smaller(table, target, budget, available)
+        table = _with_strays(table, groups)
+    table, became, groups, is_within = _smaller(table, groups)
     done, parts = _accounts(table), list[TracePart]()
-    if not stays or not is_within:
+    if not stays or not is_within.all():
         first = available.less(0, links_left * LINK_SIZE)
         table, parts = split(
             table,
@@ -414,8 +431,61 @@ def reduced(
         )
     done = replace(done, parts=len(parts), linked=tuple(parts[:links_left]), became=became)
     if root >= 0 and (total := before + done):
-        table = _reported(table, target, total)
+        row = row_of(table, target.span_id)
+        numbers = (total.recorded, total.aggregated, total.collapsed, total.parts)
+        table = _reported(table, np.array([row]), numbers)
+        table = with_links(table, row, total.linked) if total.linked else table
     return without_hidden(table), done
+
+
+class ReducedTogether(NamedTuple):
+    """What became of trace groups that were reduced together."""
+
+    table: SpanTable
+    groups: TraceGroups
+    """Those of the table."""
+    became: npt.NDArray[np.uint64]
+    """For each row before the id of the span that it is part of."""
+    aggregated: npt.NDArray[np.int64]
+    """By group, as in :class:`Reduction`."""
+    collapsed: npt.NDArray[np.int64]
+    is_within: npt.NDArray[np.bool_]
+    """Which groups fit now; others have to be split."""
+
+
+def reduced_together(table: SpanTable, of_row: Array, budgets: Sequence[Budget], roots: Array) -> ReducedTogether:
+    """As :func:`reduced`, for many trace groups at once, which is cheaper by far: each by itself, but for splitting.
+
+    Args:
+        table: spans of trace groups that are whole, each in a trace of its own, without tokens of ``generate``.
+        of_row: number of each span's group.
+        budgets: of each group.
+        roots: row of each group's root.
+    """
+    most = [(budget.max_spans, budget.max_bytes, budget.less(0, _ROOT_SIZE).max_bytes) for budget in budgets]
+    max_spans, max_bytes, available = np.array(most, dtype=np.int64).reshape(-1, 3).T
+    begin, end = np.full(len(roots), NEVER), np.zeros(len(roots), dtype=np.int64)
+    np.minimum.at(begin, of_row, table.start)
+    np.maximum.at(end, of_row, table.end)
+    given = np.array([np.nan if budget.short is None else budget.short * 1e9 for budget in budgets])
+    groups = TraceGroups(
+        of_row, roots, max_spans, max_bytes, np.where(np.isnan(given), (end - begin) / max_spans, given)
+    )
+    groups = groups._replace(max_bytes=np.where(groups.allow(*Sizes(table).by_group(groups)), max_bytes, available))
+    table, became, groups, is_within = _smaller(_with_strays(table, groups), groups)
+    counts, into = counts_of(table), collapsed_of(table)
+    every = slice(None)
+    recorded, collapsed = groups.sums(every, counts + into), groups.sums(every, into)
+    aggregated = groups.sums(every, counts) - groups.sums(every)
+    if (done := np.flatnonzero(aggregated + collapsed)).size:
+        numbers = recorded[done], aggregated[done], collapsed[done], np.zeros(len(done), dtype=np.int64)
+        table = _reported(table, groups.roots[done], numbers)
+    return ReducedTogether(without_hidden(table), groups, became, aggregated, collapsed, is_within)
+
+
+def _short(table: SpanTable, budget: Budget) -> float:
+    """Nanoseconds that are short for a trace group of its duration."""
+    return float(table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
 
 
 def without_hidden(table: SpanTable) -> SpanTable:
@@ -431,41 +501,43 @@ def _accounts(table: SpanTable) -> Reduction:
     return Reduction(recorded=count + into, aggregated=count - len(table), collapsed=into)
 
 
-def _smaller(table: SpanTable, target: TargetTrace, budget: Budget, available: Budget) -> tuple[SpanTable, Array, bool]:
-    """Aggregated and collapsed as far as needed and possible; which span each one became, by id; and whether it fits now."""
-    short = (table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
+def _smaller(
+    table: SpanTable, groups: TraceGroups
+) -> tuple[SpanTable, npt.NDArray[np.uint64], TraceGroups, npt.NDArray[np.bool_]]:
+    """Aggregated and collapsed as far as needed and possible; which span each one became, by id; its groups, and which of them fit."""
     at, sizes = np.arange(len(table)), Sizes(table)
+    is_within = groups.allow(*sizes.by_group(groups))
     for reduce, added in (
         (tokens_aggregated, AGGREGATE_SIZE),
         (aggregated, AGGREGATE_SIZE),
         (collapsed, _COLLAPSED_SIZE),
     ):
-        if available.allows(len(table), sizes.total):
+        if is_within.all():
             break
-        table, into = reduce(table, row_of(table, target.span_id), float(short), available.allows, sizes)
-        sizes = sizes.carried(table, into, added)
-        if len(table) <= available.max_spans and not available.allows(len(table), sizes.total):
+        table, into = reduce(table, groups, sizes)
+        groups, sizes = groups.after(into), sizes.carried(table, into, added)
+        spans, size = sizes.by_group(groups)
+        is_within = groups.allow(spans, size)
+        if ((spans <= groups.max_spans) & ~is_within).any():
             sizes = Sizes(table)  # exactly, since the bytes decide
+            is_within = groups.allow(*sizes.by_group(groups))
         at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
-    return table, table.span_id[at], available.allows(len(table), sizes.total)
+    return table, table.span_id[at], groups, is_within
 
 
-def _with_strays(table: SpanTable, root: int) -> SpanTable:
-    """Moves spans below the root whose parents went, or will go, to other traces."""
-    known = (rows_of_spans(table, table.parent_span_id) >= 0) | (table.parent_span_id == 0)
-    known[root] = True
-    return replace(table, parent_span_id=np.where(known, table.parent_span_id, table.span_id[root]))
+def _with_strays(table: SpanTable, groups: TraceGroups) -> SpanTable:
+    """Moves spans below the root of their group whose parents went, or will go, to other traces."""
+    parent = rows_of_spans(table, table.parent_span_id)
+    is_own = (parent >= 0) & (groups.of_row[parent] == groups.of_row)
+    is_own |= table.parent_span_id == 0
+    is_own[groups.roots] = True
+    above = np.where(is_own, table.parent_span_id, table.span_id[groups.roots[groups.of_row]])
+    return replace(table, parent_span_id=above)
 
 
-def _reported(table: SpanTable, target: TargetTrace, total: Reduction) -> SpanTable:
-    """The table with numbers, and links to parts, on its root."""
-    row = row_of(table, target.span_id)
-    numbers = {
-        RECORDED: total.recorded,
-        "torch.aggregated_spans": total.aggregated,
-        "torch.collapsed_spans": total.collapsed,
-        "torch.parts": total.parts,
-    }
-    for key, number in numbers.items():
-        table = with_values(table, key, AttributeType.INT64, np.array([row]), number)
-    return with_links(table, row, total.linked) if total.linked else table
+def _reported(table: SpanTable, roots: Array, numbers: Sequence[Any]) -> SpanTable:
+    """The table with numbers on roots: of spans that were recorded, aggregated and collapsed, and of parts."""
+    keys = (RECORDED, "torch.aggregated_spans", "torch.collapsed_spans", "torch.parts")
+    for key, values in zip(keys, numbers, strict=True):
+        table = with_values(table, key, AttributeType.INT64, roots, values)
+    return table

@@ -20,10 +20,12 @@ from otel_torchprof._columns.phases import Segment
 from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.limits import most_bytes, span_sizes
 from otel_torchprof._model.span_tables import joined_tables, picked, taken
+from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._process.give_way import give_way
 
+from .aggregating import tokens
 from .moved_spans import MovedSpans, without_links_to
-from .policy import Reduction, TargetTrace, reduced, row_of
+from .policy import Reduction, TargetTrace, reduced, reduced_together, row_of
 from .root_only import root_and_phases, root_only, without_detail
 from .span_policy import SelectionRules, SlowDetector
 
@@ -427,8 +429,14 @@ class SpanBuffer:
         singly = np.isin(pieces.trace_group[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
         singly |= enclosing[rows] == 0
         groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
+        together = {}
+        if not tokens(table).any():
+            plain = (key for key in groups if self._is_plain(pieces, key, sampled, was_buffered=key in buffered))
+            together = {key: row for key in plain if (row := row_of(table, key)) >= 0 and not enclosing[row]}
+        if together:
+            yield from self._reduced_together(pieces, {key: groups.pop(key) for key in together})
         below: dict[int, list[SpanTable]] = {}
-        for key in dict.fromkeys([*whole, *groups]):
+        for key in dict.fromkeys([*(key for key in whole if key not in together), *groups]):
             give_way()
             parts, own = self._buffered.pop(key, []), groups.get(key)
             if own is not None:
@@ -450,6 +458,53 @@ class SpanBuffer:
             below.setdefault(key, []).append(taken(table, own))
         for key, parts in below.items():
             yield self._in_application(_in_one_trace(joined_tables(parts)), key)
+
+    def _is_plain(self, pieces: Pieces, key: int, sampled: Mapping[int, bool], *, was_buffered: bool) -> bool:
+        """Whether a trace group is sent as it is, but for its size. Others were reduced before, are late, or may be left out."""
+        if key in self._past or key in self._sent_early:
+            return False
+        step = pieces.steps.get(key)
+        is_decided = self._rules.keep_all or not was_buffered or (step is not None and step.segment is not None)
+        return is_decided and (self._rules.keep_all or sampled.get(key, True))
+
+    def _reduced_together(self, pieces: Pieces, own: Mapping[int, Array]) -> Iterator[SpanTable]:
+        """Reduces plain trace groups that are whole, each in a trace of its own, to the trace size limit."""
+        give_way()
+        keys = np.fromiter(sorted(own), np.uint64, len(own))
+        rows = np.sort(np.concatenate([*own.values()]))
+        numbers = [np.searchsorted(keys, pieces.trace_group[rows])]
+        tables = [pieces.table if len(rows) == len(pieces.table) else picked(pieces.table, rows)]
+        for number, key in enumerate(keys.tolist()):
+            parts = self._buffered.pop(key, [])
+            tables = [*parts, *tables]
+            numbers = [*(np.full(len(part), number) for part in parts), *numbers]
+        table, of_row = joined_tables(tables), np.concatenate(numbers)
+        roots = rows_of_spans(table, keys)
+        trace_ids = [table.trace_ids[table.trace[row]].tobytes() for row in roots.tolist()]
+        budgets = [self._budget_of(trace_id) for trace_id in trace_ids]
+        done = reduced_together(table, of_row, budgets, roots)
+        give_way()
+        counts = np.bincount(of_row, minlength=len(keys)).tolist()
+        is_changed = (done.aggregated + done.collapsed > 0) & done.is_within
+        for key, trace_id, budget, count in zip(keys.tolist(), trace_ids, budgets, counts, strict=True):
+            if (step := pieces.steps.get(key)) is not None and step.segment is not None:
+                self._capacity.spend(trace_id, min(count, budget.max_spans))
+        self._figures.update(
+            aggregated=int(done.aggregated[is_changed].sum()), collapsed=int(done.collapsed[is_changed].sum())
+        )
+        self._reduced_now.update(keys[is_changed].tolist())
+        if is_changed.any():
+            rows = np.flatnonzero(is_changed[of_row])
+            before = table if len(rows) == len(table) else picked(table, rows)
+            self._moved.note(before, done.table, keys[of_row[rows]], became=done.became[rows])
+        if done.is_within.any():
+            fits = np.flatnonzero(done.is_within[done.groups.of_row])
+            yield done.table if len(fits) == len(done.table) else picked(done.table, fits)
+        for number in np.flatnonzero(~done.is_within).tolist():
+            key = int(keys[number])
+            part = taken(table, np.flatnonzero(of_row == number))
+            trace_group = _TraceGroupSpans.of([part], key, pieces.steps.get(key), 0)
+            yield self._reduced(trace_group, budgets[number])
 
     # ---- processing of trace groups ----
 

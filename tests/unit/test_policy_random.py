@@ -27,7 +27,7 @@ from trace_group_tables import (
 from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import REDUCTIONS, add_attributes
 from otel_torchprof._encode.otlp import encode
-from otel_torchprof._export.aggregating import Sizes, aggregated
+from otel_torchprof._export.aggregating import Sizes, TraceGroups, aggregated
 from otel_torchprof._export.policy import Reduction, fits
 from otel_torchprof._export.root_only import root_only
 from otel_torchprof._model.limits import Budget, most_bytes, span_sizes
@@ -70,6 +70,12 @@ def check_trees(table):
     assert len(set(zip(rows, targets, strict=True))) == len(rows)
 
 
+def groups_of(table, most):
+    """The table as one trace group of at most so many spans, all of which are short; its root comes first."""
+    limits = (np.array([value]) for value in (0, most, 1 << 40, 1e9))
+    return TraceGroups(np.zeros(len(table), np.int64), *limits)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_the_tree_and_the_budget(seed):
     """Every trace is a tree within the budget, all that was recorded is accounted for, and doing it again changes nothing."""
@@ -100,7 +106,7 @@ def test_whatever_the_tree_and_the_budget(seed):
 def test_bytes_are_kept_to_the_last():
     """Whatever the budget of bytes, it is kept by merging where that will do, and by folding where all is short."""
     table = random_trace_group(3, 60)
-    alike, _ = aggregated(table, 0, 1e9, lambda *_: False, Sizes(table))
+    alike, _ = aggregated(table, groups_of(table, 0), Sizes(table))
     for size in range(900, 6000, 37):
         budget = Budget(max_bytes=size, short=1.0)
         found, done = cut(table, budget)
@@ -122,7 +128,7 @@ def test_merging_keeps_counts_and_sums(seed):
     """For each name there are as many spans, of the same time, and amounts add up to the same, to the nanosecond."""
     table = random_trace_group(seed)
     most = (2, 20, 100)[seed % 3]
-    found, _ = aggregated(table, 0, 1e9, lambda spans, _: spans <= most, Sizes(table))
+    found, _ = aggregated(table, groups_of(table, most), Sizes(table))
     assert per_name(found) == per_name(table)
     assert set(found.span_id.tolist()) <= set(table.span_id.tolist())
     for key in ("torch.op.flops", "torch.self_duration"):
@@ -131,7 +137,7 @@ def test_merging_keeps_counts_and_sums(seed):
             for one in (found, table)
         ]
         assert sums[0] == sums[1]
-    assert aggregated(found, 0, 1e9, lambda spans, _: spans <= most, Sizes(found))[0] is found or len(found) > most
+    assert aggregated(found, groups_of(found, most), Sizes(found))[0] is found or len(found) > most
 
 
 def test_the_documentation_knows_all_that_is_added():
