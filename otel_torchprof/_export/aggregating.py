@@ -186,6 +186,8 @@ class TraceGroups(NamedTuple):
     max_bytes: npt.NDArray[np.int64]
     short: npt.NDArray[np.float64]
     """Nanoseconds; what took longer is neither aggregated nor collapsed."""
+    parent: npt.NDArray[np.int64]
+    """Row of each row's parent; -1 where it is not in the table."""
 
     def sums(self, rows: Array | slice, values: Array | None = None) -> npt.NDArray[np.int64]:
         """Sums by group of the values of rows, one each; default: the number of rows."""
@@ -199,8 +201,13 @@ class TraceGroups(NamedTuple):
     def after(self, into: Array) -> TraceGroups:
         """The groups of the table without the rows that went into others. ``into``: for each row the one that it became."""
         stays = into == np.arange(len(into))
-        place = np.cumsum(stays) - 1
-        return self._replace(of_row=self.of_row[stays], roots=np.where(self.roots >= 0, place[self.roots], -1))
+        place = (np.cumsum(stays) - 1)[into]
+        parent = self.parent[stays]
+        return self._replace(
+            of_row=self.of_row[stays],
+            roots=np.where(self.roots >= 0, place[self.roots], -1),
+            parent=np.where(parent >= 0, place[parent], -1),
+        )
 
 
 def aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[SpanTable, Array]:
@@ -238,6 +245,7 @@ class Sizes:
         """``own``: of each span without its links; default: computed."""
         self._links = LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
         self._own = span_sizes(table) - self._links if own is None else own
+        self._by_group: tuple[Array, Array] | None = None
 
     @property
     def whole(self) -> Array:
@@ -245,8 +253,10 @@ class Sizes:
         return self._own + self._links
 
     def by_group(self, groups: TraceGroups) -> tuple[Array, Array]:
-        """Number of spans of each group, and their bytes."""
-        return groups.sums(slice(None)), groups.sums(slice(None), self.whole)
+        """Number of spans of each of the table's groups, and their bytes."""
+        if self._by_group is None:
+            self._by_group = groups.sums(slice(None)), groups.sums(slice(None), self.whole)
+        return self._by_group
 
     def after(self, into: Array, groups: TraceGroups) -> tuple[Array, Array]:
         """As :meth:`by_group`, for what remains after aggregation. ``into``: for each row, the row that replaces it."""
@@ -265,7 +275,7 @@ class Sizes:
 
 def siblings_of(table: SpanTable, groups: TraceGroups) -> Siblings:
     """The siblings of a table. Roots, phases, and spans to which other processes link, are not short."""
-    tree = SpanTree(table)
+    tree = SpanTree(table, parent=groups.parent)
     count = counts_of(table)
     length = durations_of(table) // count
     apart = tree.any_below(precious(table) | phases(table))

@@ -32,8 +32,8 @@ def column_of(table: SpanTable, key: str) -> tuple[Array, npt.NDArray[np.bool_]]
 class SpanTree:
     """Parents and children among the spans of a table. Costs some 30 ns per span."""
 
-    def __init__(self, table: SpanTable, root: int = -1) -> None:
-        self.parent = rows_of_spans(table, table.parent_span_id)
+    def __init__(self, table: SpanTable, root: int = -1, *, parent: Array | None = None) -> None:
+        self.parent = rows_of_spans(table, table.parent_span_id) if parent is None else parent
         """Row of each span's parent; -1 where that is not in the table."""
         self.root = root
         """Row of the span that all hang under, which comes first; -1 where it is not in the table."""

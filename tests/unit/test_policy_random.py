@@ -32,6 +32,7 @@ from otel_torchprof._export.policy import Reduction, fits
 from otel_torchprof._export.root_only import root_only
 from otel_torchprof._model.limits import Budget, most_bytes, span_sizes
 from otel_torchprof._model.span_tables import joined_tables, taken
+from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._model.step_spans import RecordedStep
 
 SEEDS = range(60)
@@ -73,7 +74,8 @@ def check_trees(table):
 def groups_of(table, most):
     """The table as one trace group of at most so many spans, all of which are short; its root comes first."""
     limits = (np.array([value]) for value in (0, most, 1 << 40, 1e9))
-    return TraceGroups(np.zeros(len(table), np.int64), *limits)
+    parent = rows_of_spans(table, table.parent_span_id)
+    return TraceGroups(np.zeros(len(table), np.int64), *limits, parent)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
