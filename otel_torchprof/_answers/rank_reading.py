@@ -224,7 +224,7 @@ class LiveSteps:
                 duration = span.end - span.start
                 phases = {} if span.phases is None else span.phases.attributes(span.thread, duration)
                 known = {**span.attributes, **phases}
-                values = (known.get(key, NAN) for key in _OF_SPAN)
+                values = [known.get(key, NAN) for key in _OF_SPAN]
                 kind = _SEGMENTS.index(span.segment)
                 self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.arrays import is_any_of
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.limits import most_bytes, span_sizes
@@ -300,7 +301,7 @@ class SpanBuffer:
         self._capacity.learn_joined()
         table, trace_group = pieces.table, pieces.trace_group
         open_trace_groups = self._open_trace_groups(pieces)
-        is_open = np.isin(trace_group, np.fromiter(open_trace_groups, np.uint64, len(open_trace_groups)))
+        is_open = is_any_of(trace_group, [np.uint64(key) for key in open_trace_groups])
         for key, rows in _groups(trace_group, np.flatnonzero(is_open)):
             self._buffered.setdefault(key, []).append(taken(table, rows))
         ready = np.flatnonzero(~is_open)
@@ -397,7 +398,7 @@ class SpanBuffer:
         buffered = {key: (int(first[table.trace[row]]), self._buffered[key]) for key, row in rows.items() if row >= 0}
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
         processed = [*(key for key in whole if key not in buffered), *late]
-        needs_processing: npt.NDArray[np.bool_] = np.isin(trace_group, np.array(processed, dtype=np.uint64))
+        needs_processing = is_any_of(trace_group, [np.uint64(key) for key in processed])
         trace = first[table.trace[ready]]
         counts = np.bincount(trace[~needs_processing], minlength=traces)
         for at, parts in buffered.values():

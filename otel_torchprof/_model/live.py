@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._process.give_way import give_way
@@ -277,7 +277,7 @@ class LiveTrees:
     def _without_loose_calls(self, batch: Batch, steps: Sequence[Step], rules: CallRules) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
             foreign = [c for c in distinct_values(context).tolist() if self._current_span(c) is not None]
-            return np.isin(context, foreign)
+            return is_any_of(context, foreign)
 
         return without_loose_calls(
             batch,
@@ -289,6 +289,8 @@ class LiveTrees:
 
     def _note_stepping_contexts(self, batch: Batch) -> None:
         """A context that the loop's own thread was in belongs to the loop."""
+        if not (batch["context"].any() or batch.opens.context.any()):
+            return
         opened = batch.opens.context[self._is_loops(batch, batch.opens.thread)]
         contexts = distinct_values(batch["context"][self._is_loops(batch, batch["thread"])])
         self._steps.note_contexts(c for c in (*contexts.tolist(), *opened.tolist()) if c)
@@ -296,7 +298,7 @@ class LiveTrees:
     def _is_loops(self, batch: Batch, thread: Array) -> npt.NDArray[np.bool_]:
         """Mask of the indices into the batch's threads that are threads of the training loop."""
         own = [i for i, known in enumerate(batch.threads) if known.ident in self._steps.threads]
-        return np.isin(thread, own)
+        return is_any_of(thread, own)
 
     def _widen_steps(self, placed: Placed, start: Array, trace_group: Array) -> None:
         """A synthetic span holds its events, those that are still open too. ``start``, ``trace_group``: of rows and open events."""
@@ -457,7 +459,9 @@ class LiveTrees:
         if context is None:
             return position
         foreign = [c for c in distinct_values(context).tolist() if not self._steps.owns(c)]
-        return np.where(np.isin(context, foreign), -1, position)
+        if foreign:
+            position[is_any_of(context, foreign)] = -1
+        return position
 
     def _lasting_in(
         self, steps: Sequence[Step], batch: Batch

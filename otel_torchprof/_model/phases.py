@@ -13,7 +13,7 @@ from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._native.python_sources import untracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from otel_torchprof._columns.batch import Batch
 
@@ -139,17 +139,19 @@ class PhaseTimes:
 
         ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
-        times_by_phase: dict[str, int] = {}
-        for times in self.times[[other == self._loop(thread) for other in self.threads]]:
-            times_by_phase |= _named(times)
+        loop, times_by_phase = self._loop(thread), dict[str, int]()
+        for other, times in zip(self.threads, self.times.tolist(), strict=True):
+            if other == loop:
+                times_by_phase |= _named(times)
         return {**times_by_phase, UNATTRIBUTED: max(duration - sum(times_by_phase.values()), 0)}
 
     def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
         times_by_key = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
-        others = self.times[[other != self._loop(thread) for other in self.threads]]
-        if len(others):
-            times_by_key |= {f"{name}.overlap": time for name, time in _named(others.sum(axis=0)).items()}
+        loop = self._loop(thread)
+        if others := [times for other, times in zip(self.threads, self.times, strict=True) if other != loop]:
+            overlap = _named(np.sum(others, axis=0).tolist())
+            times_by_key |= {f"{name}.overlap": time for name, time in overlap.items()}
         named = {PHASE_PREFIX + key: time / 1e9 for key, time in times_by_key.items()}
         recomputed = int(self.times[:, _RECOMPUTED].sum())
         return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
@@ -160,6 +162,6 @@ class PhaseTimes:
         return self.threads[int(self.times[:, :_RECOMPUTED].sum(axis=1).argmax())]
 
 
-def _named(times: Array) -> dict[str, int]:
+def _named(times: Sequence[int]) -> dict[str, int]:
     """Times above 0, by name of the phase."""
-    return {name: time for name, time in zip(PHASES, times.tolist(), strict=False) if time > 0}
+    return {name: time for name, time in zip(PHASES, times, strict=False) if time > 0}
