@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._native import frame_book, frames, module_names, record_function_fast
+from otel_torchprof._native import frames, module_names, object_notes, record_function_fast
 from otel_torchprof._native.python_sources import GcPauses, no_pauses_in_child
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof.health import NO_DEVICE, ON
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
-_UNCOMPILED = (torch_hooks, module_names, frame_book, frame_filter, record_function_fast)
+_UNCOMPILED = (torch_hooks, module_names, object_notes, frame_filter, record_function_fast)
 leave_uncompiled(*(m.__name__ for m in _UNCOMPILED))
 
 
