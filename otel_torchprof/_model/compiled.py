@@ -1,4 +1,4 @@
-"""How much of the work ran in compiled graphs: the operators that count, and those of them that were captured, as columns."""
+"""Columns with the number of operators, and of those that ran in compiled graphs."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _regions(names: Names) -> Mask | None:
 
 def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
     """Mask of the rows below a row of ``mask``."""
-    # Chains of parents are cut at rows of the mask: a row is inside if its chain ends at one.
+    # Chains of parents end at rows of the mask: a row is inside if its chain ends at one.
     nearest = top_level(np.where(mask, -1, parent))
     is_inside: Mask = mask[nearest[parent]] & (parent >= 0)
     return is_inside

@@ -160,7 +160,7 @@ def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
     since = np.minimum(np.maximum(made[:-1], latest[:-1]), made[1:])
     is_drained = latest[1:] - made[1:] < DRAINED_NS
     sums = np.cumsum(np.where(is_drained, made[1:] - since, 0))
-    # How much is drained from the first mark to any moment: nothing more up to `since`, then all up to the mark.
+    # Drained time from the first timing event to each moment: constant up to `since`, then rising up to the next event.
     moments = np.column_stack((since, made[1:])).ravel() - made[0]
     known = np.column_stack((np.concatenate(([0], sums[:-1])), sums)).ravel()
     at = [np.interp(edge - made[0], moments, known) for edge in (starts, ends)]
@@ -169,7 +169,7 @@ def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
 
 
 def _streams(devices: Mapping[str, Array]) -> npt.NDArray[np.int64]:
-    """A small number for the stream of each pair. What follows each other mostly is on one stream: only the changes are sorted."""
+    """Returns a small number for the stream of each pair. Consecutive pairs are mostly on one stream: only changes are sorted."""
     columns = [devices[name] for name in ("device_type", "device_index", "stream")]
     changes = np.zeros(len(columns[0]) - 1, dtype=np.bool_)
     for column in columns:
@@ -193,7 +193,7 @@ def _nearest(parent: Array, stream: Array, timed: Array) -> npt.NDArray[np.int64
     return nearest
 
 
-# ---- where some events are left out: their times go to the nearest enclosing event that remains ----
+# ---- Views without some events: device times of these go to the nearest ancestor that remains ----
 
 _PRIVATE_USE = 20
 _NAMES = {
@@ -230,7 +230,7 @@ def displayed_times(view: TreeView, times: DeviceTimes | None = None) -> Display
     if row_times is None:
         return None
     displayed = _displayed(view, row_times.own)
-    # Only times that are given know of children that are in no row.
+    # Only passed times include children that are in no row.
     before = 0 if times is None else _displayed(view, _left_over(view.batch, times))
     return DisplayedTimes(displayed, add_to_parents(view.parent, displayed + before))
 
@@ -264,11 +264,11 @@ def _left_over(batch: Batch, times: DeviceTimes) -> npt.NDArray[np.int64]:
     return left_over
 
 
-# ---- slices that can be drawn: on whose stream, on which lane, from when to when ----
+# ---- Slices for display: stream, lane, start and end ----
 
 Numbers = npt.NDArray[np.int64]
 
-# Sums of a great many of these still are numbers of 64 bits.
+# Small enough that sums of very many fit into 64 bits.
 _LATEST = 1 << 62
 _LONGEST = 1 << 53
 
@@ -385,7 +385,7 @@ def _delay_on_stream(start: Numbers, end: Numbers, early: Numbers) -> Numbers:
     return np.repeat(moved - begin, np.diff(np.append(first, len(start))))
 
 
-# ---- energy in a segment of time, from readings of the devices' counters ----
+# ---- Energy in a segment of time, from readings of the devices' counters ----
 
 
 def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.float64] | None:
@@ -404,19 +404,19 @@ def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.f
 
 
 def curves_of(energy: Mapping[str, Array]) -> Iterator[tuple[int, tuple[Array, Array]]]:
-    """For each device its index, and its readings as (time, joules) in order of time."""
+    """Yields for each device its index, and its readings as (time, joules), by time."""
     for index in distinct_values(energy["device_index"]).tolist():
         rows = np.flatnonzero(energy["device_index"] == index)
         rows = rows[np.argsort(energy["time"][rows], kind="stable")]
-        # A late reading of an earlier time cannot have consumed more than a later one.
+        # Energy never decreases: corrects readings whose time is too early.
         yield index, (energy["time"][rows], np.maximum.accumulate(energy["joules"][rows]))
 
 
 def interpolated(times: Array, joules: Array, starts: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Joules in each segment, along one curve of readings; NaN where it does not reach, or the segment ends before it starts."""
+    """Returns joules in each segment from one device's readings; NaN if these do not cover it, or it ends before it starts."""
     if len(times) == 0:
         return np.full(np.broadcast(starts, ends).shape, np.nan)
-    # Relative to the first: doubles do not hold today's Unix time in ns to the last one.
+    # Relative to the first: a double cannot represent Unix ns exactly.
     first = times[0]
     known = (starts >= first) & (ends <= times[-1]) & (starts <= ends)
     at = [np.interp((bound - first).astype(np.float64), times - first, joules) for bound in (starts, ends)]

@@ -32,11 +32,11 @@ Array = npt.NDArray[Any]
 _WRAP = 1 << 64
 
 
-class _NotCountable(Exception):  # noqa: N818 - no error, an answer
+class _NotCountable(Exception):  # noqa: N818 - not an error, a result
     """The inputs are not of the kind that the formula is for."""
 
 
-# ---- reading inputs ----
+# ---- Reading inputs ----
 
 
 def _shape(inputs: Sequence[Input], index: int, dims: int | None = None) -> list[int]:
@@ -71,7 +71,7 @@ def _flag(inputs: Sequence[Input], index: int) -> bool:
     return index < len(inputs) and inputs[index].kind is InputKind.BOOL and bool(inputs[index].value)
 
 
-# ---- what torch counts ----
+# ---- Operators that torch counts ----
 
 
 def _elementwise(inputs: Sequence[Input]) -> int:
@@ -145,14 +145,14 @@ def _torchs_conv2d(inputs: Sequence[Input]) -> int:
     return count % _WRAP // (groups % _WRAP)
 
 
-# ---- what torch does not count ----
+# ---- Operators that torch does not count ----
 
 
 def _split(inputs: Sequence[Input], index: int) -> tuple[int, list[int], list[int]]:
     """Batch size, sizes in space and shape of the weight; an input without a batch dimension is a batch of one."""
     weight = _shape(inputs, index + 1)
     shape = _shape(inputs, index)
-    if len(weight) < 3:  # noqa: PLR2004 - two of channels, at least one in space
+    if len(weight) < 3:  # noqa: PLR2004 - two dimensions of channels, at least one spatial
         raise _NotCountable
     if len(shape) == len(weight) - 1:
         shape = [1, *shape]
@@ -206,7 +206,7 @@ def _convolution_backward(inputs: Sequence[Input]) -> int:
 def _attention_sizes(inputs: Sequence[Input], index: int) -> tuple[int, int, int]:
     """L * S of all heads, and the widths of keys and values; queries may have more heads than keys."""
     query, key, value = (_shape(inputs, index + i) for i in range(3))
-    if min(len(query), len(key), len(value)) < 2:  # noqa: PLR2004 - a matrix each
+    if min(len(query), len(key), len(value)) < 2:  # noqa: PLR2004 - matrices
         raise _NotCountable
     return prod(query[:-1]) * key[-2], query[-1], value[-1]
 

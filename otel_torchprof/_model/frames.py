@@ -195,7 +195,7 @@ class ShortFrames:
         return without(batch, short)
 
 
-# ---- the Python stack of every event, from the calls around it: a number per event, equal where the stacks are ----
+# ---- Python stack of every event, from its enclosing calls: a code per event, equal for equal stacks ----
 
 Codes = npt.NDArray[np.int64]
 
@@ -300,19 +300,19 @@ def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
 
 
 def _own_codes(batch: Batch, is_displayed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
-    """Per row, the code of the displayed calls around it."""
+    """Returns per row the code of its enclosing displayed calls."""
     caller = lifted(nested_parents(batch["parent"], batch["start"], batch["end"]), ~is_displayed)
     frames = np.flatnonzero(is_displayed)
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
     position[frames] = np.arange(len(frames))
     used, name = distinct(batch["name"][frames])
     inside, outer, entry = _grown(position[caller[frames]], name, len(used))
-    code_within = np.append(inside, 0)  # the last: of what has no call around it
+    code_within = np.append(inside, 0)  # last: code of events without an enclosing call
     return code_within[position[caller]], Stacks(outer, np.append(0, used[entry]).astype(np.int64), batch.names)
 
 
 def _grown(enclosing: Array, name: Array, names: int) -> tuple[Codes, Codes, Codes]:
-    """Per call, the code of the stack inside it; per code, the code of the outer stack and (from code 1) the innermost name.
+    """Returns per call the code of the stack inside it; per code, the code of the outer stack and (from code 1) the innermost name.
 
     The tree is made level by level, the top-level calls first.
     """

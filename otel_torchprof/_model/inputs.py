@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .tree import TreeView
 
-# ---- the words in which inputs are kept (``otp_input_kind`` in ``record_format.h``), by row and over whole columns ----
+# ---- Reading the words that encode inputs (``otp_input_kind`` in ``record_format.h``), by row and by column ----
 
 Array = npt.NDArray[Any]
 
@@ -213,7 +213,7 @@ _type_name = functools.cache(input_type_name)
 """Torch's name for the type of an input, by its header without the upper half."""
 
 
-# ---- whole columns ----
+# ---- Whole columns ----
 
 
 def _words(batch: Batch, rows: Array | None = None) -> InputWords:
@@ -286,7 +286,7 @@ def kept(batch: Batch, what: InputKept, written: int = -1) -> Batch:
     return replace(batch, columns=columns, inputs=words if what else None, kept=int(what))
 
 
-# ---- as torch's profiler shows them ----
+# ---- Inputs as torch's profiler displays them ----
 
 
 Shape = list[int]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- Times of devices over many drains: an event ends in another drain than what ran inside of it ----
+# ---- Device times over several drains: an event may end in a later drain than its children ----
 
 
 _STREAM = ("device_type", "device_index", "stream")
@@ -342,7 +342,7 @@ class LiveTrees:
             if times is not None and span is not None and span.phases is not None:
                 span.phases.add(times, number)
 
-    # ---- which trace group ----
+    # ---- Trace groups ----
 
     def _trace_groups(
         self, trees: Forest, batch: Batch, steps: Sequence[Step]
@@ -447,7 +447,7 @@ class LiveTrees:
         trace_groups += [TraceGroup(span.trace, span.span_id, False, span) for span in spans]
 
     def _positions(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
-        """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
+        """Returns the index of the step at each time; -1 for contexts that are not those of steps."""
         if not steps:
             return np.full(len(times), -1, dtype=np.int64)
         starts = np.array([step.start for step in steps], dtype=np.int64)
@@ -462,7 +462,7 @@ class LiveTrees:
     def _lasting_in(
         self, steps: Sequence[Step], batch: Batch
     ) -> Callable[[Array, Array | None], npt.NDArray[np.int64]] | None:
-        """As :meth:`_lasting`; None where nothing of the batch can last for more than a whole step."""
+        """As :meth:`_lasting`; None if no event of the batch can last longer than a whole step."""
         if not steps[1:] and not (steps and len(batch.opens)):
             return None
         return lambda times, context: self._lasting(steps, times, context)
@@ -494,13 +494,13 @@ class LiveTrees:
     def _roots(
         self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
     ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
-        """For each row the span id of its trace group's root, and the roots that are events below which something is open."""
+        """Returns for each row the span id of its trace group's root, and the roots that are events with open descendants."""
         synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
         if len(trace_groups) == 1 and synthetic[0]:
             self._root_of = {}
             return np.broadcast_to(synthetic[0], trees.rows), frozenset()
         of_trace_group, top = synthetic[trace_group], ids.copy()
-        # Where the parent ended in an earlier drain, the root did too, maybe.
+        # If the parent ended in an earlier drain, the root may have too.
         for node in trees.beyond.tolist():
             top[node] = self._root_of.get(int(trees.id[node]), top[node])
         root = np.where(of_trace_group != 0, of_trace_group, top[trees.root])
@@ -508,10 +508,10 @@ class LiveTrees:
         self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
         return root[: trees.rows], frozenset(root[is_open].tolist())
 
-    # ---- from one drain to the next ----
+    # ---- State between drains ----
 
     def _remember(self, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: Array) -> None:
-        """Keeps the places of what is not complete yet."""
+        """Stores the trace groups of open events."""
         self._decided = trees.decided
         self._places = {
             key: trace_groups[number]

@@ -192,7 +192,7 @@ def places_of(view: TreeView) -> npt.NDArray[np.int64]:
 
 
 def places(view: TreeView, rows: Array) -> npt.NDArray[np.int64]:
-    """Position in the view of each row, or of the innermost event around it that is in the tree; -1 for none."""
+    """Returns the position in the view of each row or of its innermost ancestor that is in the tree; -1 for none."""
     batch = view.batch
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
     position[view.rows] = np.arange(len(view))
@@ -202,8 +202,8 @@ def places(view: TreeView, rows: Array) -> npt.NDArray[np.int64]:
 
 
 def _added_columns(batch: Batch, memory: Mapping[str, Array], chosen: Array) -> dict[str, Array]:
-    """Rows for some records; names and parents are still to come."""
-    # Not an id that a pair of marks has, whose event may have been dropped.
+    """Returns columns with rows for some records; names and parents are set later."""
+    # Avoids ids of timing events whose event was dropped.
     taken = 0 if batch.devices is None else int(batch.devices["event"].max(initial=0))
     count, first = len(chosen), max(int(batch["id"].max(initial=0)), taken) + 1
     columns = {name: np.zeros(count, dtype=column.dtype) for name, column in batch.columns.items()}
@@ -215,7 +215,7 @@ def _added_columns(batch: Batch, memory: Mapping[str, Array], chosen: Array) -> 
     return columns
 
 
-# ---- what happens to blocks of memory over time, in torch's terms ----
+# ---- Changes of memory blocks over time, in torch's terms ----
 
 
 class Category(enum.IntEnum):
@@ -294,7 +294,7 @@ def changes_of_unknown(memory: Mapping[str, Array]) -> Changes:
     )
 
 
-# ---- totals over time, of each device's allocator ----
+# ---- Totals of each device's allocator over time ----
 
 MOST_SAMPLES = 100_000
 """Most samples per quantity; larger series are thinned to those that a plot needs."""
@@ -362,7 +362,7 @@ def _changes(time: Array, value: Array) -> tuple[Array, Array]:
     return time[changed], value[changed]
 
 
-# ---- peaks: how much memory was in use at most in each event ----
+# ---- Peak of memory in use during each event ----
 
 Peaks = npt.NDArray[np.int64]
 
@@ -428,7 +428,7 @@ def highest_between(memory: Mapping[str, Array], counted: Array, start: Array, e
         time, highest = time[order], highest[order]
     first, last = np.searchsorted(time, start, side="left"), np.searchsorted(time, end, side="right")
     highest_totals = np.full(len(start), NO_PEAK, dtype=np.int64)
-    # In pass k `highest` holds the maximum of 2^k records from each on; two of these cover an interval of up to twice as many.
+    # In pass k `highest` has, for each record, the maximum of the 2^k records from it on; two of these cover up to 2^(k+1) records.
     count, width = last - first, 1
     while (left := count >= width).any():
         here = np.flatnonzero(left & (count < 2 * width))

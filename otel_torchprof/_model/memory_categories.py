@@ -251,7 +251,7 @@ def _of_tensors(blocks: Blocks, nodes: _Nodes, edges: _Edges, states: _States, o
     return Changes(time, action, blocks.bytes[block], category, later, blocks.device[block])
 
 
-# ---- blocks: when each lived, which tensors were in it, and which are known to be a model's ----
+# ---- Blocks: their lifetimes, their tensors, and the tensors of models among these ----
 
 PARAMETER, GRADIENT, STATE = 1, 2, 3
 """Roles of a model's tensors."""
@@ -260,15 +260,15 @@ _DEVICE_SHIFT = np.uint64(56)
 
 
 class KnownTensor(NamedTuple):
-    """A tensor that a module or an optimizer has."""
+    """A tensor of a module or an optimizer."""
 
     role: int
     time: int
-    """When it was there, Unix ns: at the first call of the module or of the optimizer's step."""
+    """A time at which it existed, Unix ns: the first call of the module or of the optimizer's step."""
     end: int
-    """When the recording stopped."""
+    """End of the recording, Unix ns."""
     is_late: bool
-    """There at that time instead, or at both."""
+    """Whether it existed at ``end``; maybe not yet at ``time``."""
     address: int
     bytes: int
     device: int
@@ -276,23 +276,23 @@ class KnownTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """All blocks, and what happened to them. Blocks are numbered by device, address and time."""
+    """All blocks, and their tensors and memory records. Blocks are numbered by device, address and time."""
 
     count: int
     storages: Array
-    """Of operators' inputs: see ``STORAGE`` of ``_native/torch_library.py``."""
+    """Storages of operators' inputs: see ``STORAGE`` of ``_native/torch_library.py``."""
     of_storage: Array
-    """The block of each."""
+    """Block of each storage."""
     memory: Mapping[str, Array]
     """Allocations and releases, without failed allocations."""
     of_record: Array
-    """The block of each record."""
+    """Block of each memory record."""
     device: npt.NDArray[np.int64]
     """Device of each block, see :func:`device_number`."""
     bytes: npt.NDArray[np.int64]
     """Size as reported by the allocator; for blocks older than the recording, as needed by their tensors."""
     is_followed: npt.NDArray[np.bool_]
-    """Whether its end was not reported, and the next block was allocated at its place."""
+    """Whether its release was not reported, and another block was allocated at its address."""
     is_tensor: npt.NDArray[np.bool_]
     """Whether any tensor was seen in it."""
     is_known: Mapping[int, npt.NDArray[np.bool_]]
@@ -416,7 +416,7 @@ def _found(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[i
     return is_in_block
 
 
-# ---- what is known of a model ----
+# ---- Tensors of models ----
 
 
 def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[KnownTensor]:

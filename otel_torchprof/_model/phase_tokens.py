@@ -80,9 +80,7 @@ class PhaseTokens:
     def _starts(self, token: Token, enclosing: Iterable[_Event], next_begins: Mapping[int, int]) -> list[int]:
         """Returns the starts of the enclosing events with which a token begins. ``next_begins``: from :func:`_second_begins`."""
         last = self._ends.get(token.thread)
-        if (
-            last is None
-        ):  # an ancestor of the first token may be the whole program, unless it ends before the phase repeats
+        if last is None:  # an ancestor that does not end before the phase repeats may be the whole program
             return [event.start for event in enclosing if event.end <= next_begins.get(token.thread, NEVER - 1)]
         of_span = self._began(token.context) if token.context else None
         return [

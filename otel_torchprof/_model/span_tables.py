@@ -142,7 +142,7 @@ def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
         if not here.size:
             continue
         now = now[here]
-        if (now[1:] < now[:-1]).any():  # the rows are asked for in another order
+        if (now[1:] < now[:-1]).any():  # the order changes
             order = np.argsort(now)
             here, now = here[order], now[order]
         picked_columns.append(replace(column, values=column.values[here], rows=None if len(now) == len(rows) else now))

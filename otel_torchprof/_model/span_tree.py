@@ -34,29 +34,29 @@ class SpanTree:
 
     def __init__(self, table: SpanTable, root: int = -1) -> None:
         self.parent = rows_of_spans(table, table.parent_span_id)
-        """Row of each span's parent; -1 where that is not in the table."""
+        """Row of each span's parent; -1 if it is not in the table."""
         self.root = root
-        """Row of the span that all hang under, which comes first; -1 where it is not in the table."""
+        """Row of the common root, which is ordered first; -1 if it is not in the table."""
         depth = _depths(self.parent)
         self.above = _shallow(self.parent, depth)
-        """As ``parent``, but a higher ancestor for spans that are too deep; -1 if the parents form a circle."""
+        """As ``parent``, but a higher ancestor for spans that are too deep; -1 if the parents form a cycle."""
         self.depth = np.minimum(depth, DEEPEST) * (self.above >= 0)
         self.thread = _threads(table)
         """Index of the span's thread, from 0."""
         self.by_start = np.argsort(table.start, kind="stable")
         """The rows by start."""
-        # Children of one parent by thread; those whose parents are not in the table by the ids of these.
+        # Groups children by parent and thread; spans whose parent is not in the table by the parent's id.
         lost = np.flatnonzero(self.parent < 0)
         family = self.above + 1
         family[lost] = np.unique(table.parent_span_id[lost], return_inverse=True)[1].reshape(-1)
         self.siblings = (self.depth * (len(table) + 1) + family) * (self.thread.max(initial=0) + 1) + self.thread
-        """The same number for spans of one parent and thread, higher for deeper ones."""
+        """A number per parent and thread, higher for deeper spans."""
         self.order = self.by_start[np.argsort(self.siblings[self.by_start], kind="stable")]
-        """Level by level, of each the children of one parent together, by thread and then by start."""
+        """The rows by depth, parent, thread and start."""
         self._levels = np.searchsorted(self.depth[self.order], np.arange(self.depth.max(initial=-1) + 2)).tolist()
 
     def raise_up(self, values: Array, add: np.ufunc) -> Array:
-        """For each span, its value and those of all its descendants, combined by ``add``."""
+        """Returns for each span its value and those of all its descendants, combined by ``add``."""
         combined = values.copy()
         for begin, end in zip(self._levels[-2:0:-1], self._levels[:0:-1], strict=False):
             nodes = self.order[begin:end]
@@ -67,7 +67,7 @@ class SpanTree:
         return combined
 
     def preorder(self) -> npt.NDArray[np.int64]:
-        """The rows such that each comes after its parent and before what does not hang under it; the root is the first."""
+        """Returns the rows in preorder: each span is followed by its descendants; the root is first."""
         sizes = self.raise_up(np.ones(len(self.parent), dtype=np.int64), np.add)
         place = np.zeros(len(self.parent), dtype=np.int64)
         for level, (begin, end) in enumerate(zip(self._levels, self._levels[1:], strict=False)):

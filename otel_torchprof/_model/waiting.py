@@ -60,7 +60,7 @@ def _has_calls(batch: Batch, thread: int) -> bool:
 def _batch_of(
     batch: Batch, stacks: Iterable[tuple[int, WaitingStack]], threads: list[RecordedThread], times: tuple[int, int]
 ) -> Batch:
-    """The calls as a batch with the same names; each stack with the place of its thread."""
+    """Returns the calls as a batch with the same names; ``stacks`` have the index of their thread."""
     columns: dict[str, list[Any]] = {name: [] for name in ("name", "fwd_thread", "thread", "parent")}
     for thread, stack in stacks:
         first, depth = len(columns["name"]), len(stack.names)
@@ -76,7 +76,7 @@ def _batch_of(
 
 
 def _put_inside(batch: Batch, row: int) -> None:
-    """What follows on the thread of a row, memory too, goes into that row unless it is in another."""
+    """Makes later events and memory records on the thread of a row its children, unless they have another parent."""
     thread = batch["thread"][row]
     end = np.searchsorted(batch["thread"], thread, side="right")
     parents: npt.NDArray[np.int32] = batch["parent"][row + 1 : end]
