@@ -36,7 +36,7 @@ def take(values: npt.NDArray[Any], index: npt.NDArray[Any], out: npt.NDArray[Any
         np.take(values, index[block], out=out[block], mode="clip")  # by default it writes to a copy of ``out`` first
 
 
-# ---- different values ----
+# ---- Distinct values ----
 
 
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

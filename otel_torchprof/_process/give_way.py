@@ -66,6 +66,6 @@ def give_way() -> None:
     if worked < _WORK_NS:
         return
     _thread.rested = now
-    # Asked once a millisecond: it asks the recorder, and lets go of the interpreter's lock for that.
+    # At most once a millisecond: it calls the recorder, for which it releases the GIL.
     if not is_hurried():
         threads.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))

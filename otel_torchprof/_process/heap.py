@@ -26,7 +26,7 @@ def own_memory(size: int) -> npt.NDArray[np.uint8]:
 
 def _mapped(size: int) -> mmap.mmap:
     try:
-        # Private: by default a forked child would write into the parent's.
+        # Private: by default a forked child would write to the parent's memory.
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory left for {size} bytes of columns; read fewer events at a time") from error
@@ -74,7 +74,7 @@ def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
     block = np.frombuffer(mapped, np.uint8)
     first = -block.ctypes.data % _HUGE_PAGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel that was built without them
+        with contextlib.suppress(OSError):  # a kernel built without it
             mapped.madvise(mmap.MADV_HUGEPAGE, first, filled)
     return block[first : first + size]
 

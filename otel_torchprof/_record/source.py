@@ -33,7 +33,7 @@ class Source:
     """Something that is recorded. What a source does not need is as here: nothing."""
 
     starts_before_session = False
-    """Whether it starts before the session does, with which it then has nothing to do, and stops after it."""
+    """Whether it starts before the session and stops after it; it then does not use the session."""
 
     def start(self, session: Session) -> None:
         """Feeds a session that runs, from now on. To be stopped also where this fails or is interrupted.
@@ -227,7 +227,7 @@ class Calls(Source):
         return {"frames": self.state}
 
     def notes(self) -> list[str]:
-        """On which threads calls are not recorded, and why; whether none was of what is to be included."""
+        """Returns notes on threads without calls, with the reason, and on an ``include`` that matched nothing."""
         tracing = self._tracing
         if tracing is None:
             return []
@@ -246,7 +246,7 @@ class Calls(Source):
         return notes
 
 
-# ---- options of a recording: of profiles, of live recordings and of metrics alike ----
+# ---- Options of a recording: of profiles, live recordings and metrics ----
 
 
 @dataclass(frozen=True)
