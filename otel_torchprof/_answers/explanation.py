@@ -35,7 +35,7 @@ class SlowStep(NamedTuple):
     number: int
     seconds: float
     differences: tuple[str, ...]
-    """How it differs from others, the largest difference first."""
+    """Differences from other steps, the largest first."""
 
 
 def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:

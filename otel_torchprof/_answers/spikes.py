@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .findings import BY_PHASE, COMPUTING, RULES, WAITING, made_finding, time, trained, with_runnable
+from .findings import BY_PHASE, COMPUTING, RULES, WAITING, finding_for, time, trained, with_runnable
 from .steps import PLACE_OF, is_what_models_do
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: s
         f"steps {_listed(rank.number[slow])}; the longest {time(float(rank.seconds[slow].max()))}",
     )
     share = excess / float(rank.seconds[places].sum())
-    return made_finding(verdict, share, excess, evidence, steps=len(places), is_note=False)
+    return finding_for(verdict, share, excess, evidence, steps=len(places), is_note=False)
 
 
 def pauses(rank: Rank) -> list[Finding]:
@@ -152,7 +152,7 @@ def pauses(rank: Rank) -> list[Finding]:
             f"after steps {_listed(rank.number[after])}",
         )
         findings.append(
-            made_finding(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note)
+            finding_for(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note)
         )
     return findings
 

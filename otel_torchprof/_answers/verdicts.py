@@ -24,7 +24,7 @@ from .findings import (
     Leaves,
     abstentions,
     busy_share,
-    made_finding,
+    finding_for,
     median_share,
     steady,
     time,
@@ -111,7 +111,7 @@ def _finding(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None
         f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
         *candidate.evidence,
     )
-    result = made_finding(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
+    result = finding_for(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
     return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
 
 
@@ -274,7 +274,7 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
         f"the clocks are aligned to {time(error)}",
         *_phase_before(ranks, late),
     )
-    late_rank = made_finding(
+    late_rank = finding_for(
         "straggler", share, cost, evidence, steps=min(int(steady(rank).sum()) for rank in ranks), is_note=False
     )
     return [late_rank._replace(ranks=(ranks[late].name,))], []

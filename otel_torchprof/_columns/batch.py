@@ -179,10 +179,10 @@ class KnownNames:
         count = len(names.ends)
         matches = self._matches.get(query) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
         if matches.seen < count:
-            matches = self._matches[query] = self._looked_at(names, matches, query)
+            matches = self._matches[query] = self._with_new_names(names, matches, query)
         return matches.mask[:count] if matches.first < count else None
 
-    def _looked_at(self, names: Names, before: _Matches, query: _Patterns) -> _Matches:
+    def _with_new_names(self, names: Names, before: _Matches, query: _Patterns) -> _Matches:
         seen, count = before.seen, len(names.ends)
         mask, first = before.mask, before.first
         if len(mask) < count:

@@ -172,7 +172,7 @@ class Siblings(NamedTuple):
     label: npt.NDArray[np.int64]
     """Equal for spans that may be aggregated: same name, thread and error status."""
     is_next: npt.NDArray[np.bool_]
-    """In the order of the tree, whether a span comes right after a sibling of the same label."""
+    """In the order of the tree, whether a span directly follows a sibling with the same label."""
     length: npt.NDArray[np.int64]
     """Duration, ns, for aggregate spans on average; :data:`NOT_SHORT` for spans that must not be aggregated."""
     is_aggregate: npt.NDArray[np.bool_]
@@ -183,9 +183,9 @@ def aggregated(
 ) -> tuple[SpanTable, Array]:
     """Aggregates as few spans as necessary, of those that took up to ``shortest`` ns.
 
-    Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
-    what was aggregated, whatever their order. ``fits`` is asked for numbers of spans and bytes; where nothing fits, all that is
-    short is aggregated. ``root``, phases, and what others look for, are not. Returns too for each row the one that it became.
+    Adjacent short siblings with the same thread and name are aggregated into the first of them, and so are all their descendants with
+    the same name, in any order. ``fits(spans, bytes)`` decides when enough are aggregated; if nothing fits, all short spans are. ``root``,
+    phases and link targets of others are never aggregated. Returns the table, and for each row the row that replaces it.
     """
     siblings, sizes = siblings_of(table, root), Sizes(table)
 
@@ -194,7 +194,7 @@ def aggregated(
         return into, fits(*sizes.after(into))
 
     best, enough = try_out(0)
-    low, high = 0, STEPS  # a threshold that is long enough, or the longest; and one that is not
+    low, high = 0, STEPS  # steps of a threshold that suffices, or of the longest; and of one that does not
     while enough and high - low > 1:
         middle = (low + high) // 2
         into, does = try_out(middle)
@@ -235,7 +235,7 @@ def siblings_of(table: SpanTable, root: int) -> Siblings:
 
 
 def _groups(siblings: Siblings, threshold: float) -> npt.NDArray[np.int64]:
-    """For each row, the first row of its aggregate; itself if it stays."""
+    """Returns for each row the first row of its aggregate; itself if it stays."""
     order = siblings.tree.order
     short = siblings.length[order] <= threshold
     begins = ~siblings.is_next
@@ -246,7 +246,7 @@ def _groups(siblings: Siblings, threshold: float) -> npt.NDArray[np.int64]:
 
 
 def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """``into``, where what is below the spans that become one becomes one too, level by level, as far as it has one name."""
+    """Extends ``into``: also aggregates descendants of aggregate spans with the same name, level by level."""
     tree = siblings.tree
     in_run = np.bincount(into, minlength=len(into))[into] > 1
     top = tree.topmost(in_run | siblings.is_aggregate)
@@ -262,7 +262,7 @@ def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def first_alike(nodes: Array, key: Array) -> Array:
-    """For each node, the first one with the same key."""
+    """Returns for each node the first one with the same key."""
     order = np.argsort(key, kind="stable")
     first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
     first_nodes = np.empty(len(nodes), dtype=np.int64)

@@ -67,7 +67,7 @@ class Undelivered:
 
     @property
     def spans(self) -> int:
-        """All of them."""
+        """Number of all undelivered spans."""
         return self.dropped + self.unanswered
 
 

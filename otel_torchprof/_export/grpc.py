@@ -32,7 +32,7 @@ _OPTIONS = (
 )
 
 _ABOUT_THE_RESPONSE = ("metadata", "CLIENT: ")
-"""In the words of gRPC's core: what is too large is not the message."""
+"""Words in messages of gRPC's core about a response, not a request, that is too large."""
 _MOST_UNENDED = 4
 """Channels with calls past their deadline. Each keeps a thread, a connection and a message."""
 _NOT_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")

@@ -294,7 +294,7 @@ def _body(response: requests.Response) -> bytes | None:
 
 
 def _no_response(error: Exception, settings: Settings) -> Response:
-    """Nothing is known of the message: it may be sent again, unless that cannot help."""
+    """Returns the outcome of a message without a response: a retry, unless the error is permanent."""
     for cause in causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = f"{type(cause).__name__}: {cause}"
@@ -360,9 +360,9 @@ def retry_after(value: str) -> float | None:
 
 
 _HTTP_1 = "Trying to connect an http1.x server"
-"""In the words of gRPC's core: the first that came was no HTTP/2."""
+"""Message of gRPC's core if the peer does not speak HTTP/2."""
 _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
-"""Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
+"""Message of gRPC's core about a web server that speaks HTTP/2 but rejects path, method or content type of the call."""
 _SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
 """First bytes of an HTTP/2 client, with an empty settings frame; a server responds with a settings frame."""
@@ -370,7 +370,7 @@ _REQUEST, _STATUS_LINE = b"HEAD / HTTP/1.0\r\n\r\n", b"HTTP/1."
 _NO_SUCH_PATH = frozenset({404, 405})
 _NOT_ALLOWED = frozenset({401, 403})
 _NO_TLS = "WRONG_VERSION_NUMBER"
-"""In the words of OpenSSL and BoringSSL: the first that came was no TLS."""
+"""Message of OpenSSL and BoringSSL if the peer does not speak TLS."""
 
 
 def is_http(details: str) -> bool:

@@ -78,7 +78,7 @@ class JsonStream:
         self._at += 1
 
     def elements(self, *, may_be_open: bool = False) -> Iterator[None]:
-        """One turn for each element of an array, whose bracket may be missing where the document ends with it."""
+        """Yields once per element of an array. ``may_be_open``: the closing bracket may be missing at the end of the document."""
         self._expect("[")
         while (char := self._next(_SPACE_AND_COMMAS)) != "]":
             if not char and may_be_open:

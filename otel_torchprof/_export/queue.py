@@ -44,9 +44,9 @@ __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 # ---- Outages of a receiver, and the backoff between retries ----
 
 _NORMAL_BACKOFF = Backoff(longest=30.0)
-"""While no flush or shutdown waits. A receiver that is back is noticed after the longest pause at the latest."""
+"""Backoff while no flush or shutdown waits. A recovered receiver is noticed after the longest pause at the latest."""
 _URGENT_BACKOFF = Backoff(longest=2.0)
-"""While a flush or the shutdown waits."""
+"""Backoff while a flush or the shutdown waits."""
 _REPORTED_AFTER = 5.0
 """Seconds of an outage after which it is logged."""
 
@@ -141,11 +141,11 @@ class RejectedMessages:
 
 THREAD_NAME = "otel-torchprof-export"
 _LAST_TRY_SECONDS = 1.0
-"""At the shutdown, for a receiver that has not answered for as long as a shutdown waits for one."""
+"""Time for one last attempt at the shutdown, if the receiver has not responded during the time that a shutdown waits."""
 
 
 _instances: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
-"""By class of an exporter, the numbers of those that were made."""
+"""Counters of exporters by class, for their names."""
 
 
 class ExportQueue:
@@ -311,7 +311,7 @@ class ExportQueue:
             )
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: empty, with new locks, and without a thread until the next put. Called by itself."""
+        """Empties the queue in a forked child and renews its locks; the next put starts a thread. Called automatically."""
         self._log.after_fork_in_child()
         self._reset()
 
@@ -523,7 +523,7 @@ class ExportQueue:
 
     @property
     def _time_over(self) -> Deadline | None:
-        """When the time of the shutdown is over; None where none has begun."""
+        """Deadline of the shutdown; None before it."""
         return self._end if self._has_answered else self._end_unanswered
 
     @property

@@ -66,9 +66,9 @@ class SameIds:
 
     def from_start(self) -> tuple[Callable[[], int], Callable[[], int]]:
         """Returns functions that return trace ids and span ids, both from the first one on."""
-        made_by = id_generator()
-        return _from_first(self._trace_ids, made_by.generate_trace_id), _from_first(
-            self._span_ids, made_by.generate_span_id
+        generator = id_generator()
+        return _from_first(self._trace_ids, generator.generate_trace_id), _from_first(
+            self._span_ids, generator.generate_span_id
         )
 
 
@@ -119,7 +119,7 @@ def span_limits_of_environment() -> SpanLimits:
 
 @contextlib.contextmanager
 def suppressed() -> Iterator[None]:
-    """Nothing that the calling thread does in here is traced: not by instrumentations, not by this package."""
+    """Suppresses tracing of the calling thread, by instrumentations and by this package, inside the context."""
     token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
     try:
         yield
@@ -244,7 +244,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def bad_values(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Each variable of the SDK with a value that it refuses or ignores, and what is allowed."""
+    """Yields the variables of the SDK with a value that it rejects or ignores, and the allowed values."""
     checks = dict(_PARSERS)
     if environ.get("OTEL_TRACES_SAMPLER", "").strip() in _RATIOS:
         checks["OTEL_TRACES_SAMPLER_ARG"] = _ratio

@@ -1,4 +1,4 @@
-"""How the OTLP exporter is set: by keyword, else by the standard ``OTEL_EXPORTER_OTLP_*`` variables."""
+"""Settings of the OTLP exporter: keywords, else the standard ``OTEL_EXPORTER_OTLP_*`` variables."""
 
 from __future__ import annotations
 
@@ -114,21 +114,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """How batches wait and are handed to an exporter; the names are those of OpenTelemetry's BatchSpanProcessor.
+    """Limits of an export queue, named as in OpenTelemetry's BatchSpanProcessor.
 
-    Raises ValueError naming a value that is not above 0.
+    Raises ValueError for a value that is not above 0.
     """
 
     schedule_delay_millis: float = 5_000.0
-    """Between two drains of the recorder; the queue itself hands on at once what it is given."""
+    """Time between two drains of the recorder; the queue itself exports without delay."""
     max_export_batch_size: int = 512
     """Spans per call of an exporter that does not take a SpanList whole."""
     max_queue_size: int = 10_000_000
-    """Spans that may wait. By default more than the bytes allow: OpenTelemetry's default, 2,048, would not hold one training step."""
+    """Limit of queued spans. By default the bytes are the limit: OpenTelemetry's default, 2,048 spans, is less than one training step."""
     export_timeout_millis: float = 30_000.0
-    """For one batch, with exporters that can be told."""
+    """Time for one batch, for exporters that accept a timeout."""
     max_queue_bytes: int = 256 << 20
-    """Memory that may wait, in bytes: this is what an outage is made up for from."""
+    """Limit of the queued spans' memory, in bytes: spans of an outage are buffered up to it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -242,7 +242,7 @@ def _header_pairs(value: HeadersArgument) -> list[tuple[str, str]]:
 
 
 def _header(item: str) -> tuple[str, str]:
-    """One item of a list; the name is empty where it is no header."""
+    """Parses an item of a list of headers; the name is empty if it is not a header."""
     name, equals, value = item.partition("=")
     if re.fullmatch(_ENCODED_ITEM, item):
         name, value = unquote(name), unquote(value)

@@ -180,19 +180,19 @@ class Pieces(NamedTuple):
 
     table: SpanTable
     trace_group: npt.NDArray[np.uint64]
-    """Of each span."""
+    """Trace group of each span."""
     open_roots: Collection[int]
     """Trace groups that continue and have no synthetic root."""
     enclosing: npt.NDArray[np.uint64]
-    """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
+    """For each entry of ``table.trace_ids``, the application span above it; 0 for none."""
     steps: Mapping[int, StepSpan]
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
-    """Those that have ended; their spans are in the table."""
+    """Roots that have ended; their spans are in the table."""
     failed: Collection[int] = ()
     """Trace groups in which something failed."""
     final: bool = False
-    """Nothing more will come."""
+    """Whether this is the last drain."""
 
 
 class _Outcome(enum.Enum):
@@ -311,8 +311,8 @@ class SpanBuffer:
         alone = self._needs_processing(pieces, ready, whole)
         passing = ready[~alone]
         out = [table if len(passing) == len(table) else picked(table, passing)] if len(passing) else []
-        looked_at = [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
-        out += [joined_tables(looked_at)] if looked_at else []
+        tables = [*self._decide_groups(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
+        out += [joined_tables(tables)] if tables else []
         for step in pieces.ended:
             outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
@@ -397,7 +397,7 @@ class SpanBuffer:
         limits = np.array([(b.max_spans, b.max_bytes) for b in budgets], dtype=np.int64).reshape(-1, 2)
         return limits[:, 0], limits[:, 1]
 
-    def _looked_at(
+    def _decide_groups(
         self, pieces: Pieces, rows: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> Iterator[SpanTable]:
         table, enclosing = pieces.table, pieces.enclosing[pieces.table.trace]
@@ -417,12 +417,12 @@ class SpanBuffer:
                 parts, key, pieces.steps.get(key), 0 if own is None else int(enclosing[own[0]])
             )
             in_parts = key in self._sent_early
-            if (decided := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
+            if (spans := self._spans_to_send(trace_group, sampled, was_buffered=key in buffered)) is None:
                 continue
             if trace_group.is_segment or not trace_group.enclosing or in_parts:
-                yield decided
+                yield spans
             else:
-                below.setdefault(trace_group.enclosing, []).append(decided)
+                below.setdefault(trace_group.enclosing, []).append(spans)
         for key, own in _groups(enclosing, rows[~singly]):
             below.setdefault(key, []).append(taken(table, own))
         for key, parts in below.items():
@@ -430,10 +430,10 @@ class SpanBuffer:
 
     # ---- processing of trace groups ----
 
-    def _decided(
+    def _spans_to_send(
         self, trace_group: _TraceGroupSpans, sampled: Mapping[int, bool], *, was_buffered: bool
     ) -> SpanTable | None:
-        """The spans to send of a trace group; None for none."""
+        """Returns the spans of a trace group to send; None for none."""
         table, key = trace_group.table, trace_group.target.span_id
         if key in self._past:
             return self._late(trace_group, self._past[key])
@@ -588,7 +588,7 @@ def _lasts(tables: Sequence[SpanTable]) -> int:
 
 
 def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
-    """For each entry, the first one with the same id: the span of a step and its events may have different entries."""
+    """Returns for each entry the first one with the same id: a step span and its events may have different entries."""
     known: dict[bytes, int] = {}
     raw = trace_ids.tobytes()
     first = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
@@ -596,7 +596,7 @@ def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
 
 
 def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
-    """The rows of each trace group, rising."""
+    """Yields the rows of each trace group, rising."""
     if not len(rows):
         return
     order = rows[np.argsort(trace_group[rows], kind="stable")]
@@ -606,7 +606,7 @@ def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _in_one_trace(table: SpanTable) -> SpanTable:
-    """The table with only one entry for its trace."""
+    """Returns the table with a single entry for its trace."""
     if len(table.trace_ids) == 1:
         return table
     return replace(
@@ -625,12 +625,12 @@ def bounded(
     new_trace_id: Callable[[], int],
     new_span_id: Callable[[], int],
 ) -> SpanTable:
-    """The spans of a profile, each trace of them within the budget; the table itself where all are.
+    """Returns the spans of a profile with every trace within the size limit; the table itself if all are.
 
     Args:
-        table: of a whole recording; its synthetic roots come first, and all are below the same span or below none.
-        root: of each span the id of its synthetic root.
-        budget: of each trace.
+        table: spans of a whole recording, synthetic roots first; all roots have the same parent, or none.
+        root: for each span, the id of its synthetic root.
+        budget: size limit of each trace.
         new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
         new_span_id: as ``generate_span_id``.
     """

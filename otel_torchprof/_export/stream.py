@@ -155,7 +155,7 @@ class StreamedFile:
             os.close(fd)
 
     def _write(self, data: bytes, at: int) -> None:
-        """All of it; ``at`` is where, in a file that can be rewritten."""
+        """Writes all data; ``at``: position in a rewritable file."""
         left = memoryview(data)
         while left:
             if not self._is_ours():

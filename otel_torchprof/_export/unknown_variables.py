@@ -31,16 +31,16 @@ NOT = "—"
 
 @dataclass(frozen=True)
 class VariableRow:
-    """Variables of one meaning, of which the first that is set counts."""
+    """Variables with the same meaning; the first one that is set is used."""
 
     names: tuple[str, ...]
     default: str
     zero_code: str
-    """Who reads it under ``opentelemetry-instrument``: :data:`US`, :data:`SDK` or, where it has no effect, :data:`NOT`."""
+    """Reader under ``opentelemetry-instrument``: :data:`US`, :data:`SDK`, or :data:`NOT` if it has no effect."""
     in_code: str
-    """... where a program makes its providers and calls ``instrument()``."""
+    """Reader if a program creates its providers and calls ``instrument()``."""
     alone: str
-    """... where a program profiles and has no provider."""
+    """Reader if a program profiles without a provider."""
     meaning: str
     argument: str = ""
 
@@ -215,7 +215,7 @@ _OF_METRICS = (
 
 
 def standard_names() -> frozenset[str]:
-    """All that matter for torch's spans and metrics."""
+    """Returns all variables that affect torch's spans and metrics."""
     return frozenset(name for rows in SECTIONS.values() for row in rows for name in row.names)
 
 
@@ -265,14 +265,14 @@ _SPECIFIED = frozenset(
         *(f"OTEL_EXPORTER_PROMETHEUS_{name}" for name in ("HOST", "PORT")),
     }
 )
-"""All that OpenTelemetry specifies, which nobody warns of: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
-and, of OTLP, https://opentelemetry.io/docs/specs/otel/protocol/exporter/; earlier and experimental names too."""
+"""All variables that OpenTelemetry specifies; these cause no warning. See https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+and, for OTLP, https://opentelemetry.io/docs/specs/otel/protocol/exporter/. Includes earlier and experimental names."""
 _OF_PYTHON = (
     "opentelemetry.environment_variables",
     "opentelemetry.sdk.environment_variables",
     "opentelemetry.instrumentation.environment_variables",
 )
-"""Modules that have one constant for each variable that OpenTelemetry for Python reads besides."""
+"""Modules with a constant for each further variable of OpenTelemetry for Python."""
 
 
 _OF_A_SERVICE = "_SERVICE_HOST"
@@ -283,11 +283,11 @@ _SERVICE_LINK = re.compile(
 
 
 class UnknownVariable(NamedTuple):
-    """A variable that is set, and that nobody reads."""
+    """A variable that is set but never read."""
 
     name: str
     fault: str
-    """In words, with the name."""
+    """The fault as text, with the name."""
     hint: str
     """Similar known variables; may be empty."""
 
@@ -340,11 +340,11 @@ def _unknown(name: str, whose: str, meant: str) -> UnknownVariable:
 
 
 def _our_names() -> Iterator[tuple[str, str]]:
-    """By what somebody may write behind the prefix: how it is written."""
+    """Yields pairs of a likely spelling after the prefix, and the correct variable."""
     for option in config.OPTIONS:
         short = option.variable.removeprefix(_OURS)
         yield short, option.variable
-        if option.key:  # as variables of their own they would be called so
+        if option.key:  # spelled as a variable of its own
             part, key = f"{option.variable}={option.key}=...", option.key.upper()
             yield from ((key, part), (f"{short}_{key}", part))
 

@@ -121,13 +121,13 @@ class StepSegments:
         self._tokens = PhaseTokens(began)
         self._given = rule
         self._cycle: StepCycle | None = rule.cycle()
-        """What learns; None when the program says where steps end."""
+        """Learns the rule; None if the program marks the ends of steps."""
         self._said: deque[tuple[StepMark, int]] = deque()
         self._said_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._is_in_loop = self._had_loop = False
         """Whether a framework's loop runs, and whether one has run."""
         self._evaluation: StepMark | None = None
-        """Begin of the latest evaluation that a framework reported outside of a training loop."""
+        """Start of the latest evaluation that a framework reported outside of a training loop."""
         self._evaluates = self._is_said = False
         """Whether that evaluation runs, and whether it is a segment of its own."""
         self._learned_from = self._revisions = self._missing = 0

@@ -328,7 +328,7 @@ def blocks_of(batch: Batch, device_type: Callable[[str], int]) -> Blocks:
         ),
     )
     of_storage, of_record, of_displayed = np.split(lives.block, np.cumsum((len(seen), len(memory["time"]))))
-    is_known = _found(lives, placed)
+    is_known = _masks_by_role(lives, placed)
     is_tensor = np.zeros(lives.count, dtype=bool)
     for of_tensors in (of_storage, of_displayed, *(np.flatnonzero(blocks) for blocks in is_known.values())):
         is_tensor[of_tensors] = True
@@ -404,7 +404,7 @@ def _with_places(known: list[KnownTensor], places: _Places, reported: Array) -> 
     ]
 
 
-def _found(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
+def _masks_by_role(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
     """By role, a mask of the blocks that contain known tensors."""
     is_in_block = {role: np.zeros(lives.count, dtype=bool) for role in (PARAMETER, GRADIENT, STATE)}
     for one, place, _ in placed:

@@ -10,12 +10,12 @@ from typing import Any
 
 from otel_torchprof.version import __version__
 
-if "t" in sys.abiflags:  # the compiled modules would crash: objects are laid out in another way
+if "t" in sys.abiflags:  # the compiled modules would crash: the layout of objects differs
     raise ImportError(
         "otel_torchprof was imported in a free-threaded build of Python, and does not support these: use the build with "
         "the GIL (python3.14 instead of python3.14t; PYTHON_GIL=1 is not enough)"
     )
-from . import _python  # noqa: I001 - not before the check; and before _core: it refuses sub-interpreters
+from . import _python  # noqa: I001 - after the check, and before _core, since it rejects subinterpreters
 from . import _core  # type: ignore[attr-defined]
 
 ffi: Any = _core.ffi

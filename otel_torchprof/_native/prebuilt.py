@@ -75,7 +75,7 @@ def write_list(folder: Path, libraries: Iterable[Library]) -> None:
 
 def find(torch: Any) -> Path | None:
     """The library for the installed torch; None where none fits. Costs a millisecond, and three more where one does."""
-    if not torch.distributed.is_available():  # the releases of torch have it
+    if not torch.distributed.is_available():  # not a release build of torch
         return None
     target = torch_build.BuildTarget.of(torch)
     version = target.git_version, target.cxx11_abi, torch_build.sources_digest()
@@ -84,7 +84,7 @@ def find(torch: Any) -> Path | None:
             path = FOLDER / library.file
             try:
                 return path if _is_of(target, library) and digest(path) == library.sha256 else None
-            except OSError:  # a file or a header is missing: compiling says which
+            except OSError:  # a file or a header is missing: the compiler will name it
                 return None
     return None
 

@@ -221,7 +221,7 @@ def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:
 
     def teach(dynamo: Any) -> None:
         for hook in hooks:
-            dynamo.substitute_in_graph(hook, skip_signature_check=True)(_nothing)
+            dynamo.substitute_in_graph(hook, skip_signature_check=True)(_do_nothing)
 
     when_imported("torch._dynamo", teach)
 
@@ -259,7 +259,7 @@ def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
             waiting += [code] if isinstance(code := getattr(definition, "__code__", None), types.CodeType) else []
 
 
-def _nothing(*_arguments: Any) -> None:
+def _do_nothing(*_arguments: Any) -> None:
     return None
 
 

@@ -95,7 +95,7 @@ def _has_span(context: otel_context.Context) -> bool:
 
 _first_span = _FirstSpan()
 
-_Kept = tuple[int, int, bool, int, trace.TraceState | None, int | None]
+_StoredSpan = tuple[int, int, bool, int, trace.TraceState | None, int | None]
 """A :class:`CurrentSpan` as stored: its values, with None for an empty trace state. There may be thousands between two drains,
 and the garbage collector stops tracking a tuple of plain values."""
 
@@ -121,9 +121,9 @@ class ContextTable:
         # Reentrant: a finalizer that runs while it is held may run operators, which ask for the number.
         self._lock = threads.RLock()
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._spans: dict[int, _Kept] = {}
+        self._spans: dict[int, _StoredSpan] = {}
         self._last = 0
-        self._gone: deque[int] = deque()
+        self._collected: deque[int] = deque()
         self._leaving: dict[int, int] = {}
         self._just_ended: deque[tuple[int, int]] = deque(maxlen=_MOST_ENDED)
         self._ends: dict[int, int] = {}
@@ -165,8 +165,8 @@ class ContextTable:
 
     def begin_drain(self, now: int = 0) -> None:
         """Begins a drain; call it on the draining thread. Spans collected before ``now`` (Unix ns) may be removed after the drain."""
-        while self._gone:
-            self._leaving[self._gone.popleft()] = now
+        while self._collected:
+            self._leaving[self._collected.popleft()] = now
         self._learn_ends()
 
     def _learn_ends(self) -> None:
@@ -257,7 +257,7 @@ class ContextTable:
                 return known[1]
             return self._add(span, current)
 
-    def _add(self, span: trace.Span, current: _Kept) -> int:
+    def _add(self, span: trace.Span, current: _StoredSpan) -> int:
         number = self._next_number()
         key = id(span)
         has_ended = getattr(span, "end_time", None) is not None
@@ -266,7 +266,7 @@ class ContextTable:
             table.learn(key, known, current, has_ended=has_ended)
         return number
 
-    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _Kept, *, has_ended: bool) -> None:
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _StoredSpan, *, has_ended: bool) -> None:
         """Adds an entry of another table. ``key``: id of the span; ``known``: reference and number."""
         self._last = known[1]
         if has_ended:
@@ -291,7 +291,7 @@ class ContextTable:
         known = self._numbers.get(key)
         if known is not None and known[0] is reference:  # else it is an entry of another recording with its own numbers
             del self._numbers[key]
-            self._gone.append(number)
+            self._collected.append(number)
 
 
 process_changes.at_fork(process_changes.Order.STATE, in_child=_following.clear)
