@@ -36,10 +36,10 @@ class RecordedThread(NamedTuple):
 
 
 class Names(Sequence[str]):
-    """The names of a batch or a table: bytes end to end, and the end of each name.
+    """The names of a batch or a table: concatenated bytes, and the end of each name.
 
     Index 0 is the empty name. Names are decoded on access; invalid UTF-8 becomes U+FFFD. ``data`` and ``ends`` are the
-    arguments of the native encoders. All batches of a process share the recorder's names, of which each sees those at
+    arguments of the native encoders. All batches of a process share the recorder's names, each up to the state at
     its drain: there is no work per name and batch. ``added`` are further names with the indices after them.
     """
 

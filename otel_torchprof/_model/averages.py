@@ -42,7 +42,7 @@ class Averages:
     amounts: Mapping[str, Array]
     """Sums of what else was given to be added up, by the same names."""
     peaks: Mapping[str, Array]
-    """Largest values of what was given to be compared, by the same names."""
+    """Largest values of the columns passed as ``peaks``, by name."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -113,9 +113,9 @@ def grouped(
 
 
 class _Groups:
-    """The group of each event by name and sort, worked out when a block of them is asked for.
+    """The group of each event by name and kind, computed on demand for a block of events.
 
-    Groups that a process has many more of than the view has events are numbered anew.
+    Groups are renumbered if the process has many more of them than the view has events.
     """
 
     def __init__(self, view: TreeView) -> None:
@@ -182,13 +182,13 @@ AMOUNTS = len(Average._fields) - 2
 
 
 class NamedSums(Generic[Key]):
-    """The numbers of an :class:`Average` by key, in the order in which the keys first came. For one thread at a time.
+    """The numbers of an :class:`Average` by key, in the order of first occurrence. Not thread-safe.
 
-    The sums are Python's integers: no file can make them overflow. Adding costs about 0.6 µs.
+    Sums are Python integers, which no file can make overflow. Adding costs about 0.6 µs.
 
     Args:
-        other: the key of the entry for all that get none.
-        admits: whether a new key gets an entry, given what it comes with. Default: always.
+        other: key of the entry for all keys without one of their own.
+        admits: whether a new key with its first amounts gets an entry. Default: always.
     """
 
     def __init__(self, other: Key, admits: Callable[[Key, Sequence[int]], bool] | None = None) -> None:

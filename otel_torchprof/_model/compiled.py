@@ -42,7 +42,7 @@ class Captured(NamedTuple):
     """One entry per row of a batch."""
 
     counts: Mask
-    """The top-level operators: what the program called, and nothing that these called themselves."""
+    """Mask of the top-level operators, which the program called itself."""
     captured: Mask
     """The counted operators that ran in a compiled region."""
     region: Mask

@@ -136,15 +136,15 @@ def covered_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
 
 
 DRAINED_NS = 10_000
-"""A device that comes to a mark this soon after it was made had nothing else to do: the two clocks agree to some microseconds."""
+"""A device that reaches a timing event within this time after its creation was idle; the clocks agree to some microseconds."""
 
 
 def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Ns of each segment (Unix ns) in which devices had done all that they had been given, and waited for the host to give more.
+    """Returns for each segment (Unix ns) the ns in which devices had finished all work, and waited for the host.
 
-    Known where a mark is made: a device that comes to it at once had nothing to do before, since the last mark that it came to or
-    that was made, or for a part of that time. So it is what it is at most. Marks of other threads and streams that a device has not
-    come to say that it is not so. NaN of a segment in which no mark was made.
+    Computed at timing events: a device that reaches one at once was idle before, at most since the last timing event that it reached or that
+    was created. So the result is an upper limit. Timing events of other threads and streams that a device has not reached show
+    that it was not idle. NaN for a segment without timing events.
     """
     devices = batch.devices
     timed = None if devices is None else timed_rows(batch)
@@ -215,7 +215,7 @@ class DisplayedTimes(NamedTuple):
     """One entry per event of a view, ns."""
 
     own: npt.NDArray[np.int64]
-    """The time outside its child events; 0 for asynchronous events, whose time is what is around them's."""
+    """Time outside of child events; 0 for asynchronous events, whose time counts for their enclosing event."""
     total: npt.NDArray[np.int64]
     """With all events that the view has inside of it."""
 
@@ -301,7 +301,7 @@ class DeviceSlices(NamedTuple):
 
 
 def device_slices(batch: Batch) -> DeviceSlices | None:
-    """The slices of all pairs whose event is in the batch; None where there is none. Pure.
+    """Returns the slices of all pairs whose event is in the batch; None if there are none.
 
     Costs some 0.3 us per slice, and more for those that overlap on many lanes. Raises MemoryError.
     """

@@ -26,14 +26,13 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     (``retain_graph``).
 
     Torch gives a backward function the sequence number of its graph node and the id of the thread that made the node.
-    An operator records the number that the *next* node of its thread will have, so every operator that surrounds or
-    comes shortly before the making of a node carries the node's number; the one that made it is the latest to start.
-    Hence: same number, ``torch_tid`` of the thread equal to ``fwd_thread``, not itself a backward function, latest
-    start not after that of the backward function (of equal starts the deeper row). An operator *inside* a backward
+    An operator records the number that the *next* node of its thread will have, so every operator that encloses or shortly
+    precedes the creation of a node has the node's number; the one that created it is the latest to start. Hence: same number, ``torch_tid`` of the thread equal to ``fwd_thread``, not itself a backward function, latest
+    start not after that of the backward function (with equal starts, the deeper row). An operator *inside* a backward
     function is a candidate like any other: there activation checkpointing runs the forward again, and ``create_graph``
     makes the nodes of the second derivative. Without either, gradients are off there and operators carry no number.
 
-    O(n log n) in the events that have a sequence number. Pure; safe from any thread.
+    O(n log n) in the events that have a sequence number. Thread-safe.
     """
     if not has_backward(batch):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)

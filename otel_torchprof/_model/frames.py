@@ -47,10 +47,9 @@ def frames_of(batch: Batch) -> npt.NDArray[np.bool_] | None:
 
 
 def nested_parents(parent: Array, start: Array, end: Array) -> Array:
-    """Parents of rows if the end of an event also ended all that is open inside it, as in torch's stacks.
+    """Returns parents of rows such that the end of an event also ends all open events in it, as in torch's stacks.
 
-    A label that is entered by a function ends later than that function; what comes in between is inside the label, but not
-    inside the function.
+    A label that a function enters may end after that function: events in between are inside the label, but not inside the function.
     """
     outlives = (parent >= 0) & (end > end[parent])
     affected = np.flatnonzero(_any_outwards(outlives, parent))
@@ -103,7 +102,7 @@ def levels(enclosing: Array) -> list[Array]:
 
 
 def with_info(batch: Batch, info: FrameInfo) -> Batch:
-    """The batch with the facts of what is called in it, out of those of all that was called since the tracer came."""
+    """Returns the batch with the metadata of the objects called in it, selected from all that the tracer has noted."""
     is_frame = frames_of(batch)
     if is_frame is None:
         return replace(batch, frame_info=FrameInfo(since=info.since))
@@ -172,10 +171,10 @@ def without_frames(batch: Batch) -> Batch:
 
 
 class ShortFrames:
-    """Takes calls that took less than some time out of the batches of one recording, in the order of its drains.
+    """Removes short calls from the batches of one recording, in the order of its drains.
 
-    What is in them hangs under what is around them. Unfinished ones stay, and those that an earlier batch reported as open:
-    what was inside them then is said to be so. Not thread-safe: a recording is drained by one thread at a time.
+    Their children move to their parents. Unfinished calls stay, and so do calls that an earlier batch reported as open, as
+    they are the parents of events in that batch. Not thread-safe.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -41,11 +41,11 @@ class ExclusiveTimes(NamedTuple):
 def exclusive_times(
     batch: Batch, enclosing: npt.NDArray[np.int64], group: npt.NDArray[np.int64], groups: int
 ) -> ExclusiveTimes | None:
-    """Gives each phase that has ended its time, and takes that off the nearest phase around it; None where none has ended.
+    """Adds the time of each ended phase, and subtracts it from the nearest enclosing phase; returns None if none has ended.
 
-    What is taken off a phase that is still open is made up for by the drain in which it ends: sums over drains are right, wherever
-    these cut. ``enclosing``: of rows and open events the one that was open around it. ``group``: of both. Costs one look at the
-    kinds, else some microseconds per drain and a few hundred ns per phase; nothing per operator.
+    The time of an open phase may become negative until the drain in which it ends; sums over drains are right. ``enclosing``: the
+    enclosing node of each row and open event; ``group``: the group of each. Costs one comparison of a column, else some microseconds per
+    drain and a few hundred ns per phase; nothing per operator.
     """
     rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
     if not rows.size:

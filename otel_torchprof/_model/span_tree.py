@@ -1,4 +1,4 @@
-"""The spans of one trace as a tree on columns: who is whose parent, in which order, and sums along the branches."""
+"""The spans of one trace as a tree on columns: parents, order, and sums over descendants."""
 
 from __future__ import annotations
 

@@ -25,15 +25,15 @@ _ids = itertools.count(1)
 
 
 def with_waiting(batch: Batch, stacks: Sequence[WaitingStack], times: tuple[int, int]) -> Batch:
-    """A final batch with calls that were open all the time, marked unfinished, as the top-level of their threads.
+    """Adds to a final batch the calls that were open all the time, marked unfinished, at the top level of their threads.
 
-    A stack is left out where the thread has calls of its own in the batch: it went on in the last moment, and then the recorder has
-    all of it. Costs a copy of everything; nothing where no thread waits.
+    Leaves out the stack of a thread with calls in the batch: it resumed at the last moment, and the recorder has its whole stack. Costs
+    a copy of the batch; nothing if no thread waits.
 
     Args:
-        batch: what was recorded.
+        batch: the recorded events.
         stacks: one per thread.
-        times: when the recording started and stopped, Unix ns.
+        times: start and end of the recording, Unix ns.
     """
     places = {(thread.os_tid, thread.ident): at for at, thread in enumerate(batch.threads)}
     known = [(places.get((stack.thread.os_tid, stack.thread.ident), -1), stack) for stack in stacks]

@@ -24,7 +24,7 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
 
     Registering a waiting action again has no effect.
 
-    What the action raises is logged, and reaches neither the import nor the caller. Waits for a module that another thread
+    Exceptions of the action are logged, and reach neither the import nor the caller. Waits for a module that another thread
     is importing. Thread-safe. While an action waits, every other import costs one dictionary lookup more.
 
     Args:

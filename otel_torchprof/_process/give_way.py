@@ -55,9 +55,9 @@ def without_yielding() -> Iterator[None]:
 
 
 def give_way() -> None:
-    """Rests, where the thread gives way and has worked for a millisecond; between two calls there should be no more work than that.
+    """Sleeps briefly if this thread is a yielding one and has worked for a millisecond. Call it at least once per millisecond of work.
 
-    Costs 0.2 us on other threads, 0.9 us on one that gives way.
+    Costs 0.9 us on a yielding thread, 0.2 us on others.
     """
     if (is_hurried := _thread.is_hurried) is None:
         return

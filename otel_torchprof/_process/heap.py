@@ -1,4 +1,4 @@
-"""Memory beside the C library's heap, and what is free in that heap returned to the system."""
+"""Memory outside of the C library's heap, and release of free memory in that heap to the system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SMALLEST_OWN = 64 << 10
-"""Bytes from which on a block is worth pages of its own, of which the last one is used by half."""
+"""Smallest size in bytes of a block with pages of its own; on average half of the last page is unused."""
 
 
 def own_memory(size: int) -> npt.NDArray[np.uint8]:
@@ -84,11 +84,11 @@ _WORTH_IT = 64 << 20
 
 
 class Heap:
-    """Trims the heap once most of what was held is freed, and the program records nothing. For one thread at a time.
+    """Trims the heap once most of a backlog is freed, and the program is not recording. Not thread-safe.
 
-    glibc keeps what a backlog leaves free: of 600 MiB after an outage 340 (measured). Trimming takes some 80 ms for these, on the
-    caller's thread, and locks one arena after the other: a program whose own heap has 1.5 GiB of holes waits 100 ms for an allocation
-    then (measured), hence not amid its work. Without effect where the C library has no ``malloc_trim``.
+    glibc keeps the freed memory of a backlog: 340 of 600 MiB after an outage (measured). Trimming these takes some 80 ms on the caller's
+    thread, and locks one arena after another: with 1.5 GiB of holes in the heap, the program waits 100 ms for an allocation (measured), so
+    it is not done during a recording. No effect if the C library has no ``malloc_trim``.
     """
 
     def __init__(self) -> None:

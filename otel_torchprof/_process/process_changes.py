@@ -83,7 +83,7 @@ def at_exit(order: Order, function: Callable[[], object]) -> None:
 
 
 def before_exit(function: Callable[[], object]) -> Callable[[], None]:
-    """Registers a function to be called at exit, before all that are registered now; returns a function that cancels it."""
+    """Registers a function to be called at exit, before the functions registered so far; returns a function that cancels it."""
     atexit.register(function)
     return lambda: atexit.unregister(function)
 

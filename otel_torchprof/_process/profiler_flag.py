@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class _ProfilerFlag:
-    """Counts who runs, and keeps torch's flag true meanwhile.
+    """Counts the running profiles of this package, and keeps torch's flag true meanwhile. Thread-safe.
 
-    Torch has one flag that each of its profilers sets and the first that stops clears. So the function through which all
-    of them set it is replaced while a profile of ours runs: it remembers what torch wants, which holds again afterwards.
-    Thread-safe.
+    Torch has one flag, which each of its profilers sets, and the first one that stops clears. So the function that sets it is replaced
+    while a profile of this package runs; it stores the value that torch sets, for the time after.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ SECONDS_BETWEEN_LIKE_MESSAGES = 60.0
 
 
 def debug(message: str, *arguments: object) -> None:
-    """Logs for those who look for trouble."""
+    """Logs a message for debugging."""
     _logger.debug(message, *arguments)
 
 

@@ -106,7 +106,7 @@ class WrappedCalls(Generic[CallT]):
 
 
 def place(call: WrappedCall, module: Any) -> tuple[Any, str]:
-    """The object of which the function is an attribute, or None, and the attribute's name."""
+    """Returns the object that has the function as an attribute, or None, and the attribute's name."""
     *classes, name = call.path.split(".")
     for part in classes:
         module = getattr(module, part, None)
