@@ -123,7 +123,7 @@ class AttributeSource:
 
     @cached_property
     def functions(self) -> tuple[list[FunctionInfo], npt.NDArray[np.int64]] | None:
-        """The Python functions that spans are calls of, or stand in directly: all of them, and per span which, -1 for none."""
+        """Python functions that spans are calls of or are directly inside, and the index of each span's function; -1 for none."""
         info = self.batch.frame_info
         if info is None or (self.frames is None and self._callers is None):
             return None
@@ -158,7 +158,7 @@ class AttributeSource:
 
     @cached_property
     def generations(self) -> list[tuple[int, Mapping[str, AttributeValue]]]:
-        """The spans of calls of ``generate`` of which something is known, each with its attributes."""
+        """Spans of calls of ``generate`` with metadata, each with its attributes."""
         known = self.batch.generations
         if not known:
             return []

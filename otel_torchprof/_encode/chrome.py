@@ -1,23 +1,23 @@
 """Encodes a batch as Chrome JSON like torch's Kineto, in pieces, so that the trace is never whole in memory.
 
 The format is Google's "Trace Event Format"; names, categories, arguments and top-level keys are those of Kineto's
-schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are the arguments ``error.type``,
+schema version 1, so that Perfetto, TensorBoard and HTA read it. This package adds the arguments ``error.type``,
 ``unfinished``, ``async``, ``lost before``, ``inputs cut``, ``label args`` and ``Python identity`` (the same for all segments of
 a generator or coroutine), and the top-level keys ``dropped_events`` and ``python_threads`` (the system's id of each thread with
 Python's calls, and ``threading.get_ident()`` of it).
 
-What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of
-its own: events that ended on another thread, and events that outlive their parent.
+Events that cannot be nested slices of one track, as they ended on another thread or outlive their parent, are written as pairs of
+asynchronous events, for which viewers create a track.
 
-What devices did is on tracks of their own, as Kineto lays out a GPU's. A device is a process whose id is the device's index, a stream a
-thread of it whose id is the stream's, where these are free. A slice is what lies between the timing events around an event; it has the
-category ``gpu_user_annotation``, by which readers of Kineto's traces know a range on a stream that is no kernel, whatever the event
-is. ``External id`` is that of the event; ``device`` and ``stream id`` say where it ran. (Kineto's ``stream`` would make it a kernel to
-HTA.) An arrow ``ac2g`` leads to it from the event, where that is a slice itself.
+Work of devices is on tracks of its own, as in Kineto. A device is a process whose id is the device's index, a stream is a
+thread in it whose id is the stream's, if these ids are free. A slice lasts from the first to the second timing event of an event. Its
+category is ``gpu_user_annotation``, which in Kineto's traces means a range on a stream that is no kernel. ``External id`` is that of the
+event; ``device`` and ``stream id`` are where it ran. (With Kineto's ``stream``, HTA would take it for a kernel.) An arrow ``ac2g``
+leads to it from the event, if that is a slice.
 
-What was allocated and freed is an instant each. Totals over time are counters, which viewers draw as curves: a track for each quantity
+Allocations and releases are instants. Totals over time are counters, which viewers display as curves: a track for each quantity
 of each device (``CPU memory allocated``, ``CUDA:0 memory reserved``) with one series, ``bytes``, since viewers stack several series of a
-track, and what is reserved holds what is allocated; and ``GPU 0 power`` with the series ``W``.
+track, and reserved memory contains the allocated; and ``GPU 0 power`` with the series ``W``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Encodes spans as Chrome JSON: one document, to which each export appends events.
 
 The document is that of :mod:`.chrome`, with the resource of the first span as its ``otherData``. It is closed after each
-export: no viewer loads it otherwise, whereas Perfetto leaves aside what may follow a whole document.
+export, since viewers need a complete document; Perfetto ignores data after it.
 
-A span is a complete event. Its arguments are ``trace_id``, ``span_id``, ``parent_id``, ``attributes``, ``links`` and what
-is out of the ordinary: ``kind`` other than internal, ``status`` and ``status_description``, ``trace_state``,
+A span is a complete event. Its arguments are ``trace_id``, ``span_id``, ``parent_id``, ``attributes``, ``links`` and, unless they have
+their usual values, ``kind``, ``status`` and ``status_description``, ``trace_state``,
 ``dropped_attributes``, ``dropped_events``, ``dropped_links``. Its events are instants on its track. A link between two
-spans of one export is an arrow too, if what it points to began first.
+spans of one export is an arrow too, if the linked span began first.
 """
 
 from __future__ import annotations

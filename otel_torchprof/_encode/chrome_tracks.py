@@ -1,10 +1,10 @@
 """Chooses the track of each span in a Chrome trace, export after export.
 
-Viewers draw a track as slices inside one another and drop or misplace a slice that overlaps its neighbour otherwise. A span
-that says on which thread it ran is drawn on the track of that thread, where the threads own stack makes spans nest; what
-does not nest there, ended on another thread or names no thread (requests that overlap, tasks of one event loop) goes to a lane.
+Viewers display a track as nested slices, and drop or misplace a slice that overlaps another without nesting. A span with a thread is on
+the track of that thread, where spans nest like the thread's stack. Spans that do not nest there, ended on another thread or have
+no thread (overlapping requests, tasks of one event loop) are on lanes.
 
-A *lane* is a track of the file. On it slices lie apart or one inside the other, and a slice lies inside another only if
+A *lane* is a track of the file. Its slices are disjoint or nested, and a slice is inside another only if
 that is its parent: viewers display a slice inside another as called by it.
 """
 

@@ -1,4 +1,4 @@
-"""Attributes of collectives: which they are of which group, and how much they move."""
+"""Attributes of collectives: name, group, number, and size."""
 
 from __future__ import annotations
 

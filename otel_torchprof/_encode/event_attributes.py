@@ -152,7 +152,7 @@ def dropped_events(source: AttributeSource) -> Values | None:
 
 
 def moved(device: str, direction: str) -> Callable[[AttributeSource], Values | None]:
-    """Bytes allocated or released, ``direction``, by an event and what it called; ``device`` is a fact of the source."""
+    """Returns a function for the bytes allocated or released (``direction``) by an event and its descendants on a device."""
 
     def compute(source: AttributeSource) -> Values | None:
         memory: MovedMemory | None = getattr(source, device)
@@ -292,7 +292,7 @@ def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Calla
 
 
 def module(source: AttributeSource) -> Values | None:
-    """The full names of modules: the events' own names, of calls what is known of them."""
+    """Full names of modules: names of their events; for calls of modules, from the noted metadata."""
     is_module = (source.kind == Kind.MODULE) & source.is_event
     if source.frames is None and not is_module.any():
         return None

@@ -88,8 +88,8 @@ def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, va
 def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool = True) -> SpanTable:
     """Removes spans, and replaces them as parents and in links by the spans that absorb them.
 
-    ``into``: for each row the one that it goes into, itself for what stays. Attributes and times stay as they are.
-    ``with_links``: what stays has the links of what went into it, too.
+    ``into``: for each row the row that replaces it, itself if it stays. Attributes and times do not change. ``with_links``: moves the links of
+    removed spans to the spans that replace them.
     """
     if not with_links:
         links = table.links

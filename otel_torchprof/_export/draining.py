@@ -33,7 +33,7 @@ _GIVE_UP_SECONDS = 1.0
 
 
 class _DrainRequest:
-    """A request to drain what was recorded until now, or all that ``take`` returns. Any number of threads may wait for it.
+    """A request to drain all events so far, or all that ``take`` returns. Any number of threads may wait for it.
 
     A waiting thread holds no lock, so a signal handler may request a drain and wait too.
     """
@@ -69,7 +69,7 @@ class Ending(NamedTuple):
     take: Callable[[], int]
     """Drains a slice of the rest; returns the watermark, Unix ns."""
     give_up: Callable[[], int]
-    """Drops the rest, if there is no time for it, and passes on what was drained before; returns the watermark."""
+    """Drops the remaining events, if there is no time for them, and passes on the drained ones; returns the watermark."""
     abandon: Callable[[], object]
     """Counts the rest as dropped if a drain hangs or fails."""
 
@@ -96,7 +96,7 @@ class Drainer:
         self.is_due = is_due
         self.is_behind = is_behind
         self.lock = threads.RLock()
-        """Held while it begins or ends, for who has something to change with that."""
+        """Held during start and end; others hold it for related changes."""
         self.draining = threads.RLock()
         """Held during a slice. Reentrant: a signal handler may ask for a drain in the middle of one."""
         self._in_slice = False
@@ -120,7 +120,7 @@ class Drainer:
         return self._thread is not None
 
     def drain(self, deadline: Deadline) -> bool:
-        """Drains what was recorded until now; returns False after the deadline, or if a drain failed."""
+        """Drains all events so far; returns False after the deadline, or if a drain failed."""
         thread = self._thread
         if thread is None:
             return self.drain_here(deadline)
@@ -182,7 +182,7 @@ class Drainer:
         return request.wait(deadline)
 
     def drain_here(self, deadline: Deadline, take: Callable[[], int] | None = None) -> bool:
-        """Drains on the caller's thread what was recorded until now, or all that ``take`` returns, in slices.
+        """Drains on the caller's thread all events so far, or all that ``take`` returns, in slices.
 
         Drains at least one slice, unless another thread drains until the deadline.
         """

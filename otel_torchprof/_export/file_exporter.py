@@ -143,7 +143,7 @@ class FileSeries:
         return fits
 
     def begin_next(self) -> None:
-        """Ends the file; what comes goes to the next one."""
+        """Ends the file; later spans are written to the next one."""
         self._file.close()
         self._whole.append(self._file.path)
         self._bytes_of_whole += self._file.size
@@ -179,14 +179,14 @@ class FileSeries:
 
 
 class SpanWriter(Protocol):
-    """Writes spans of one format to a series of files. For one thread at a time."""
+    """Writes spans of one format to a series of files. Not thread-safe."""
 
     @property
     def series(self) -> FileSeries:
         """The files."""
 
     def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
-        """Appends spans, of which there are some; yields how many more are in the files, whenever some are."""
+        """Appends spans (at least one); yields the number of newly written spans after each write."""
 
 
 class _OpenFiles:
@@ -382,13 +382,13 @@ class FileSpanExporter(SpanExporter):
     __copy__ = shared
 
     def _key(self, path: str) -> tuple[object, ...]:
-        """Equal for exporters that write the same file in the same way: a link may have another suffix than what it leads to."""
+        """Returns a key, equal for exporters of the same file and format; a link may have another suffix than its target."""
         # A relative path: where there is no working directory.
         real = os.path.realpath(path) if Path(path).is_absolute() else path
         return type(self)._writer, real, *Path(path).suffixes[-2:]  # noqa: SLF001 - its own class
 
     def _join(self, path: str, written: str) -> None:
-        """Shares the files of those who asked for the same path; the first settles where they are, and when the next one begins."""
+        """Shares the files of exporters with the same path; the first one sets their location and limits."""
         key = self._key(path)
         with FileSpanExporter._lock:
             files = self._open_files.get(key)

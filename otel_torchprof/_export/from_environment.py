@@ -69,7 +69,7 @@ def _made(name: str) -> SpanExporter | None:
 
 
 def destination(exporter: object) -> str:
-    """Host, port and path of one that has an endpoint, the same for all that send there; else the name of its class."""
+    """Returns host, port and path of an exporter's endpoint, equal for all that send there; without one, its class name."""
     endpoint = getattr(exporter, "displayed_endpoint", None) or getattr(exporter, "_endpoint", None)
     if not isinstance(endpoint, str):
         return type(exporter).__name__

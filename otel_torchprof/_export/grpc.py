@@ -48,10 +48,9 @@ _channels_of_parents: list[Any] = []
 
 
 class GrpcTransport:
-    """Sends messages to one target. Thread-safe; all threads share one channel, made at the first message.
+    """Sends messages to one target. Thread-safe; all threads share one channel, created at the first message.
 
-    A channel whose receiver could not be reached or did not response in time is replaced, and closed as soon as nobody uses it
-    any more.
+    A channel whose receiver could not be reached or did not respond in time is replaced, and closed after its last use.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -109,7 +108,7 @@ class GrpcTransport:
             self._release(connection, replace)
 
     def close(self) -> None:
-        """Closes the channel; what is being sent ends at once, as cancelled."""
+        """Closes the channel; running calls end at once, as cancelled."""
         with self._lock:
             self._closed = True
             connection, self._current = self._current, None
@@ -171,7 +170,7 @@ class GrpcTransport:
         return Response(Outcome.REFUSED, reason, advice=advice(self._settings) if advice else "")
 
     def _is_http(self, deadline: Deadline) -> bool:
-        """Whether the peer is one of HTTP: gRPC's words for what such a one says differ with what it says, and from version to version."""
+        """Whether the peer speaks HTTP/1. Probes it, as gRPC's messages about this differ with the response and the version."""
         try:
             return answers_http_1(self._settings, min(_SECONDS_TO_ASK, deadline.remaining() / 2))
         except (OSError, ValueError):

@@ -54,7 +54,7 @@ class HttpRequest(threads.local):
     status: tuple[int, str] | None = None
     """Code and reason, once the status line of the receiver (not of a proxy) is there."""
     sent: bool | None = None
-    """Whether anything of it was sent to the receiver; None where nobody looked, as with a SOCKS proxy."""
+    """Whether any part of it was sent to the receiver; None if unknown, as with a SOCKS proxy."""
 
     def begin(self, deadline: Deadline) -> None:
         """Another one."""
@@ -206,7 +206,7 @@ _GZIP_LEVEL = 1
 _SHORTEST_TIMEOUT = 0.001
 """Seconds; urllib3 refuses 0."""
 _LONGEST_BODY = 4096
-"""Bytes of a response that are read: a partial success takes a hundred, the rest is somebody's error page."""
+"""Limit of the bytes read of a response: a partial success takes a hundred, error pages may take more."""
 
 _sessions_of_parents: list[Any] = []
 
@@ -246,7 +246,7 @@ class HttpTransport:
                 headers=self._headers,
                 # For a SOCKS proxy only: all other connections keep the deadline.
                 timeout=Timeout(total=max(timeout, _SHORTEST_TIMEOUT)),  # type: ignore[arg-type]
-                # Given with each request: those of a session give way to REQUESTS_CA_BUNDLE.
+                # Passed with each request: REQUESTS_CA_BUNDLE would override the session's.
                 verify=self._settings.certificate_file or True,
                 cert=self._certificate,
                 allow_redirects=False,
@@ -260,7 +260,7 @@ class HttpTransport:
             return failed._replace(may_have_arrived=request.sent is not False)
 
     def close(self) -> None:
-        """Closes the connections that are not in use; those that are end with their timeout."""
+        """Closes unused connections; those in use end with their timeout."""
         self._session.close()
 
     def after_fork_in_child(self) -> None:
@@ -425,7 +425,7 @@ def refused(status: int, settings: Settings) -> str:
 
 
 def not_allowed(settings: Settings) -> str:
-    """Advice for an exporter that the receiver knows to be nobody who may send spans."""
+    """Returns advice for an exporter that the receiver does not authorize."""
     variable = _variable("headers")
     if settings.headers:
         return (
@@ -467,6 +467,6 @@ def _place(settings: Settings) -> str:
 
 
 def _variable(setting: str) -> str:
-    """The one that counts: the one for traces where it is set, else the general one."""
+    """Returns the variable to name: the one for traces if it is set, else the general one."""
     for_traces, general = VARIABLES[setting].variables
     return for_traces if os.environ.get(for_traces, "").strip() else general

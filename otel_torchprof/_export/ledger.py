@@ -45,7 +45,7 @@ class Entries(NamedTuple):
 class Ledger:
     """Counts that are read together. Thread-safe; in a forked child they begin at 0.
 
-    The queues of the exporters count under :attr:`lock` too, so that whoever holds it sees each event in one place.
+    The export queues count under :attr:`lock` too: while it is held, each event is counted in exactly one place.
     """
 
     def __init__(self) -> None:

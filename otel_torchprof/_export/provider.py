@@ -30,7 +30,7 @@ _NAME = "otel_torchprof"
 
 
 def is_sdk_provider(provider: Any) -> bool:
-    """Whether it is the SDK's, or one that can do what the SDK's does; the API's own placeholder is not."""
+    """Whether the provider is the SDK's or a compatible one; the API's placeholder is not."""
     return all(hasattr(provider, name) for name in ("resource", "sampler", "id_generator", "add_span_processor"))
 
 
@@ -45,7 +45,7 @@ class RankRules(Protocol):
         """The ids of a step; None if the provider generates them."""
 
     def resource(self, own: Resource) -> Resource:
-        """The provider's resource with what is known of the rank."""
+        """Returns the provider's resource with the attributes of the rank."""
 
 
 class Provider:
@@ -82,7 +82,7 @@ class Provider:
 
     @property
     def limits(self) -> SpanLimits:
-        """The provider's limits of spans; those of the environment where it does not tell."""
+        """Returns the provider's span limits; those of the environment if it has none."""
         return span_limits(self.tracer_provider)
 
     @property

@@ -94,7 +94,7 @@ class Outage:
         self._reported = False
 
     def pause(self, asked: float | None, *, hurried: bool) -> float:
-        """Seconds until the next attempt: those that the receiver ``asked`` for, else those of the backoff."""
+        """Returns the seconds until the next attempt: as the receiver ``asked``, else from the backoff."""
         return (_URGENT_BACKOFF if hurried else _NORMAL_BACKOFF).wait(max(self._failures - 1, 0), asked)
 
 
@@ -151,21 +151,21 @@ _instances: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count
 class ExportQueue:
     """Queues spans for an exporter, and exports them in order on its own thread.
 
-    ``put`` never waits for the exporter. What does not fit pushes out the oldest, and is counted. Whatever the exporter raises
-    is counted and logged, at most once a minute. The thread begins with the first ``put``, is a daemon, and has instrumentation
-    suppressed. Thread-safe; in a forked child it is empty and begins anew.
+    ``put`` never waits for the exporter. If the queue is full, the oldest spans are dropped, and counted. Exceptions of the exporter
+    are counted and logged, at most once a minute. The daemon thread starts with the first ``put``, and has instrumentation
+    suppressed. Thread-safe; in a forked child the queue is empty and restarts.
 
-    What an exporter with ``export_some`` leaves stays where it was, before all that came later, and is tried again with growing
-    pauses, or when the receiver asks for it, for as long as it fits. Whoever waits for a flush or the shutdown shortens the pauses.
-    A message that is never taken while others are waits behind these, and is lost after five minutes.
+    Spans that an exporter with ``export_some`` did not deliver stay at the front, and are retried with growing pauses, or when the receiver
+    asks, for as long as they fit. A waiting flush or shutdown shortens the pauses. A message that is never accepted while others are
+    moves behind these, and is dropped after five minutes.
 
     Args:
-        exporter: any SpanExporter. One with a true attribute ``takes_span_lists`` is given each batch whole, any other at most
-            ``max_export_batch_size`` spans at a time. One whose ``export`` takes a ``timeout_millis`` is given that too.
-        settings: bounds; by default those of the environment.
-        ledger: under whose lock it counts; by default it has one of its own.
+        exporter: any SpanExporter. One with a true attribute ``takes_span_lists`` gets each batch whole, any other at most
+            ``max_export_batch_size`` spans at a time. If its ``export`` has a parameter ``timeout_millis``, it gets that too.
+        settings: limits; by default those of the environment.
+        ledger: ledger with the lock for counts; by default a new one.
         clock: a monotonic clock, in seconds.
-        wait: waits for a change, with a time by that clock.
+        wait: waits for a change, with a timeout by that clock.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class ExportQueue:
                     self._changed.wait(deadline.remaining())
                 return condition()
         except RuntimeError as error:
-            # What a handler of a signal raises while wait() has released the lock leaves `with` nothing to release.
+            # If a signal handler raises while wait() has released the lock, `with` has nothing to release.
             raise error.__context__ or error from None
 
     def _run(self) -> None:
@@ -352,9 +352,9 @@ class ExportQueue:
             self._shut_exporter_down()
 
     def _work(self) -> bool:
-        """Handles the oldest item, once there is one; returns False when no more will come.
+        """Waits for the oldest item and handles it; returns False when there will be no more.
 
-        Not a loop: its variable would hold the last batch, which may be large, for as long as nothing comes.
+        Not a loop, whose variable would keep the last batch, which may be large, alive during the wait.
         """
         self._pause(None)
         item = self._next()
@@ -577,7 +577,7 @@ class ExportQueue:
             self._changed.notify_all()
 
     def _give_up(self) -> None:
-        """Drops all that still waits, with what the exporter has in its hands, whatever it answers later. Again without effect."""
+        """Drops all queued spans, and those that the exporter is sending, whatever its result. Repeated calls have no effect."""
         if self._abandoned:
             return
         self._abandoned = True
@@ -594,7 +594,7 @@ class ExportQueue:
             self._log.warning(text, self._name, undelivered.spans, why, unanswered)
 
     def _abandon(self) -> None:
-        """Gives up what still waits, and wakes the exporter: one of ours that waits to try again then stops."""
+        """Gives up the queued spans, and wakes the exporter, so that one of this package stops waiting for a retry."""
         with self._changed:
             self._give_up()
         self.say()

@@ -36,7 +36,7 @@ _TLS_FAULTS = (
 
 _NO_RECEIVER = "perhaps what answers there is no receiver of OTLP: see that the endpoint is that of one"
 CLOSED = "the exporter is shut down"
-"""The reason of a response to what is sent after the shutdown, or when it comes."""
+"""Reason of the response for messages sent during or after the shutdown."""
 
 
 class Outcome(enum.Enum):
@@ -84,13 +84,13 @@ def accepted(body: bytes) -> Response:
     try:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
-        # The status said that it was taken, and sending it again would double what was.
+        # The status was success: sending the message again would duplicate its spans.
         return Response(Outcome.ACCEPTED, "the receiver's response cannot be read", advice=_NO_RECEIVER)
     return Response(Outcome.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
 
 
 def one_line(text: str) -> str:
-    """Somebody else's text for a log: on one line, not too long, and with nothing in it that moves a cursor."""
+    """Returns foreign text for a log: on one line, of limited length, and without control characters."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST_TEXT else line[:_LONGEST_TEXT] + " ..."
 

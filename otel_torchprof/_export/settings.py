@@ -66,12 +66,12 @@ class Settings:
         client_certificate_file: str | os.PathLike[str] | None = None,
         max_request_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Settings:
-        """The keywords; where one is None or empty, the variables of ``environ`` (by default the process's).
+        """Returns the settings from keywords; for a keyword that is None or empty, from ``environ`` (default: the process's).
 
-        Headers of both are sent, the keyword's where a name is in both. ``insecure=False`` asks for TLS whatever the
-        endpoint's scheme; True leaves ``https://`` what it is.
+        Headers of both are sent; for a name in both, the keyword's. ``insecure=False`` requires TLS for any scheme of the
+        endpoint; True does not change ``https://``.
 
-        Raises ValueError naming a bad keyword, its value (never that of a header) and what is allowed.
+        Raises ValueError with a bad keyword, its value (never that of a header) and the allowed values.
         """
         source = _Source(os.environ if environ is None else environ)
         chosen = source.take("protocol", protocol)
@@ -170,7 +170,7 @@ class _Source:
         return VARIABLES[option].given(None if value == "" else value, self._environ)
 
     def endpoint(self, protocol: str, value: str | None, insecure: bool | None) -> tuple[str, bool]:
-        """The endpoint, and whether it goes without TLS."""
+        """Returns the endpoint, and whether it is used without TLS."""
         option = VARIABLES["endpoint"]
         if protocol == HTTP:
             for_all = replace(option, variable=option.general, general="", check=_http_endpoint_of_all)
@@ -219,7 +219,7 @@ def _message_size(value: Any) -> int:
 
 
 def _headers(value: HeadersArgument, names: str) -> tuple[dict[str, str], list[str]]:
-    """The headers, names in lower case, and what is wrong with those that are none. No value is ever told."""
+    """Returns the headers, with names in lower case, and the errors of bad ones, never with their values."""
     headers, problems = {}, []
     for number, (name, text) in enumerate(_header_pairs(value), start=1):
         key = str(name).lower()

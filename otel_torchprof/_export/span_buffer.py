@@ -49,7 +49,7 @@ _MOST_JOINED = 10_000
 
 
 class TraceCapacity:
-    """Remaining capacity of traces. For one thread at a time, except :meth:`join`."""
+    """Remaining capacity of traces. Not thread-safe, except :meth:`join`."""
 
     def __init__(self) -> None:
         self._spent: OrderedDict[bytes, int] = OrderedDict()
@@ -107,7 +107,7 @@ _MOST_ASKED = 1 << 12
 
 
 class TailSampler:
-    """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
+    """The tail sampler of one recording. Not thread-safe, except :meth:`ask`."""
 
     def __init__(self, rules: SelectionRules) -> None:
         self._keeps_all = rules.keep_all
@@ -209,7 +209,7 @@ def _alone() -> int:
 
 
 class SpanBuffer:
-    """Buffers the spans of one recording until they are sent. For one thread at a time, except ``sampler.ask()``.
+    """Buffers the spans of one recording until they are sent. Not thread-safe, except ``sampler.ask()``.
 
     Args:
         rules: rules of tail sampling, and size limits.
@@ -242,7 +242,7 @@ class SpanBuffer:
         self._past: OrderedDict[int, _Outcome] = OrderedDict()
         self._figures: Counter[str] = Counter()
         self.dropped = 0
-        """Spans that were buffered and went with a call of :meth:`decide` that failed."""
+        """Number of buffered spans that failed calls of :meth:`decide` dropped."""
 
     @property
     def budget(self) -> Budget:

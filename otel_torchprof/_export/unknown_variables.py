@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from otel_torchprof.config import Option
 
 
-# Every standard variable, in one table: who reads it in which use, and what it means for torch's spans and metrics.
-# Those that this package reads itself are in :mod:`.variables`; here they are together with those that the SDK reads.
+# All standard variables in one table: the reader in each kind of use, and the meaning for torch's spans and metrics.
+# Includes the variables that this package reads, from :mod:`.variables`, and those that the SDK reads.
 # The documentation is made of it, and a misspelt variable is compared with it.
 
 US = "us"
@@ -318,7 +318,7 @@ def _of_opentelemetry(name: str) -> UnknownVariable | None:
 
 
 def _service_links(environ: Mapping[str, str]) -> set[str]:
-    """The variables by which Kubernetes tells each pod of a Service, which may be called ``otel-torchprof``."""
+    """Returns the variables that Kubernetes sets in each pod for a Service, which may be called ``otel-torchprof``."""
     services = [name.removesuffix(_OF_A_SERVICE) for name in environ if name.endswith(_OF_A_SERVICE)]
     return {
         name
@@ -330,7 +330,7 @@ def _service_links(environ: Mapping[str, str]) -> set[str]:
 
 @once
 def warn_of_unknown_variables() -> None:
-    """Warns once of variables of the process that nobody reads. Who starts something that reads others calls it first."""
+    """Warns once of variables of the process that are never read. Called first by everything that reads variables."""
     for _, fault, hint in unknown_variables():
         warn_once(f"{fault}, and has no effect{hint and '; '}{hint}")
 

@@ -84,7 +84,7 @@ class HeldBatch(NamedTuple):
 
 
 class StepSegments:
-    """The segments of one recording. For one thread at a time, except :meth:`say`.
+    """The segments of one recording. Not thread-safe, except :meth:`say`.
 
     Segments have two sources, merged in order of time: reports, and a rule that is learned while there are no reports. A framework
     reports its loop from begin to end; the rule for loops before and after it is learned anew for each. ``step()`` of the program

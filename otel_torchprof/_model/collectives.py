@@ -131,7 +131,7 @@ class _Links(NamedTuple):
 
 
 class LiveCollectives:
-    """The collectives of one recording, drain after drain. For one thread at a time; memory is bounded.
+    """The collectives of one recording, drain after drain. Not thread-safe; memory is bounded.
 
     Args:
         ranks: of the run; None: every process is on its own.

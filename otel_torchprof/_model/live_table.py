@@ -168,7 +168,7 @@ _NO_IDS = np.empty((0, 16), dtype=np.uint8)
 
 
 class Flows:
-    """Links of backward functions to forward operators, also to those of earlier drains. For one thread at a time.
+    """Links of backward functions to forward operators, also to those of earlier drains. Not thread-safe.
 
     Remembers the latest :data:`REMEMBERED` numbered operators, or up to twice as many.
     """

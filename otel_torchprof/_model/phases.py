@@ -117,7 +117,7 @@ def repeated_phases(
 @untracked
 @dataclass(eq=False)
 class PhaseTimes:
-    """The exclusive times of phases in one step so far, ns, by thread. For one thread at a time."""
+    """The exclusive times of phases in one step so far, ns, by thread. Not thread-safe."""
 
     threads: tuple[int, ...] = ()
     """``threading.get_ident()`` of each."""

@@ -171,7 +171,7 @@ JOB_NAME = "torch.job"
 
 
 class Job:
-    """The sections of one recording. For one thread at a time, but for :meth:`link` and :meth:`begin`.
+    """The sections of one recording. Not thread-safe, except :meth:`link` and :meth:`begin`.
 
     Args:
         interval_ns: after which a section ends; 0: there is no such span.

@@ -1,4 +1,4 @@
-"""The black box, typed: the session that writes one, the watch for hangs with the stacks that it writes, and what is in an image of one."""
+"""The black box: the session that writes one, the hang watch with its stacks, and the content of an image."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BoxSession(Session):
     """The session of a black box: its chunks are in a file, it keeps the latest, and is never drained.
 
     Args:
-        descriptor: of the file, which has all of its blocks; may be closed after the start.
-        size: of the file, in bytes.
-        kinds: of events that it wants.
-        hidden: kinds of names (of ``NAME_KINDS``) that are not to stand in the file.
-        shown: patterns of :mod:`fnmatch` for labels that may, though labels are hidden.
-        hides_shapes: whether shapes of collectives are not to stand in it.
-        hides_threads: the same of the names of threads.
+        descriptor: descriptor of the file, with all blocks allocated; may be closed after the start.
+        size: size of the file in bytes.
+        kinds: kinds of events to record.
+        hidden: kinds of names (of ``NAME_KINDS``) to leave out of the file.
+        shown: patterns of :mod:`fnmatch` for labels to write even if labels are hidden.
+        hides_shapes: whether to leave out shapes of collectives.
+        hides_threads: whether to leave out names of threads.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def set_info(info: Mapping[str, Any]) -> None:
 
 
 def is_lost() -> bool:
-    """Whether the file of the open box was cut by another process: what is recorded is in no file any more."""
+    """Whether another process truncated the file of the open box, so that events are no longer in a file."""
     return bool(lib.otp_blackbox_is_lost())
 
 
@@ -126,7 +126,7 @@ class Group(NamedTuple):
     """Rank of the process in the group."""
     is_transfers: bool
     is_tracked: bool
-    """Whether the backend says what is complete."""
+    """Whether the backend reports completed collectives."""
     enqueued: int
     completed: int
     last_enqueued: int

@@ -1,7 +1,7 @@
 """The native encoders: events and spans as Chrome JSON (``encode_chrome.h``, ``device_slices.h``), spans as OTLP. Thread-safe; without the GIL.
 
-Columns are contiguous arrays of integers, by the names that they have in the struct of C; the indices in them must be in range.
-Every function raises MemoryError where there is none left.
+Columns are contiguous arrays of integers, named as in the C struct; indices in them must be in range. Every function raises MemoryError
+if no memory is left.
 """
 
 from __future__ import annotations

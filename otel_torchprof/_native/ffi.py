@@ -34,10 +34,10 @@ python_sources = _python
 
 
 def owner(memory: Any, free: str) -> object:
-    """Owns what the core has given: the function of the core with that name frees it when the last reference to the result goes.
+    """Returns an owner of native memory, which calls the core's function ``free`` when its last reference is dropped.
 
-    Not ``ffi.gc``, which frees in a finalizer: of objects that go in one collection of garbage, other finalizers may run after
-    it, and may use the memory, as that of an object which stops its profile does.
+    Not ``ffi.gc``, which frees in a finalizer: in a garbage collection, finalizers of other objects may run after it and use the memory,
+    such as one that stops its profile.
     """
     as_number = ffi.typeof("uintptr_t")
     function = ffi.addressof(lib, free)

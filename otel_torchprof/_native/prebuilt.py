@@ -37,7 +37,7 @@ class Library(NamedTuple):
 
 
 def headers_digest(include: Path) -> str:
-    """Digest of those headers of torch that the sources name: there stands what they read of torch's objects.
+    """Returns the digest of torch's headers that the sources include, which define the objects that they read.
 
     Raises:
         OSError: one of them is missing or cannot be read.
@@ -90,7 +90,7 @@ def find(torch: Any) -> Path | None:
 
 
 def _is_of(target: torch_build.BuildTarget, library: Library) -> bool:
-    """Whether torch's headers are those that it was built from; an image may have been stripped of them."""
+    """Whether torch's headers are those of the build; an image may lack them."""
     return not target.include.is_dir() or headers_digest(target.include) == library.headers
 
 

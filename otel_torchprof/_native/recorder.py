@@ -38,10 +38,10 @@ CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED
 
 
 def check(status: int, what: str) -> None:
-    """Turns a native status into an exception: the one place where that happens.
+    """Turns a native status into an exception.
 
     Raises:
-        NativeError: naming what was tried and what the core said.
+        NativeError: names the attempted operation and the core's message.
     """
     if status < 0:
         error = NativeError(f"{what}: {ffi.string(lib.otp_status_text(status)).decode()}")
@@ -55,9 +55,9 @@ def now_ns() -> int:
 
 
 def expect_contexts() -> None:
-    """Says that a span of the application is current somewhere: until then nothing looks for spans around what is left out.
+    """Reports that an application span may be current; until then, omitted events are not checked for an enclosing span.
 
-    Any thread; some 100 ns.
+    Thread-safe; costs some 100 ns.
     """
     lib.otp_expect_contexts()
 
@@ -78,7 +78,7 @@ class RecorderStats(NamedTuple):
 
 
 def recorder_stats() -> RecorderStats:
-    """Figures of the whole process. Takes the registry's lock for microseconds; any thread."""
+    """Returns counts of the whole process. Holds the registry's lock for microseconds. Thread-safe."""
     stats = ffi.new("otp_recorder_stats *")
     lib.otp_get_recorder_stats(stats)
     figures: dict[str, Any] = {name: getattr(stats, name) for name in RecorderStats._fields}
@@ -220,7 +220,7 @@ class _Column(NamedTuple):
 
 
 def batch_columns() -> list[_Column]:
-    """The columns that a drain may fill, in the core's own order: what a batch is made of, beside threads and names."""
+    """Returns the columns that a drain may fill, in the core's order."""
     count = ffi.new("uint32_t *")
     raw = lib.otp_batch_columns(count)
     return [

@@ -94,7 +94,7 @@ class BuildTarget(NamedTuple):
 
     @classmethod
     def of(cls, torch: Any) -> BuildTarget:
-        """The one that is installed."""
+        """Returns the target for the installed torch."""
         root = Path(torch.__file__).parent
         return cls(
             torch.__version__,
@@ -107,7 +107,7 @@ class BuildTarget(NamedTuple):
 
 
 def library_name(torch: Any) -> str:
-    """The file's name, which says all that it depends on."""
+    """Returns the name of the library's file, which contains everything that it depends on."""
     target = BuildTarget.of(torch)
     import hashlib
 
@@ -133,10 +133,10 @@ def folder() -> Path:
 
 
 def _owners_of_parents() -> set[int]:
-    """User ids that may own a parent of the library's folder: the process's and root's.
+    """Returns the user ids that may own a parent of the library's folder: the process's and root's.
 
     In a user namespace without root (Apptainer, bubblewrap), root's folders appear as those of the overflow user. Only a
-    parent may be such a folder: its owner could move the library's folder, but not put a file of ours or root's into it.
+    parent may be such a folder: its owner could move the library's folder, but not put a file of this user or root into it.
     """
     owners = {os.geteuid(), 0}
     with contextlib.suppress(OSError):

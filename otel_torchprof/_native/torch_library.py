@@ -1,4 +1,4 @@
-"""The library that records torch's operators: loads it, proves that it records, and reads what it knows of inputs and collectives."""
+"""The library that records torch's operators: loads and probes it, and reads recorded inputs and collectives."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ class TorchLibrary:
         return int(self.functions.lib.otp_torch_devices_collect(int(wait * 1e9))) if self.functions.times_devices else 0
 
     def report_collectives(self, session: Session, most: int) -> Collecting:
-        """Reports a running session's collectives, of which ``most`` may wait to be taken: see :class:`Collecting`.
+        """Reports a running session's collectives; ``most``: limit of buffered ones. See :class:`Collecting`.
 
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.

@@ -38,7 +38,7 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """Arrays that are made for one purpose, such as the columns of a table, side by side in huge pages. For one thread at a time.
+    """Arrays that are made for one purpose, such as the columns of a table, side by side in huge pages. Not thread-safe.
 
     The first touch of a page costs 2 us in a virtual machine, that of a huge page a fifth as much per byte (measured: 20 MiB in 10.2 and
     2.3 ms), and numpy asks for huge pages from arrays of 4 MiB on. An array keeps the block alive that it is in.
@@ -80,7 +80,7 @@ def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
 
 
 _WORTH_IT = 64 << 20
-"""Bytes that have to have been held."""
+"""Least peak of the buffered bytes for which the heap is trimmed."""
 
 
 class Heap:

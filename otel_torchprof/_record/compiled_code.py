@@ -1,7 +1,7 @@
 """Makes labels and optimizer hooks work inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``.
 
-None of these can read a C function. Dynamo and TorchScript have tables in which one object can stand for another, and tracing
-starts in functions that can be replaced. All of this is set up once, when the module of torch is imported.
+None of these can compile a C function. Dynamo and TorchScript have tables of substitutes for objects, and tracing
+starts in functions that can be replaced. Everything is set up once, when the module of torch is imported.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def leave_uncompiled(*names: str) -> None:
 
 
 def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
-    """The code of all functions and methods of a module, and of what they define."""
+    """Yields the code of all functions and methods of a module, and of nested functions."""
     waiting: list[Any] = [
         value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__
     ]

@@ -44,7 +44,7 @@ _MOST_ENDED = 100_000
 """Ends of spans that may wait for a drain; of more the oldest are not known."""
 
 _following: list[ContextTable] = []
-"""The tables of the recordings that run; the recorder asks the last one, and what it learns all of them know."""
+"""Tables of the running recordings; the recorder calls the last one, which shares new spans with all of them."""
 
 
 def _runtime_context() -> object:

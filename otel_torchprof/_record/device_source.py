@@ -148,7 +148,7 @@ class DeviceSource(Source):
         graph_hooks.after_fork_in_child()
 
     def stop(self) -> None:
-        """Ends it; a second call does nothing. Waits for what the device has under way, seconds at most."""
+        """Stops timing; repeated calls have no effect. Waits some seconds at most for running work of the device."""
         if self._timing is None or self.last_times is not None:
             return
         graph_hooks.remove(self)
@@ -306,7 +306,7 @@ def _labelled(original: Any) -> Any:
 
 
 WAIT_SECONDS = 2.0
-"""A drain waits so long, on its own thread, for what the device has under way; an event that it has not come to by then has no
+"""Seconds that a drain waits, on its own thread, for running work of the device; events that the device has not reached by then get no
 time."""
 
 _ENERGY_KEPT_NS = 600 * 10**9
@@ -314,7 +314,7 @@ _ENERGY_KEPT_NS = 600 * 10**9
 
 
 class LiveDeviceSource(Source):
-    """Times of a session's events, from when the program first uses the device. For one thread at a time.
+    """Times of a session's events, from when the program first uses the device. Not thread-safe.
 
     A service may be instrumented long before it uses a device, and in a process that is forked before it does: nothing is
     initialised here.
@@ -385,7 +385,7 @@ class LiveDeviceSource(Source):
 
 
 class LiveEnergySource(Source):
-    """Energy counters of devices, read once the program uses the device. For one thread at a time.
+    """Energy counters of devices, read once the program uses the device. Not thread-safe.
 
     Args:
         device: type, as in ``torch.device``; None to read the counters from the start.

@@ -1,4 +1,4 @@
-"""Energy counters as a source of a recording: read by a thread of ours, at the start, at the stop, and in between."""
+"""Energy counters as a source of a recording, read at its start, at its stop, and by a thread in between."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ class FunctionLine(NamedTuple):
 
 
 def read_lines(source: str | os.PathLike[str] | Iterable[str]) -> tuple[list[FunctionLine], list[LineError]]:
-    """The functions of a file, or of a list of lines, and what is wrong with other lines.
+    """Parses a file, or a list of lines; returns the functions, and the errors of bad lines.
 
     Raises:
-        TypeError: neither of them.
+        TypeError: ``source`` is neither of them.
         OSError, UnicodeDecodeError: the file cannot be read.
     """
     if isinstance(source, str | os.PathLike):

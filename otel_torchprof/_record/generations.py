@@ -212,7 +212,7 @@ def _class_of(error: BaseException | None) -> str:
 
 
 _spans_with_call: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Spans of other instrumentations of which a call has begun: they are for no further one."""
+"""Spans of other instrumentations that belong to a call already; each belongs to one call only."""
 
 
 def _gen_ai_span() -> Any:

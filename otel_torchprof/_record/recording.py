@@ -1,7 +1,7 @@
 """A recording: starts and stops a source of batches, safely with respect to interrupts.
 
-Profiles, streams, the instrumentation, metrics and the black box have one each. They differ in their sessions, their sources,
-and in who drains them. A profile has a segment for each cycle of steps and for each restart; every segment is bounded and
+Profiles, streams, the instrumentation, metrics and the black box have one each, with different sessions, sources and
+drains. A profile has a segment for each cycle of steps and for each restart; every segment is bounded and
 drained as a whole, and they are joined at the end.
 """
 
@@ -372,12 +372,12 @@ class ProfileSegment:
         return left if info is None else with_info(left, replace(info, since=self.times()[0]))
 
     def drain(self) -> Batch:
-        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
+        """Returns the events that ended since the last drain, also while recording; open events follow in a later drain.
 
-        For a recording that is only ever read like this. Threads that only wait have no calls in it.
+        Do not read the recording in another way as well. Threads that only wait have no calls in it.
 
         Raises:
-            NativeError: another thread drains it, or this process was forked from the one that recorded.
+            NativeError: another thread is draining it, or this process was forked from the recording one.
         """
         if self._session is None:
             return Batch.of({"start": []}, [""])
@@ -434,7 +434,7 @@ class ProfileSegment:
         return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
 
     def _notes(self) -> list[str]:
-        """Notes on what is off, and notes of the sources; empty before the start."""
+        """Returns notes on sources that are off, and notes of the sources; empty before the start."""
         if self._session is None:
             return []
         notes = []

@@ -30,16 +30,16 @@ leave_uncompiled(*(m.__name__ for m in _UNCOMPILED))
 
 
 class Source:
-    """Something that is recorded. What a source does not need is as here: nothing."""
+    """Base class of sources of events; by default its methods do nothing."""
 
     starts_before_session = False
     """Whether it starts before the session and stops after it; it then does not use the session."""
 
     def start(self, session: Session) -> None:
-        """Feeds a session that runs, from now on. To be stopped also where this fails or is interrupted.
+        """Starts recording into a running session. Call :meth:`stop` even if this fails or is interrupted.
 
         Raises:
-            TorchProfError: something stands in the way, and nothing but an error would be honest.
+            TorchProfError: the source is required and cannot record.
         """
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class Source:
         """
 
     def decorate(self, batch: Batch) -> Batch:
-        """A batch that was just drained, with what the source knows of its events. For one thread at a time."""
+        """Returns a drained batch with the source's data about its events. Not thread-safe."""
         return batch
 
     def states(self) -> dict[str, str]:
