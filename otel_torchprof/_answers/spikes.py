@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-_SHOWN = 5
+_MOST_LISTED = 5
 """Most listed numbers of steps."""
 _MOST_SPIKES = 500
 """Most spikes that are examined, the longest first."""
@@ -159,6 +159,6 @@ def pauses(rank: Rank) -> list[Finding]:
 
 def _listed(numbers: Integers) -> str:
     """The first numbers of steps, and their distance if that is constant."""
-    text = ", ".join(map(str, numbers[:_SHOWN].tolist())) + (" ..." if len(numbers) > _SHOWN else "")
+    text = ", ".join(map(str, numbers[:_MOST_LISTED].tolist())) + (" ..." if len(numbers) > _MOST_LISTED else "")
     distances = set(np.diff(numbers).tolist())
     return text + (f" (every {distances.pop()})" if len(distances) == 1 and len(numbers) > 2 else "")  # noqa: PLR2004 - two make no rhythm

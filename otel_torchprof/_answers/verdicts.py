@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # ---- findings on steady steps ----
 
 
-_SHOWN = 3
+_MOST_LISTED = 3
 """Most operators that are named as evidence."""
 _WITH_LOCK = frozenset(("python-gap", "optimizer-bound"))
 """Verdicts on Python code between operators; a verdict on the GIL replaces them."""
@@ -235,7 +235,7 @@ def _of_phase(rank: Rank, chosen: Flags, phase: str) -> _Candidate:
 
 def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
     total = float(rank.seconds[chosen].sum())
-    longest = _totals(rank, chosen, in_data=in_data)[:_SHOWN]
+    longest = _totals(rank, chosen, in_data=in_data)[:_MOST_LISTED]
     text = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest if seconds > _SMALL * total)
     return (f"longest by self time: {text}",) if text else ()
 

@@ -111,7 +111,7 @@ class Drainer:
                 return
             try:
                 self._thread = _DrainThread(self)
-            except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
+            except RuntimeError as error:  # interpreter shutdown: a flush or the shutdown drains the events
                 self._log.warning("there is no thread to take events from the recorder: %s", error)
 
     @property
@@ -124,7 +124,7 @@ class Drainer:
         thread = self._thread
         if thread is None:
             return self.drain_here(deadline)
-        if thread.is_current:  # what a drain calls asks for another
+        if thread.is_current:  # called from inside a drain
             return False
         request = _DrainRequest(deadline)
         return request.wait(deadline) if thread.ask(request) else self.drain_here(deadline)
@@ -150,7 +150,7 @@ class Drainer:
             if ending is not None and final is not None:
                 self._finish(ending, final, thread)
             elif final is not None:
-                final.wait(deadline)  # another thread is at it, or this one, which a signal has interrupted
+                final.wait(deadline)  # another thread is ending it, or this one, interrupted by a signal
             if thread is not None:
                 thread.end(deadline)
             if ending is None:
@@ -158,7 +158,7 @@ class Drainer:
         except (KeyboardInterrupt, SystemExit):
             self._thread = self._thread or thread  # for the next call
             raise
-        except Exception:  # of who stops the recording
+        except Exception:  # raised by the stop of the recording
             if thread is not None:
                 thread.end(deadline)
             raise
@@ -167,7 +167,7 @@ class Drainer:
         try:
             ending.stop()
         except BaseException:
-            final.settle(False)  # nobody takes the rest: who calls again doesn't wait for it
+            final.settle(False)  # the remaining events stay; a repeated call must not wait for them
             raise
         if self._is_handled(final, thread, final.deadline):
             return
@@ -199,7 +199,7 @@ class Drainer:
         if not self.draining.acquire(timeout=deadline.remaining()):
             return None
         try:
-            if self._in_slice:  # it is what a drain calls on its thread that asks: a signal handler, somebody's sampler
+            if self._in_slice:  # called from inside a drain, by a signal handler or a sampler
                 return None
             self._in_slice = True
             try:

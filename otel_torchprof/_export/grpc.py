@@ -27,7 +27,7 @@ _OPTIONS = (
     ("grpc.primary_user_agent", f"otel-torchprof/{__version__}"),
     # gRPC's own waits before it connects again grow to two minutes, past any of our deadlines.
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # Else a new channel is given the old one's broken connection, and its waits.
+    # Otherwise a new channel would get the old one's broken connection and its waits.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -56,7 +56,7 @@ class GrpcTransport:
     def __init__(self, settings: Settings) -> None:
         import grpc
 
-        # What grpc imports for its first channel, and what an error's details are read with.
+        # Modules that grpc imports for its first channel, and to read the details of an error.
         process_changes.import_now(
             "grpc._channel", "grpc.experimental", "google.rpc.error_details_pb2", "google.rpc.status_pb2"
         )
@@ -162,7 +162,7 @@ class GrpcTransport:
                 return Response(Outcome.REFUSED, reason, advice=without_tls(reason, self._settings))
             if details.endswith("Socket closed"):
                 return Response(Outcome.RETRY, reason, advice=self._hint())
-        # Exhausted for good (a quota), unless the receiver says when it no longer will be.
+        # Permanent (a quota), unless the receiver sends a time to wait.
         if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
             unknown = code in _OF_THE_CONNECTION_TOO and wait is None and not details.startswith(_NOT_CONNECTED)
             return Response(Outcome.RETRY, reason, wait=wait, may_have_arrived=unknown)
@@ -188,7 +188,7 @@ class GrpcTransport:
         compression = grpc.Compression.Gzip if settings.compression == GZIP else grpc.Compression.NoCompression
         if settings.insecure:
             return grpc.insecure_channel(settings.endpoint, options=_OPTIONS, compression=compression)
-        # Read anew for each channel: certificates are renewed while a service runs.
+        # Read again for each channel: certificates are renewed while a service runs.
         certificate = _read(settings.client_certificate_file)
         credentials = grpc.ssl_channel_credentials(
             root_certificates=_read(settings.certificate_file),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - what a host's name is encoded with: a thread that asks one must import nothing
+import encodings.idna  # noqa: F401 - encodes host names: the thread that resolves one must import nothing
 import gzip
 import http.client
 import io
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# ---- Connections whose every wait ends at one deadline ----
+# ---- Connections with one deadline for all waits ----
 # Name look-up, connecting, TLS, sending, and reading the response: the timeouts of urllib3 and of sockets bound each of
-# these, and each read by itself: a receiver that sends a byte now and then would hold its caller for ever.
+# these, and each read, separately: a receiver that sends single bytes slowly could block its caller forever.
 
 _LONGEST_RESPONSE = 1 << 20
 """Bytes. http.client bounds the status line and the headers, but neither responses with 100 Continue nor chunk extensions."""
@@ -215,7 +215,7 @@ class HttpTransport:
     """Sends messages to one URL. Thread-safe; connections are kept and shared between threads."""
 
     def __init__(self, settings: Settings) -> None:
-        # What requests imports for its first request, and what an error is read with.
+        # Modules that requests imports for its first request, and to read an error.
         process_changes.import_now("netrc", "google.rpc.status_pb2")
         self._settings = settings
         self._headers = {"user-agent": f"otel-torchprof/{__version__}", **settings.headers, "content-type": _PROTOBUF}
@@ -270,7 +270,7 @@ class HttpTransport:
 
     def _response(self, status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
-            # The status came whole, so the message was taken: to send it again would double it.
+            # The status is complete, so the message was accepted: sending it again would duplicate it.
             return Response(Outcome.ACCEPTED, "the receiver's response broke off") if body is None else accepted(body)
         said = _error_text(headers, body or b"")
         reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
@@ -356,7 +356,7 @@ def retry_after(value: str) -> float | None:
         return None
 
 
-# ---- advice about a receiver that does not accept ----
+# ---- Advice about a receiver that does not accept ----
 
 
 _HTTP_1 = "Trying to connect an http1.x server"

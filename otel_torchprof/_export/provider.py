@@ -59,7 +59,7 @@ class Provider:
     def __init__(self, tracer_provider: TracerProvider, ranks: RankRules | None = None) -> None:
         self.tracer_provider = tracer_provider
         self._ranks = ranks
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def resource(self) -> Resource:
@@ -90,7 +90,7 @@ class Provider:
         """Whether the sampler samples every root span, so that its decision is known before a step begins."""
         try:
             description = self.tracer_provider.sampler.get_description()
-        except Exception:  # noqa: BLE001 - somebody's sampler; it is asked in earnest later, and what it raises told then
+        except Exception:  # noqa: BLE001 - a foreign sampler; its errors are reported when it is called for a span
             return False
         return description.startswith(("AlwaysOnSampler", "ParentBased{root:AlwaysOnSampler,"))
 
@@ -116,7 +116,7 @@ class Provider:
         attributes = {STEP_NUMBER: step} if step >= 0 else {}
         links = [Link(_rank_span(*to)) for to in ((link,) if link else ()) + trace.links]
         try:
-            # An empty context: this span has no parent in this process, whatever the thread that asks is in.
+            # An empty context: this span has no parent in this process, regardless of the current context.
             result = self.tracer_provider.sampler.should_sample(
                 Context(), trace_id, name, SpanKind.INTERNAL, attributes, links
             )
@@ -140,7 +140,7 @@ class Provider:
             generated: int = getattr(generator, generate)()
             if 0 < generated < 1 << bits:
                 return generated
-        except Exception as error:  # noqa: BLE001 - somebody's generator, which must not stop a training job
+        except Exception as error:  # noqa: BLE001 - a foreign generator must not stop a training job
             failure = error
         self._say_once(
             "the id generator %r gives no valid ids; random ones are taken", type(generator).__name__, failure
@@ -149,8 +149,8 @@ class Provider:
         return fallback
 
     def _say_once(self, what: str, about: str, error: Exception | None) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             _logger.error(what, about, exc_info=error)
 
 

@@ -210,7 +210,7 @@ class ExportQueue:
         self._abandoned = self._shutdown_begun = self._exporter_is_down = False
         self._thread: threads.Thread | None = None
 
-    # ---- for those who put ----
+    # ---- For producers ----
 
     def put(self, spans: Sequence[ReadableSpan], size_bytes: int) -> None:
         """Queues spans for export; returns at once. ``size_bytes``: their memory.
@@ -275,7 +275,7 @@ class ExportQueue:
                 self._end, self._end_unanswered = deadline, Deadline(at, deadline.clock)
                 self._start_thread()
                 self._changed.notify_all()
-        if not first:  # another thread is at it, or was
+        if not first:  # another thread starts it, or has
             return self._wait(lambda: self._exporter_is_down or self._abandoned, deadline) and not self._abandoned
         if self._has_thread:
             finished = self._wait(lambda: self._exporter_is_down, self._time_over or deadline)
@@ -315,7 +315,7 @@ class ExportQueue:
         self._log.after_fork_in_child()
         self._reset()
 
-    # ---- the thread ----
+    # ---- The thread ----
 
     @property
     def _name(self) -> str:
@@ -415,7 +415,7 @@ class ExportQueue:
             self._undelivered_at_flush = undelivered
             self._changed.notify_all()
 
-    # ---- the exporter ----
+    # ---- The exporter ----
 
     def _export(self, batch: QueuedBatch) -> None:
         """Exports to an exporter that accepts all spans or none; those that it does not accept are dropped."""
@@ -434,7 +434,7 @@ class ExportQueue:
     def _exported_part(self, spans: Sequence[ReadableSpan]) -> bool:
         try:
             return self.exporter.export(spans, **self._export_keywords) is SpanExportResult.SUCCESS
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever somebody's exporter raises must not end the thread)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (an exporter's exceptions must not end the thread)
             self._log.warning(
                 "%s: %d spans were lost: it raised %s: %s", self._name, len(spans), type(error).__name__, error
             )
@@ -531,11 +531,11 @@ class ExportQueue:
         return self._closing or self._backlog.has_urgent
 
     def _settle(self, batch: QueuedBatch, delivery: Delivery) -> None:
-        if self._abandoned:  # dropped with all that waited; each span counts once
+        if self._abandoned:  # already dropped with the queue; each span counts once
             return
-        if delivery.settled > len(batch.spans):  # somebody's exporter cannot count
+        if delivery.settled > len(batch.spans):  # a foreign exporter miscounts
             delivery = Delivery(exported=len(batch.spans))
-        unanswered = min(delivery.failed, batch.unanswered)  # sent before, by an attempt that nobody answered
+        unanswered = min(delivery.failed, batch.unanswered)  # sent before without a response
         stopped = delivery.stopped_by
         if delivery.exported or delivery.rejected or (stopped is not None and stopped.wait is not None):
             self._has_answered = True

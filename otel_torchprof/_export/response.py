@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT = 300
 _TLS_FAULTS = (
-    "CERTIFICATE",  # not trusted, expired, for another host, asked for, not accepted
+    "CERTIFICATE",  # not trusted, expired, of another host, missing, or not accepted
     "Hostname Verification",
     "security handshaker",  # the client's certificate and key cannot be used
     "UNKNOWN_CA",
-    "WRONG_VERSION_NUMBER",  # what came is no TLS
+    "WRONG_VERSION_NUMBER",  # the peer does not speak TLS
     "HTTP_REQUEST",
     "PROTOCOL_VERSION",
     "UNSUPPORTED_PROTOCOL",

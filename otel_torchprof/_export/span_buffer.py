@@ -476,7 +476,7 @@ class SpanBuffer:
         budget = self._budget_of(trace_id)
         if trace_group.enclosing:
             left = self._capacity.left(trace_id, budget.max_spans)
-            is_linked = target.span_id in self._sent_early  # by the parts that went before
+            is_linked = target.span_id in self._sent_early  # by the parts that were sent before
             if left < len(trace_group.table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans and not is_linked:
                 above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
                 return self._reduced(trace_group, budget, target=above)
@@ -535,7 +535,7 @@ class SpanBuffer:
             key = late.pop() if late else max(sizes, key=sizes.__getitem__)
             del sizes[key]
             trace_group = _TraceGroupSpans.of(self._buffered.pop(key), key, self._running.get(key), 0)
-            if trace_group.at is not None:  # the root has ended, and something below it has not: the root goes last
+            if trace_group.at is not None:  # the root has ended, but not all descendants: the root is sent last
                 self._buffered[key] = [taken(trace_group.table, np.array([trace_group.at]))]
                 trace_group = trace_group._replace(
                     table=taken(trace_group.table, np.delete(np.arange(len(trace_group.table)), trace_group.at)),

@@ -304,7 +304,7 @@ def _of_ours(name: str) -> UnknownVariable | None:
     if not (word.startswith(_OUR_WORD) or nearest(word, (_OUR_WORD,))):
         return None
     meant = nearest(rest, _NAMES)
-    if not meant and word != _OUR_WORD:  # somebody else's
+    if not meant and word != _OUR_WORD:  # a variable of other software
         return None
     return _unknown(name, "this package's", meant and _NAMES[meant])
 

@@ -49,19 +49,19 @@ class LastMoment(NamedTuple):
 
 def last_moments(contents: Contents) -> tuple[list[LastMoment], int]:
     """The last moments of all threads but this package's own, the most recently active first; and the number of events."""
-    threads: dict[int, _Seen] = {}
+    threads: dict[int, _ThreadState] = {}
     count = 0
     for batch in contents.events(SLICE_BYTES):
         count += len(batch)
         for index in distinct_values(batch["thread"]).tolist():
             rows = np.flatnonzero(batch["thread"] == index)
             thread = int(batch["id"][rows[0]]) >> THREAD_AT  # the recorder's id, since the system reuses thread ids
-            threads.setdefault(thread, _Seen(batch.threads[index])).add(batch, rows, contents)
-    moments = [seen.moment(contents) for seen in threads.values() if not seen.is_own]
+            threads.setdefault(thread, _ThreadState(batch.threads[index])).add(batch, rows, contents)
+    moments = [thread.moment(contents) for thread in threads.values() if not thread.is_own]
     return sorted(moments, key=lambda moment: moment.idle_seconds), count
 
 
-class _Seen:
+class _ThreadState:
     """The state of a thread after the events read so far."""
 
     def __init__(self, thread: RecordedThread) -> None:

@@ -252,7 +252,7 @@ class LiveRecording:
         """Turns reported ends of steps into steps: on the drain thread, or at once on the thread of the loop."""
         with self._marks_lock:
             for mark in self.marks.take():
-                self.segments.say(mark, self._contexts.number_of(mark.context))
+                self.segments.report(mark, self._contexts.number_of(mark.context))
 
     def _mute_roots(self, is_muted: bool) -> None:
         if self._mute is not None and is_muted != self._roots_muted:

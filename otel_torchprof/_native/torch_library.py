@@ -481,7 +481,8 @@ def _prebuilt(torch: Any) -> TorchLibrary | None:
 
 _EXPENSIVE_SECONDS = 1.0
 _BACKOFF = 100
-"""After a failed attempt longer than that, none is made for this many times its duration: so attempts take at most 1 % of the time."""
+"""After a failed attempt longer than :data:`_EXPENSIVE_SECONDS`, none is made for this many times its duration: attempts so take at most 1 %
+of the time."""
 
 
 class _Loading:
