@@ -97,7 +97,7 @@ class _ThreadState:
 
 
 def python_line(contents: Contents, os_tid: int) -> str:
-    """Where Python was on a thread when a hang was detected: ``train.py:41 load_batch``; empty if unknown."""
+    """Returns the Python line of a thread when a hang was detected: ``train.py:41 load_batch``; empty if unknown."""
     parts = re.split(r"^Thread ", contents.stacks, flags=re.MULTILINE)[1:]
     own = [part for part in parts if part.startswith(f"{os_tid} ")]
     for path, line, function in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', own[0] if own else "", re.MULTILINE):

@@ -522,7 +522,7 @@ class LiveRecording:
 
 
 def _next_slice(used: int, events: int) -> int:
-    """How many bytes of records to drain next, after a drain of ``used`` bytes with ``events`` events.
+    """Returns the bytes of records to drain next, after a drain of ``used`` bytes with ``events`` events.
 
     A drain costs at least 6 ms of Python. If nearly all records belong to another session, such as the operators of a black box
     beside ``detail="steps"``, many small drains held the GIL for a tenth of the time. At most four times the usual bytes, since

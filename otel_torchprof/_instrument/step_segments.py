@@ -37,7 +37,7 @@ _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
 class StepRule(NamedTuple):
-    """What ends a step: a learned rule, ``step()`` of the program, an optimizer, or the next batch of a loader."""
+    """Rule that ends a step: a learned one, ``step()`` of the program, an optimizer, or the next batch of a loader."""
 
     is_program: bool = False
     """Whether only ``step()`` ends a step."""

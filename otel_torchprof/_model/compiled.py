@@ -50,14 +50,13 @@ class Captured(NamedTuple):
 
 
 def captured(batch: Batch, *, parent: npt.NDArray[np.int64] | None = None, graph_labels_only: bool = False) -> Captured:
-    """Which of a batch's operators ran in compiled regions.
+    """Returns masks of a batch's operators, and of those that ran in compiled regions.
 
-    Operators are what torch calls so, and backward functions: no labels, modules, Python frames and no utility operators of
-    torch's profiler, nor what ran while dynamo compiled. ``graph_labels_only``: only what
-    ``fx_insert_profiling`` put its label around is a region. ``parent``: of the rows and then of ``batch.opens``, by position
-    among them; by default the batch's own.
+    Operators are torch's operators and backward functions, without the utility operators of torch's profiler and those that ran
+    while dynamo compiled. ``graph_labels_only``: only events inside labels of ``fx_insert_profiling`` are in regions. ``parent``: parents of the
+    rows, then of ``batch.opens``, as positions among both; default: those of the batch.
 
-    Costs some 50 ns per event. Pure; safe from any thread.
+    Costs some 50 ns per event. Thread-safe.
     """
     rows = len(batch)
     name, operator = batch["name"], _operators(batch)
