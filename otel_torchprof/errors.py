@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As :func:`printable`, but line feeds stay."""
+    """Returns text like :func:`printable`, but keeps line feeds."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -101,7 +101,7 @@ def check_names(function: str, given: Iterable[str], allowed: Collection[str]) -
 
 
 on_forget: list[Callable[[], None]] = []
-"""Called by :func:`forget_warnings`."""
+"""Functions that :func:`forget_warnings` calls."""
 
 
 def once(function: Callable[_P, None]) -> Callable[_P, None]:
@@ -110,12 +110,12 @@ def once(function: Callable[_P, None]) -> Callable[_P, None]:
     on_forget.append(calls.clear)
 
     @functools.wraps(function)
-    def unless_said(*arguments: _P.args, **named: _P.kwargs) -> None:
+    def warn_unless_repeated(*arguments: _P.args, **named: _P.kwargs) -> None:
         own = object()
         if calls.setdefault((*arguments, *named.items()), own) is own:  # atomic: only one of two threads warns
             function(*arguments, **named)
 
-    return unless_said
+    return warn_unless_repeated
 
 
 @once
@@ -143,5 +143,5 @@ def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
 
 @once
 def warn_caller_once(text: str) -> None:
-    """As :func:`warn_caller`, unless it warned of this before."""
+    """Warns like :func:`warn_caller`, but of each text only once."""
     warn_caller(text)

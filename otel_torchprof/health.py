@@ -136,9 +136,9 @@ class QueueStats:
     passed_spans: int = field(default=0, compare=False)
     """Spans that were passed to the exporter, whatever became of them; a span that is retried counts once."""
     dropped_passed: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Of the dropped spans, those that had been passed to the exporter before, by reason: their export failed."""
+    """Dropped spans that had been passed to the exporter before, as their export failed, by reason."""
     rejected_spans: int = field(default=0, compare=False)
-    """Of the failed spans, those that the receiver rejected while it accepted others of their message."""
+    """Failed spans that the receiver rejected while it accepted others of their message."""
 
     @property
     def dropped_spans(self) -> int:

@@ -63,7 +63,7 @@ class Mismatch(NamedTuple):
     calls: Sequence[tuple[str, tuple[int, ...]]]
     """Each call, and its ranks; the most frequent first."""
     kind: str
-    """What the ranks of the second call did: ``skipped`` or ``added`` a collective, ``reordered`` two; else ``mismatched``."""
+    """Deviation of the ranks of the second call: ``skipped`` or ``added`` a collective, ``reordered`` two; else ``mismatched``."""
 
 
 class Autopsy(NamedTuple):

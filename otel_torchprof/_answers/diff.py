@@ -115,7 +115,7 @@ def judged(rows: list[DiffRow], step: float) -> tuple[float, list[ChangedRow]]:
 
 
 def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Flags, Floats, Floats]:
-    """Which logarithms of ratios are beyond chance and beyond an effect of the machine; that possible effect, and their errors.
+    """Selects logarithms of ratios beyond chance and beyond an effect of the machine; returns the mask, that effect, and the errors.
 
     A slower machine slows names down to different degrees. So a changed name is either outside of the range from no change to the
     common change, or much farther from the common change than other names are.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-_SHOWN = 5
+_MOST_LISTED = 5
 _SLOWER = 1.5
 """A slow step takes at least this many medians."""
 _LEAST = 0.1
@@ -35,7 +35,7 @@ class SlowStep(NamedTuple):
     number: int
     seconds: float
     differences: tuple[str, ...]
-    """How it differs from others, the largest difference first."""
+    """Differences from other steps, the largest first."""
 
 
 def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:
@@ -46,13 +46,13 @@ def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:
         if not len(places):
             continue
         median = float(np.median(rank.seconds[places]))
-        slow = places[np.argsort(-rank.seconds[places], kind="stable")][:_SHOWN]
+        slow = places[np.argsort(-rank.seconds[places], kind="stable")][:_MOST_LISTED]
         slow_steps += [
             SlowStep(rank.name, int(rank.number[step]), float(rank.seconds[step]), _differences(rank, places, step))
             for step in slow.tolist()
             if rank.seconds[step] > _SLOWER * median
         ]
-    return tuple(sorted(slow_steps, key=lambda step: -step.seconds)[:_SHOWN])
+    return tuple(sorted(slow_steps, key=lambda step: -step.seconds)[:_MOST_LISTED])
 
 
 def _differences(rank: Rank, places: np.ndarray, step: int) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _differences(rank: Rank, places: np.ndarray, step: int) -> tuple[str, ...]:
         for place, name in enumerate(COUNTERS)
         if rank.counters[step, place] > _MORE * max(1.0, float(np.median(rank.counters[places, place])))
     ]
-    return (*(f"{time(differences[name])} more in {name}" for name in largest[:_SHOWN]), *counted)
+    return (*(f"{time(differences[name])} more in {name}" for name in largest[:_MOST_LISTED]), *counted)
 
 
 _WIDTH = 30

@@ -140,10 +140,10 @@ class Finding(NamedTuple):
         return f"{self.verdict}: {self.share:.0%} {ADVICE[self.verdict].meaning}"
 
 
-def made_finding(
+def finding_for(
     verdict: str, share: float, recoverable: float, evidence: tuple[str, ...], *, steps: int, is_note: bool
 ) -> Finding:
-    """Makes a finding with its advice; severity comes from its share, confidence from the number of steps."""
+    """Returns the finding for a verdict, with advice; severity depends on the share, confidence on the number of steps."""
     severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
     advice = ADVICE[verdict]
     return Finding(
@@ -285,10 +285,10 @@ class Advice(NamedTuple):
     """Advice for a verdict."""
 
     meaning: str
-    """Follows the verdict in a sentence: what the loop does."""
+    """Behaviour of the loop, as the end of a sentence that begins with the verdict."""
     next_action: str
     check: str
-    """What a run would show if the verdict were wrong."""
+    """Observation that would refute the verdict."""
 
 
 ADVICE = {

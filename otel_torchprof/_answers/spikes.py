@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .findings import BY_PHASE, COMPUTING, RULES, WAITING, made_finding, time, trained, with_runnable
+from .findings import BY_PHASE, COMPUTING, RULES, WAITING, finding_for, time, trained, with_runnable
 from .steps import PLACE_OF, is_what_models_do
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .findings import Finding
     from .steps import Rank
 
-_SHOWN = 5
+_MOST_LISTED = 5
 """Most listed numbers of steps."""
 _MOST_SPIKES = 500
 """Most spikes that are examined, the longest first."""
@@ -126,7 +126,7 @@ def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: s
         f"steps {_listed(rank.number[slow])}; the longest {time(float(rank.seconds[slow].max()))}",
     )
     share = excess / float(rank.seconds[places].sum())
-    return made_finding(verdict, share, excess, evidence, steps=len(places), is_note=False)
+    return finding_for(verdict, share, excess, evidence, steps=len(places), is_note=False)
 
 
 def pauses(rank: Rank) -> list[Finding]:
@@ -152,13 +152,13 @@ def pauses(rank: Rank) -> list[Finding]:
             f"after steps {_listed(rank.number[after])}",
         )
         findings.append(
-            made_finding(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note)
+            finding_for(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note)
         )
     return findings
 
 
 def _listed(numbers: Integers) -> str:
     """The first numbers of steps, and their distance if that is constant."""
-    text = ", ".join(map(str, numbers[:_SHOWN].tolist())) + (" ..." if len(numbers) > _SHOWN else "")
+    text = ", ".join(map(str, numbers[:_MOST_LISTED].tolist())) + (" ..." if len(numbers) > _MOST_LISTED else "")
     distances = set(np.diff(numbers).tolist())
     return text + (f" (every {distances.pop()})" if len(distances) == 1 and len(numbers) > 2 else "")  # noqa: PLR2004 - two make no rhythm

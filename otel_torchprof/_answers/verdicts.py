@@ -24,7 +24,7 @@ from .findings import (
     Leaves,
     abstentions,
     busy_share,
-    made_finding,
+    finding_for,
     median_share,
     steady,
     time,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # ---- findings on steady steps ----
 
 
-_SHOWN = 3
+_MOST_LISTED = 3
 """Most operators that are named as evidence."""
 _WITH_LOCK = frozenset(("python-gap", "optimizer-bound"))
 """Verdicts on Python code between operators; a verdict on the GIL replaces them."""
@@ -111,7 +111,7 @@ def _finding(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None
         f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
         *candidate.evidence,
     )
-    result = made_finding(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
+    result = finding_for(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
     return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
 
 
@@ -235,7 +235,7 @@ def _of_phase(rank: Rank, chosen: Flags, phase: str) -> _Candidate:
 
 def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
     total = float(rank.seconds[chosen].sum())
-    longest = _totals(rank, chosen, in_data=in_data)[:_SHOWN]
+    longest = _totals(rank, chosen, in_data=in_data)[:_MOST_LISTED]
     text = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest if seconds > _SMALL * total)
     return (f"longest by self time: {text}",) if text else ()
 
@@ -274,7 +274,7 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
         f"the clocks are aligned to {time(error)}",
         *_phase_before(ranks, late),
     )
-    late_rank = made_finding(
+    late_rank = finding_for(
         "straggler", share, cost, evidence, steps=min(int(steady(rank).sum()) for rank in ranks), is_note=False
     )
     return [late_rank._replace(ranks=(ranks[late].name,))], []

@@ -10,7 +10,7 @@ from otel_torchprof import config
 from otel_torchprof._native import prebuilt, torch_build, torch_library
 from otel_torchprof.errors import TorchProfError
 
-from .terminal import duration, show, shown
+from .terminal import display_progress, duration, show
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if torch is None:
         raise TorchProfError("torch is not installed in this environment: there is nothing to build against")
     begin = time.monotonic()
-    with shown(lambda: f"otel-torchprof: building: {duration(time.monotonic() - begin)}"):
+    with display_progress(lambda: f"otel-torchprof: building: {duration(time.monotonic() - begin)}"):
         path = prebuilt.find(torch) or torch_build.ensure(torch)
     torch_library.load()
     show(f"{path}\n")

@@ -52,11 +52,11 @@ ON, OFF, NOTE, PROBLEM = "on", "off", "note", "problem"
 _SECONDS_TO_ANSWER = 2.0
 _EMPTY_REQUEST = b""
 """An ExportTraceServiceRequest without spans."""
-_SHOWN = re.compile(
+_NOT_SECRET = re.compile(
     r"OTEL_(TORCHPROF|BSP|BLRP|METRIC|PYTHON|SPAN|EVENT|LINK|ATTRIBUTE|EXPORTER_OTLP)_\w+|OTEL_SERVICE_NAME|OTEL_SDK_DISABLED"
     r"|OTEL_(TRACES|METRICS|LOGS)_(EXPORTER|SAMPLER|SAMPLER_ARG)|OTEL_PROPAGATORS|OTEL_LOG_LEVEL|OTEL_CONFIG_FILE"
 )
-"""Variables whose values are no secrets; those of others are not shown."""
+"""Variables whose values are no secrets; those of others are not printed."""
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 _ABOUT_THE_RECEIVER = tuple(
     name for option in VARIABLES.values() for name in option.variables if name.startswith("OTEL_EXPORTER_OTLP")
@@ -214,7 +214,7 @@ def displayed(name: str, value: str) -> str:
     """A variable's value without what may be a secret."""
     if name == "OTEL_RESOURCE_ATTRIBUTES":
         return ",".join(f"{item.partition('=')[0].strip()}=***" for item in value.split(",") if "=" in item)
-    if _HIDDEN.search(name) or not _SHOWN.fullmatch(name):
+    if _HIDDEN.search(name) or not _NOT_SECRET.fullmatch(name):
         return "***" if value else ""
     return without_credentials(value) if "://" in value or "@" in value else value
 

@@ -114,7 +114,7 @@ class Traces:
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = list(paths)
         self.problems: list[str] = []
-        """What could not be read of the boxes, a sentence each."""
+        """Messages about unreadable parts of the boxes."""
         self._boxes: dict[str, str] = {}
         self._exits = contextlib.ExitStack()
 
@@ -198,7 +198,7 @@ def _redacted(batch: Batch) -> Batch:
 
 
 def problems_of(contents: Contents) -> list[str]:
-    """What could not be read of a box, a sentence each."""
+    """Returns messages about unreadable parts of a box."""
     problems = []
     if contents.chunks_damaged:
         problems.append(

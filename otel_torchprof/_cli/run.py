@@ -314,7 +314,7 @@ def options_of(options: argparse.Namespace) -> BlackBoxOptions | None:
 
 
 def box_name(options: argparse.Namespace, stem: str) -> str:
-    """Where the box of a script that dies is saved: in the folder of the first output file, else in the working directory."""
+    """Returns the path for the box of a script that dies: in the folder of the first output file, else in the working directory."""
     names = file_names(options, stem)
     folder = Path(own_path(names[0])).parent if names else Path()
     return str(folder / name_of_rank(f"{stem}{SUFFIX}", os.environ))

@@ -98,12 +98,12 @@ def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Ca
         times: how often each file is read.
     """
     read = ReadingProgress(paths, times)
-    with shown(read.line, quiet=quiet):
+    with display_progress(read.line, quiet=quiet):
         yield read.watch
 
 
 @contextlib.contextmanager
-def shown(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
+def display_progress(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
     """Displays progress until the block ends."""
     progress = Progress(describe)
     if not quiet:
@@ -115,7 +115,7 @@ def shown(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]
 
 
 class ReadingProgress:
-    """How much of the files has been read, each of them ``times`` times."""
+    """Progress of reading files, each of them ``times`` times."""
 
     def __init__(self, paths: Sequence[str], times: int) -> None:
         self._sizes = {path: _size_of(path) for path in paths}

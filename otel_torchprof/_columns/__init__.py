@@ -1,1 +1,1 @@
-"""Columns: what was recorded, as numpy arrays with one name, type, unit and meaning each."""
+"""Columns: recorded events as numpy arrays, each with a name, type, unit and meaning."""

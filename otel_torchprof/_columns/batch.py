@@ -36,10 +36,10 @@ class RecordedThread(NamedTuple):
 
 
 class Names(Sequence[str]):
-    """The names of a batch or a table: bytes end to end, and the end of each name.
+    """The names of a batch or a table: concatenated bytes, and the end of each name.
 
     Index 0 is the empty name. Names are decoded on access; invalid UTF-8 becomes U+FFFD. ``data`` and ``ends`` are the
-    arguments of the native encoders. All batches of a process share the recorder's names, of which each sees those at
+    arguments of the native encoders. All batches of a process share the recorder's names, each up to the state at
     its drain: there is no work per name and batch. ``added`` are further names with the indices after them.
     """
 
@@ -117,11 +117,11 @@ class Names(Sequence[str]):
     def matching(
         self, whole: tuple[str, ...], prefixes: tuple[str, ...] = (), parts: tuple[str, ...] = ()
     ) -> npt.NDArray[np.bool_] | None:
-        """By index, whether a name is in ``whole``, begins with one of ``prefixes`` or contains one of ``parts``; None if no name does.
+        """Returns a mask of the names that are in ``whole``, begin with one of ``prefixes`` or contain one of ``parts``; None if none does.
 
-        Looks at each of the recorder's names once in a process: for some ns per name, and nothing where none is new.
+        Compares each of the recorder's names once per process, for some ns per name.
         """
-        own = self._known.matching(self, _Wanted(whole, prefixes, parts))
+        own = self._known.matching(self, _Patterns(whole, prefixes, parts))
         if self.added is None:
             return own
         added = self.added.matching(whole, prefixes, parts)
@@ -136,13 +136,13 @@ def _end_to_end(names: Names, more: Names) -> tuple[npt.NDArray[np.uint8], npt.N
     return np.concatenate((names.data[:size], more.data)), np.concatenate((names.ends, more.ends + np.uint64(size)))
 
 
-class _Wanted(NamedTuple):
+class _Patterns(NamedTuple):
     whole: tuple[str, ...]
     prefixes: tuple[str, ...]
     parts: tuple[str, ...]
 
     def texts(self) -> Iterator[tuple[bytes, Callable[[bytes, bytes], bool]]]:
-        """Each as it is in the table, and how a name is compared with it that has it somewhere."""
+        """Yields each pattern as bytes, and the comparison of a name that contains it."""
         for texts, is_match in (
             (self.whole, bytes.__eq__),
             (self.prefixes, bytes.startswith),
@@ -170,19 +170,19 @@ class KnownNames:
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
-        self._matches: dict[_Wanted, _Matches] = {}
+        self._matches: dict[_Patterns, _Matches] = {}
         self.looked_at = 0
         """Number of names checked so far, over all searches."""
 
-    def matching(self, names: Names, query: _Wanted) -> npt.NDArray[np.bool_] | None:
+    def matching(self, names: Names, query: _Patterns) -> npt.NDArray[np.bool_] | None:
         """Answers :meth:`Names.matching` for names of this table, without those that were added to it."""
         count = len(names.ends)
         matches = self._matches.get(query) or _Matches(np.zeros(0, dtype=np.bool_), 0, _NEVER)
         if matches.seen < count:
-            matches = self._matches[query] = self._looked_at(names, matches, query)
+            matches = self._matches[query] = self._with_new_names(names, matches, query)
         return matches.mask[:count] if matches.first < count else None
 
-    def _looked_at(self, names: Names, before: _Matches, query: _Wanted) -> _Matches:
+    def _with_new_names(self, names: Names, before: _Matches, query: _Patterns) -> _Matches:
         seen, count = before.seen, len(names.ends)
         mask, first = before.mask, before.first
         if len(mask) < count:
@@ -257,10 +257,10 @@ class Batch:
     threads: Sequence[RecordedThread]
     inputs: npt.NDArray[np.int64] | None = None
     """Inputs of the events, in words of 64 bits: those of a row begin at ``columns["inputs"][row]``, and rows with the same inputs may share
-    them. The format stands at
+    them. For the format see
     ``otp_input_kind`` in ``record_format.h``; ``dtype`` there is ``c10::ScalarType`` + 1, 0 where unknown."""
     kept: int = -1
-    """What was recorded of inputs: bits of ``otp_input_kept`` in ``inputs.h``."""
+    """Recorded properties of inputs: bits of ``otp_input_kept`` in ``inputs.h``."""
     memory: Mapping[str, Array] | None = None
     """Allocations and releases, as arrays of their own (see :data:`~otel_torchprof._columns.schema.MEMORY_COLUMNS`);
     None if they were not recorded."""

@@ -166,7 +166,7 @@ class LazyInfo(Mapping[int, InfoField], Generic[InfoField]):
 
     def __getitem__(self, number: int) -> InfoField:
         info = self._made.get(number)
-        # setdefault, so that two threads that read at the same time get the same object
+        # setdefault: two threads that read at the same time get the same object
         return self._made.setdefault(number, self._make(self._noted[number])) if info is None else info
 
     def __iter__(self) -> Iterator[int]:

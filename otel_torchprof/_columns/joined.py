@@ -80,7 +80,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 def without(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
-    """A batch without the rows of a mask; what was inside of them, memory too, hangs under what was around them."""
+    """Removes the rows of a mask from a batch; their children and memory records move to their parents."""
     if not rows.any():
         return batch
     parent, top_level = batch["parent"].copy(), np.arange(len(batch))
@@ -174,7 +174,7 @@ def _optional(batch: Batch, name: str, dtype: Any) -> Array:
 
 
 def _shifted(batches: Sequence[Batch], name: str, size: Callable[[Batch], int]) -> Array:
-    """A column of offsets, each batch's moved behind what the ones before it have; what is negative points nowhere."""
+    """Joins a column of offsets, shifting each batch's by the sizes of the previous ones; negative offsets stay."""
     parts, before = [], 0
     for batch in batches:
         column = _optional(batch, name, np.int64) if name == INPUTS.name else batch[name]
@@ -197,7 +197,7 @@ def _longest(batches: Sequence[Batch]) -> Names:
 
 
 def _one_list_of_threads(batches: Sequence[Batch]) -> tuple[list[RecordedThread], list[npt.NDArray[np.int64]]]:
-    """All threads without duplicates, and for each batch the indices of its threads in that list.
+    """Returns all threads without duplicates, and for each batch the indices of its threads in that list.
 
     A thread is identified by the system's id and Python's. Both may be reused after a thread has ended; torch's id, given
     when torch first runs on a thread, tells such threads apart.
@@ -229,7 +229,7 @@ def _by_thread(batch: Batch) -> Batch:
 
 
 def _picked(batch: Batch, rows: npt.NDArray[Any]) -> Batch:
-    """These rows in this order; their parents must be among them. Who has a parent outside of the batch keeps it."""
+    """Returns the rows in this order; their parents must be among them, or outside of the batch."""
     columns = {name: column[rows] for name, column in batch.columns.items()}
     # The last entry is for the roots, whose -1 reads it.
     position = np.full(len(batch) + 1, -1, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Phases: what a training loop does, one after another, as a closed set of names."""
+"""Phases of a training loop: a closed set of names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Part(enum.IntEnum):
     """The call that a phase is (column ``fwd_thread`` of events of kind PHASE; ``sequence_nr`` is the called object)."""
 
     NEXT = 1
-    """A loader is asked for a batch; the object is its dataset."""
+    """Request of a batch from a loader; the object is its dataset."""
     FORWARD = 2
     """A root module was called with gradients enabled; the object is that module."""
     INFERENCE = 3
@@ -52,7 +52,7 @@ class Part(enum.IntEnum):
     DEVICE_WAIT = 17
     """The thread waited for a device."""
     AVERAGING = 18
-    """An averaged model took in the weights of the one that is trained."""
+    """Update of an averaged model from the trained one."""
     GENERATE = 19
     """``generate`` of transformers ran; the object is the model."""
     PREFILL = 20
@@ -100,7 +100,7 @@ USAGE = (
     "torch.step.blocked_duration",
     "torch.step.other_threads_duration",
 )
-"""Attributes of a step: what the system says of its thread, the first and the last two in seconds."""
+"""Attributes of a step: the operating system's counters of its thread, the first and the last two in seconds."""
 LOSS = "torch.step.loss"
 LEARNING_RATE = "torch.step.learning_rate"
 EPOCH = "torch.step.epoch"

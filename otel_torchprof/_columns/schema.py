@@ -1,7 +1,7 @@
-"""The one table of columns: name, dtype, unit and meaning of everything a batch holds per event.
+"""The table of columns: name, dtype, unit and meaning of all data that a batch has per event.
 
-Rows are grouped by thread and, within a thread, stand in the order in which the events began; a parent's row therefore
-comes before the rows of its children. The native drain fills these arrays (``otp_batch`` in ``recorder.h``); a test
+Rows are grouped by thread and, within a thread, ordered by the start of the events; so a parent's row precedes
+the rows of its children. The native drain fills these arrays (``otp_batch`` in ``recorder.h``); a test
 compares the two lists.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 NEVER = int(np.iinfo(np.int64).max)
-"""A time that does not come, Unix ns: the end of what is still open."""
+"""Largest time, Unix ns: the end of open events."""
 
 
 class Kind(enum.IntEnum):

@@ -58,7 +58,7 @@ class AttributeSource:
         self.is_event: npt.NDArray[np.bool_] = table.row >= 0
         self.strings: list[str] = []
         self._shares: Shares | None = None
-        # All events as they are in the batch, after the roots, as a rule: copying is then a third of the cost of gathering.
+        # Usually the roots, then all events in the order of the batch: then copying costs a third of gathering.
         self._roots = len(table) - len(batch)
         self._in_order = self._roots >= 0 and not find(len(batch), self._is_elsewhere).size
         self._arena = Arena(len(table) * _ATTRIBUTE_BYTES)
@@ -70,7 +70,7 @@ class AttributeSource:
     def spread(self, per_event: Array, values: Array | None = None, *, dtype: npt.DTypeLike | None = None) -> Array:
         """Converts one value per row of the batch to one per span; synthetic spans get an arbitrary one.
 
-        ``values``: of what ``per_event`` has the index. ``dtype``: of the result, by default as given.
+        ``values``: if given, ``per_event`` has indices into it. ``dtype``: of the result; default: unchanged.
         """
         spread = self._arena.empty(len(self.table), dtype or (per_event if values is None else values).dtype)
         if not len(per_event):
@@ -123,7 +123,7 @@ class AttributeSource:
 
     @cached_property
     def functions(self) -> tuple[list[FunctionInfo], npt.NDArray[np.int64]] | None:
-        """The Python functions that spans are calls of, or stand in directly: all of them, and per span which, -1 for none."""
+        """Python functions that spans are calls of or are directly inside, and the index of each span's function; -1 for none."""
         info = self.batch.frame_info
         if info is None or (self.frames is None and self._callers is None):
             return None
@@ -158,7 +158,7 @@ class AttributeSource:
 
     @cached_property
     def generations(self) -> list[tuple[int, Mapping[str, AttributeValue]]]:
-        """The spans of calls of ``generate`` of which something is known, each with its attributes."""
+        """Spans of calls of ``generate`` with metadata, each with its attributes."""
         known = self.batch.generations
         if not known:
             return []

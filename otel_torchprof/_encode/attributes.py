@@ -1,4 +1,4 @@
-"""The table of span attributes: which field of an event becomes which attribute, with its type and when a span has it.
+"""The table of span attributes: the field of an event, the attribute it becomes, its type, and when a span has it.
 
 The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`; what only reduced
 traces have is in :data:`REDUCTIONS`, what only segments of a job have in
@@ -118,18 +118,17 @@ def add_attributes(
     callers: npt.NDArray[np.uint32] | None = None,
     device_times: DeviceTimes | None = None,
 ) -> SpanTable:
-    """The same spans with their attributes after those that they already have, but for what tells steps apart: that comes first.
+    """Adds attributes to the spans after those that they have; number, kind and phases of steps come first.
 
-    ``table`` holds spans of events of ``batch`` (``table.row``) and synthetic ones (row -1) in any order; its names begin
-    with those of the batch. ``dropped_on`` is the row of the table that says how many events were dropped; default: the
-    last synthetic span, and no span where there is none. ``self_time`` are nanoseconds per row of the batch, for batches
-    that do not hold all children of their events; default: computed from the batch. ``with_flops``: count operations too.
-    ``callers``: per row the name of the call around it, see :class:`~otel_torchprof._model.frame_spans.Displayed`. ``device_times``
-    are those of the rows of the batch, for batches from which events were left out; default: computed from the batch.
+    ``table`` has spans of events of ``batch`` (``table.row``) and synthetic ones (row -1) in any order; its names begin
+    with those of the batch. ``dropped_on``: row of the table for the number of dropped events; default: the
+    last synthetic span, if there is one. ``self_time``: ns per row of the batch, for batches without all children of their
+    events; default: computed from the batch. ``with_flops``: count floating-point operations too. ``callers``: per row the name of
+    the enclosing call, see :class:`~otel_torchprof._model.frame_spans.Displayed`. ``device_times``: of the rows of the batch, for
+    batches from which events were removed; default: computed from the batch.
 
-    An attribute that no span has is left out, and one that ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES`` names; one that a span already has
-    stays as it is. Costs a few numpy passes per
-    attribute that any event has, and about 40 ns per event for inputs, of which equal ones are read and formatted once. Thread-safe.
+    Attributes that no span has, and those in ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES``, are left out; existing ones are unchanged. Costs a few
+    numpy passes per attribute that any event has, and about 40 ns per event for inputs; equal inputs are formatted once. Thread-safe.
     """
     source = AttributeSource(
         batch,
@@ -150,7 +149,7 @@ def add_attributes(
         values, present = computed
         for column in [c for c in columns if c.key == attribute.key]:
             own, here = column.spread(len(table))
-            if column.type is attribute.type:  # one column then, as readers of a column expect
+            if column.type is attribute.type:  # merged: readers expect one column per attribute
                 columns.remove(column)
                 values, present = np.where(here, own, values), present | here
             else:
@@ -168,12 +167,12 @@ def add_attributes(
 
 
 def _place(column: AttributeColumn) -> int:
-    """Sort key: a step's number, kind and phases come first, since lists of spans show only the first attributes."""
+    """Sort key: a step's number, kind and phases come first, since lists of spans display only the first attributes."""
     return phases.PLACES.get(column.key, len(phases.PLACES))
 
 
 def attributes_markdown() -> str:
-    """The table of attributes for the documentation."""
+    """Returns the table of attributes for the documentation."""
     lines = ["| Attribute | Type | Present | Meaning |", "| --- | --- | --- | --- |"]
     rows = [(a.key, a.type, a.present, a.meaning) for a in ATTRIBUTES]
     lines += [

@@ -1,23 +1,23 @@
-"""Chrome JSON of a batch, as torch's Kineto writes it, in pieces: the trace is never in memory whole.
+"""Encodes a batch as Chrome JSON like torch's Kineto, in pieces, so that the trace is never whole in memory.
 
 The format is Google's "Trace Event Format"; names, categories, arguments and top-level keys are those of Kineto's
-schema version 1, so that Perfetto, TensorBoard and HTA read it. Of our own are the arguments ``error.type``,
+schema version 1, so that Perfetto, TensorBoard and HTA read it. This package adds the arguments ``error.type``,
 ``unfinished``, ``async``, ``lost before``, ``inputs cut``, ``label args`` and ``Python identity`` (the same for all segments of
 a generator or coroutine), and the top-level keys ``dropped_events`` and ``python_threads`` (the system's id of each thread with
 Python's calls, and ``threading.get_ident()`` of it).
 
-What one track cannot show as nested slices is written as a pair of asynchronous events, which viewers give a track of
-its own: events that ended on another thread, and events that outlive their parent.
+Events that cannot be nested slices of one track, as they ended on another thread or outlive their parent, are written as pairs of
+asynchronous events, for which viewers create a track.
 
-What devices did is on tracks of their own, as Kineto lays out a GPU's. A device is a process whose id is the device's index, a stream a
-thread of it whose id is the stream's, where these are free. A slice is what lies between the timing events around an event; it has the
-category ``gpu_user_annotation``, by which readers of Kineto's traces know a range on a stream that is no kernel, whatever the event
-is. ``External id`` is that of the event; ``device`` and ``stream id`` say where it ran. (Kineto's ``stream`` would make it a kernel to
-HTA.) An arrow ``ac2g`` leads to it from the event, where that is a slice itself.
+Work of devices is on tracks of its own, as in Kineto. A device is a process whose id is the device's index, a stream is a
+thread in it whose id is the stream's, if these ids are free. A slice lasts from the first to the second timing event of an event. Its
+category is ``gpu_user_annotation``, which in Kineto's traces means a range on a stream that is no kernel. ``External id`` is that of the
+event; ``device`` and ``stream id`` are where it ran. (With Kineto's ``stream``, HTA would take it for a kernel.) An arrow ``ac2g``
+leads to it from the event, if that is a slice.
 
-What was allocated and freed is an instant each. Totals over time are counters, which viewers draw as curves: a track for each quantity
+Allocations and releases are instants. Totals over time are counters, which viewers display as curves: a track for each quantity
 of each device (``CPU memory allocated``, ``CUDA:0 memory reserved``) with one series, ``bytes``, since viewers stack several series of a
-track, and what is reserved holds what is allocated; and ``GPU 0 power`` with the series ``W``.
+track, and reserved memory contains the allocated; and ``GPU 0 power`` with the series ``W``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from otel_torchprof._model.step_spans import RecordedStep
 
 STEPS_TID = LARGEST_TID
-"""Thread id of the steps' track, which no system gives to a thread."""
+"""Thread id of the steps' track; no operating system assigns it to a thread."""
 
 _OWN_KEYS = frozenset(
     ("schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "dropped_events", "python_threads", "traceEvents")
@@ -129,12 +129,12 @@ def encode(
 
 
 class _Drawn(NamedTuple):
-    """How the events of a batch are drawn."""
+    """Tracks and arrows of a batch's events."""
 
     tids: npt.NDArray[np.int64]
-    """The tid of each thread of the batch."""
+    """Thread id in the trace for each thread of the batch."""
     detached: npt.NDArray[np.uint8]
-    """1 for the rows that are asynchronous pairs instead of slices."""
+    """1 for rows that are written as asynchronous pairs instead of slices."""
     flows: Mapping[str, npt.NDArray[Any]]
     """Both ends of each arrow."""
 
@@ -152,7 +152,7 @@ def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool, devices: Devi
 
 
 def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
-    """The user's metadata as JSON text by key."""
+    """Returns the user's metadata as JSON text by key."""
     encoded = {}
     for key, value in (metadata or {}).items():
         if not isinstance(key, str):
@@ -196,7 +196,7 @@ def _batch_of_steps(steps: list[RecordedStep], batch: Batch) -> Batch:
 
 
 def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> RecordedThread:
-    """The thread of the training loop, if its slices nest with those of the steps; else a track of the steps' own."""
+    """Returns the thread of the training loop if its slices nest with those of the steps; else a track for steps alone."""
     own = RecordedThread(STEPS_TID, 0, 0, "steps")
     idents = {step.thread for step in steps}
     tracks = {thread.os_tid: thread for thread in batch.threads if thread.ident in idents}
@@ -207,7 +207,7 @@ def _thread_of_steps(steps: list[RecordedStep], batch: Batch) -> RecordedThread:
     slices = on_it[batch["thread"]] & ((batch["flags"] & Flag.ASYNC) == 0)
     slices &= (batch["start"] >= steps[0].start) | (
         batch["end"] < steps[-1].end
-    )  # what is around all steps crosses none
+    )  # without slices that enclose all steps: they cross none
     start, end = batch["start"], batch["end"]
     if not slices.all():
         start, end = start[slices], end[slices]
@@ -222,7 +222,7 @@ def _any_crosses(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], steps
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     latest_end = np.maximum.accumulate(end)
-    # Only an event that is open at an edge of a step can cross it, and at most edges none is.
+    # Only an event that is open at the edge of a step can cross it, and mostly none is.
     edges = np.array([(step.start, step.end) for step in steps], dtype=np.int64)
     before = np.searchsorted(start, edges)
     for number, is_end in np.argwhere((before > 0) & (latest_end[before - 1] > edges)).tolist():
@@ -234,7 +234,7 @@ def _any_crosses(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], steps
     return False
 
 
-# --- what is written once: Python's json ---
+# --- Parts written once, with Python's json ---
 
 
 def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
@@ -247,7 +247,7 @@ def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
 
 
 def _threads(pid: int, threads: Iterable[RecordedThread]) -> str:
-    """Name and place of each track; a thread id that the system gave out twice keeps the name it had first."""
+    """Encodes name and position of each track; a reused thread id keeps its first name."""
     names: dict[int, str] = {}
     for thread in threads:
         names[thread.os_tid] = names.get(thread.os_tid) or thread.name
@@ -265,7 +265,7 @@ def _drop_marker(dropped: Mapping[str, int], pid: int, threads: Sequence[Recorde
     return f',\n{compact(event)[:-1]},"ts":{microseconds(end_ns)}}}'
 
 
-# --- what is written per event: native ---
+# --- Events, encoded natively ---
 
 
 def _events(batch: Batch, base_ns: int, pid: int, call_stacks: bool, drawn: _Drawn) -> Iterator[bytes]:
@@ -293,7 +293,7 @@ def _drawn(batch: Batch) -> _Drawn:
 
 
 def _flow_ends(batch: Batch, detached: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-    """Both ends of each arrow, sorted by row. Arrows bind to slices, so a detached event has none."""
+    """Returns both ends of each arrow, by row. Arrows bind to slices, so a detached event has none."""
     forward, backward = forward_backward(batch)
     on_track = (detached[forward] | detached[backward]) == 0
     forward, backward = forward[on_track], backward[on_track]
@@ -307,14 +307,14 @@ def _flow_ends(batch: Batch, detached: npt.NDArray[np.uint8]) -> dict[str, npt.N
     }
 
 
-# --- Python's calls: their numbers, their threads, and the stacks of all events ---
+# --- Python calls: numbers, threads, and the stacks of all events ---
 
 
 Array = npt.NDArray[Any]
 
 
 def _frame_threads(batch: Batch) -> list[int]:
-    """The threads with calls, by their first one: indices into ``Batch.threads``."""
+    """Returns the threads with calls, by their first call, as indices into ``Batch.threads``."""
     is_frame = frames_of(batch)
     if is_frame is None:
         return []
@@ -326,7 +326,7 @@ def _frame_threads(batch: Batch) -> list[int]:
 
 
 def _with_called_modules(batch: Batch, enclosing: Hierarchy) -> Hierarchy:
-    """The modules around events, and of the call of a module that module: ``GPT.blocks.0.attn``, where it is known."""
+    """Returns the enclosing modules of events, and for calls of modules the module itself, if known: ``GPT.blocks.0.attn``."""
     modules = {} if batch.frame_info is None else batch.frame_info.modules
     if not modules:
         return enclosing
@@ -340,7 +340,7 @@ def _with_called_modules(batch: Batch, enclosing: Hierarchy) -> Hierarchy:
 
 
 def _python_columns(batch: Batch, number_threads: bool) -> dict[str, Array]:
-    """The columns of ``otp_chrome_events`` that are of calls; none where there are none."""
+    """Returns the columns of ``otp_chrome_events`` for calls; empty without calls."""
     ids = python_ids(batch)
     if ids is None:
         return {}
@@ -354,17 +354,17 @@ def _python_columns(batch: Batch, number_threads: bool) -> dict[str, Array]:
 
 
 def _stack_columns(batch: Batch) -> tuple[Names, dict[str, Array]]:
-    """The names of the batch with those that only stacks have, and the columns of ``otp_chrome_events`` that are of stacks."""
+    """Returns the names of the batch and of stacks, and the columns of ``otp_chrome_events`` for stacks."""
     codes, stacks = plain_stacks(batch)
     if len(stacks) == 1:
         return batch.names, {}
     return stacks.names, {"stack": codes, "stack_outer": stacks.outer, "stack_name": stacks.name}
 
 
-# --- devices ---
+# --- Devices ---
 
 
-# Above every process id of Linux. Kineto sorts devices from here on, and so they come behind the processes.
+# Above every process id of Linux. Kineto sorts devices from this number on, hence after processes.
 _BEYOND_PIDS = 5_000_000
 _BEYOND_STREAMS = 1_000_000
 
@@ -382,7 +382,7 @@ class _Place(NamedTuple):
 
 
 class DeviceTimeline:
-    """The devices' part of one trace. Read-only once made; several threads may encode it at once."""
+    """The devices of one trace. Immutable; several threads may encode it at once."""
 
     def __init__(self, batch: Batch, pid: int) -> None:
         """Lays out the slices of a batch's devices for the trace of the process ``pid``. Raises MemoryError."""
@@ -400,14 +400,14 @@ class DeviceTimeline:
 
     @property
     def launches(self) -> npt.NDArray[np.int64]:
-        """When the events began, Unix ns: no slice is before the first of them."""
+        """Start of the events that launched slices, Unix ns; no slice begins before the first of them."""
         rows = np.empty(0, dtype=np.int64) if self._slices is None else self._slices.row
         return self._batch["start"][rows]
 
     def metadata(self) -> str:
-        """Names and places of the tracks, each as a line that begins with a comma.
+        """Returns names and positions of the tracks, each as a line that begins with a comma.
 
-        Viewers show a process as name and id, hence "GPU" of process 0, where Kineto says "python".
+        Viewers display a process as name and id; hence the name is "GPU" for process 0, where Kineto writes "python".
         """
         events = []
         for at, ((kind, index), pid) in enumerate(self._pids.items()):
@@ -421,9 +421,9 @@ class DeviceTimeline:
     def pieces(
         self, displayed: Batch, detached: npt.NDArray[np.uint8], *, first_arrow: int, base_ns: int
     ) -> Iterator[bytes]:
-        """The slices and arrows as lines of JSON, in pieces of about 1 MiB. Costs some 0.15 us per slice.
+        """Encodes slices and arrows as lines of JSON, in pieces of about 1 MiB. Costs some 0.15 us per slice.
 
-        ``displayed``: the events that are in the trace, of the same names; ``detached``: 1 for those that are no slices.
+        ``displayed``: the events in the trace, with the same names; ``detached``: 1 for those that are not slices.
         """
         if self._slices is None:
             return
@@ -444,7 +444,7 @@ class DeviceTimeline:
         yield from encode_device_slices(columns, names, first_arrow=first_arrow, base_ns=base_ns, pid=self._pid)
 
     def _lay_out(self, slices: DeviceSlices) -> None:
-        """Settles the process of each device and the track of each lane."""
+        """Assigns a process to each device and a track to each lane."""
         lanes = int(slices.lane.max()) + 1
         used, place = np.unique(slices.stream * lanes + slices.lane, return_inverse=True)
         self._place = place.reshape(-1).astype(np.uint32)
@@ -453,7 +453,7 @@ class DeviceTimeline:
             device = (stream.device_type, stream.device_index)
             if device not in self._pids:
                 self._pids[device] = _free(stream.device_index, _BEYOND_PIDS, taken)
-        # The streams' own tracks first, so that no other lane takes the id of one.
+        # First the tracks with the numbers of streams, so that no other lane gets one of these.
         tids: dict[int, int] = {}
         taken_of: dict[int, set[int]] = {pid: set() for pid in self._pids.values()}
         for at in sorted(used.tolist(), key=lambda at: (at % lanes > 0, at)):
@@ -467,7 +467,7 @@ class DeviceTimeline:
 
 
 def _launch_tids(displayed: Batch, detached: npt.NDArray[np.uint8], events: Any) -> npt.NDArray[np.int64]:
-    """The track of each event, by its id; -1 for what is no slice in the trace."""
+    """Returns the track of each event, given by id; -1 if it is not a slice in the trace."""
     row = rows_of(displayed, events)
     tids = np.full(len(row), -1, dtype=np.int64)
     drawn = np.flatnonzero(row >= 0)
@@ -486,16 +486,16 @@ def _free(number: int, beyond: int, taken: set[int]) -> int:
     return number
 
 
-# --- memory and power ---
+# --- Memory and power ---
 
 _DEVICES = {0: "CPU", 1: "CUDA", 2: "MKLDNN", 5: "IDEEP", 6: "HIP", 12: "XPU", 19: "MTIA", 20: "PrivateUse1"}
 """``c10::DeviceType`` of the devices whose allocators report their memory."""
 
 
 def _memory(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
-    """The lines of JSON, in pieces of about 1 MiB; none where memory was not recorded. Some 0.1 us per record and per sample of a total.
+    """Encodes memory records and totals as lines of JSON, in pieces of about 1 MiB; nothing if memory was not recorded.
 
-    Their ``Ev Idx`` continues behind the rows of the batch. The threads must be in range.
+    Their ``Ev Idx`` continues after the rows of the batch. Threads must be in range. Costs some 0.1 us per record and per sample.
     """
     if batch.memory is None:
         return
@@ -516,9 +516,9 @@ def _total_track(total: Total) -> str:
 
 
 def _power(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
-    """The lines of JSON, a piece per device; none where no energy counter was read.
+    """Encodes power as lines of JSON, a piece per device; nothing if no energy counter was read.
 
-    A track ``GPU 0 power`` for each, with one series, ``W``: the power between each reading and the next, held until then.
+    Each device has a track ``GPU 0 power`` with one series, ``W``: the average power from each reading to the next.
     """
     if batch.energy is None:
         return

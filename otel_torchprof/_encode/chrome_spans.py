@@ -1,12 +1,12 @@
-"""Chrome JSON of spans, export after export: a document whose array of events grows.
+"""Encodes spans as Chrome JSON: one document, to which each export appends events.
 
 The document is that of :mod:`.chrome`, with the resource of the first span as its ``otherData``. It is closed after each
-export: no viewer loads it otherwise, whereas Perfetto leaves aside what may follow a whole document.
+export, since viewers need a complete document; Perfetto ignores data after it.
 
-A span is a complete event. Its arguments are ``trace_id``, ``span_id``, ``parent_id``, ``attributes``, ``links`` and what
-is out of the ordinary: ``kind`` other than internal, ``status`` and ``status_description``, ``trace_state``,
+A span is a complete event. Its arguments are ``trace_id``, ``span_id``, ``parent_id``, ``attributes``, ``links`` and, unless they have
+their usual values, ``kind``, ``status`` and ``status_description``, ``trace_state``,
 ``dropped_attributes``, ``dropped_events``, ``dropped_links``. Its events are instants on its track. A link between two
-spans of one export is an arrow too, if what it points to began first.
+spans of one export is an arrow too, if the linked span began first.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
     from otel_torchprof._model.span_table import AttributeColumn, SpanTable
 
 CLOSING = b"\n]}\n"
-"""The end of the document."""
+"""End of the document."""
 
-# So many weeks before the first span: a job that began weeks ago ends in this file too, and viewers drop negative times.
-# A double still tells nanoseconds apart.
+# Time 0 is so long before the first span: a job that began weeks ago may end in this file, and viewers drop negative times.
+# A double still distinguishes nanoseconds.
 _WEEKS_BEFORE = 8
 
 
 class ChromeSpans:
-    """Encodes one export after another into one trace file. For one thread at a time.
+    """Encodes one export after another for one trace file. Not thread-safe.
 
-    Where a span has room depends on the exports before, and names are written once. Memory grows with threads and
-    with spans that overlap in time, not with spans.
+    The track of a span depends on earlier exports, and names of tracks are written once. Memory grows with the threads and
+    the spans that overlap in time, not with the number of spans.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -68,10 +68,10 @@ class ChromeSpans:
         self._arrows = 0
 
     def encode(self, spans: Sequence[ReadableSpan], *, begin: bool) -> Iterator[bytes]:
-        """The events of these spans, in pieces of about 1 MiB; with ``begin`` a document, without its closing.
+        """Encodes the events of spans, in pieces of about 1 MiB; with ``begin`` after the start of a document, without its end.
 
-        A SpanList is encoded from its columns, natively and without the GIL. Of other spans the arguments are made first, one by one, at
-        some 20 µs each.
+        A SpanList is encoded from its columns, natively and without the GIL. For other spans, arguments are encoded in Python first, at
+        some 20 µs per span.
         Raises ValueError for a table that does not fit together, MemoryError.
         """
         if len(spans) == 0:
@@ -94,13 +94,13 @@ class ChromeSpans:
         self._resources_reported = 1
 
     def copied(self) -> ChromeSpans:
-        """A copy with the same state, for trying whether spans fit."""
+        """Returns a copy with the same state, to try whether spans fit."""
         other = copy.copy(self)
-        other._tracks, other._resources = copy.deepcopy(self._tracks), list(self._resources)  # noqa: SLF001 - its own kind
+        other._tracks, other._resources = copy.deepcopy(self._tracks), list(self._resources)  # noqa: SLF001 - same class
         return other
 
     def _settled_base(self, first_start: int) -> int:
-        """The time that "ts" counts from, Unix ns; the first export decides."""
+        """Returns the time from which "ts" counts, Unix ns, as set by the first export."""
         if self._base is None:
             self._base = (first_start // BASE_GRID_NS - _WEEKS_BEFORE) * BASE_GRID_NS
         return self._base
@@ -111,14 +111,14 @@ class ChromeSpans:
             self._resources.append(resource)
 
     def _news(self, begin: bool) -> str:
-        """Metadata events that the file does not contain yet."""
+        """Returns the metadata events that the file does not contain yet."""
         labels = [self._label(resource) for resource in self._resources[self._resources_reported :]]
         self._resources_reported = max(1, len(self._resources))
         news = "".join(f",\n{event}" for event in (*labels, *self._tracks.news()))
         return self._opening() + news if begin else news
 
     def _opening(self) -> str:
-        """The document up to its first events, which all others follow after a comma: the process and its name."""
+        """Returns the start of the document, with the process and its name as first events; all others follow after a comma."""
         resource = json_value(self._resources[0].attributes)
         fields = {
             "schemaVersion": 1,
@@ -130,7 +130,7 @@ class ChromeSpans:
         return f'{compact(fields)[:-1]},\n"traceEvents":[\n{process}'
 
     def _label(self, resource: Resource) -> str:
-        """The process has its name from the first resource; another provider's is a label."""
+        """Returns a label with a further resource, that of another provider; the process is named after the first one."""
         attributes = json_value(resource.attributes)
         return metadata_event("process_labels", self.pid, 0, labels=_service(attributes), resource=attributes)
 
@@ -139,14 +139,14 @@ def _service(resource: dict[str, Any]) -> str:
     return str(resource.get("service.name", "python"))
 
 
-# --- spans that are columns: everything per span is done by numpy and natively ---
+# --- Spans as columns, encoded by numpy and native code ---
 
 
 Array = npt.NDArray[Any]
 
 
 class Columns:
-    """The spans of a SpanList on their way into a trace file. For one thread; lives as long as its pieces are made.
+    """Encodes the spans of a SpanList. Not thread-safe; must live while its pieces are made.
 
     Raises ValueError for a table that does not fit together.
     """
@@ -156,13 +156,13 @@ class Columns:
         self._spans = spans
         self._rows = np.arange(rows.start, rows.stop, rows.step)
         self._checked_spans = CheckedSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))
-        # Nearly always all rows in their order: a slice copies nothing.
+        # Nearly always consecutive rows: a slice copies nothing.
         self._picked: slice | Array = slice(rows.start, rows.stop) if rows.step == 1 else self._rows
         self.outlines = self._outlines()
         self._layout: dict[str, Array] = {}
 
     def lay_out(self, order: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> int:
-        """Settles the order of the spans and their tracks; returns the number of arrows between them."""
+        """Sets the order of the spans and their tracks; returns the number of arrows between them."""
         self._layout = {
             "rows": self._rows[order].astype(np.uint64),
             "tid": tids[order],
@@ -189,9 +189,9 @@ class Columns:
         )
 
     def _threads(self) -> tuple[npt.NDArray[np.int64], Sequence[tuple[int, str]]]:
-        """The thread on which each span began and ended, as an index into the threads' ids and names.
+        """Returns the thread on which each span began and ended, as an index into the threads' ids and names.
 
-        Spans of a thread stand in runs, mostly long ones; only the runs are looked at one by one.
+        Spans of a thread are in runs, mostly long ones; only runs are handled one by one.
         """
         number, on_thread = self._attribute("thread.id", AttributeType.INT64)
         moved, is_moved = self._attribute("torch.async", AttributeType.BOOL)
@@ -214,7 +214,7 @@ class Columns:
         return np.repeat(np.array(index, dtype=np.int64), lengths), [(n, text) for n, (_, text) in threads.items()]
 
     def _attribute(self, key: str, kind: AttributeType) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """The values of an attribute, and which spans have it."""
+        """Returns the values of an attribute, and a mask of the spans that have it."""
         column = self._column(key, kind)
         if column is None:
             return np.zeros(len(self._rows), dtype=kind.dtype), np.zeros(len(self._rows), dtype=bool)
@@ -228,7 +228,7 @@ class Columns:
         return list(dict.fromkeys((valid(category_of(self._spans.scope)), OPERATOR, ANNOTATION)))
 
     def _categories(self) -> npt.NDArray[np.uint32]:
-        """Per span, an index into the names of categories: as :func:`category_of` has it."""
+        """Returns per span an index into the names of categories, as by :func:`category_of`."""
         names = self._category_names()
         values, present = self._attribute("torch.op.scope", AttributeType.NAME)
         used = np.flatnonzero(np.bincount(values)).tolist()
@@ -239,7 +239,7 @@ class Columns:
         return categories
 
     def _arrows(self) -> dict[str, Array]:
-        """Links between two of the spans, as places in the order of writing, by the span that has the link."""
+        """Returns links between two of the spans, as positions in the order of writing, by the linking span."""
         rows, links = self._layout["rows"], self._table.links
         if not len(links):
             return {"arrow_from": np.empty(0, dtype=np.uint64), "arrow_to": np.empty(0, dtype=np.uint64)}
@@ -258,7 +258,7 @@ class Columns:
 
 
 def _with_numbered_steps(table: SpanTable) -> SpanTable:
-    """The same spans, with steps renamed by :func:`slice_name`."""
+    """Returns the spans with steps renamed by :func:`slice_name`."""
     rows = np.flatnonzero(table.step >= 0).tolist()
     names = [slice_name(table.names[table.name[row]], int(table.step[row])) for row in rows]
     if not rows:
@@ -268,7 +268,7 @@ def _with_numbered_steps(table: SpanTable) -> SpanTable:
     return replace(table, name=name, names=extend_names(table.names, names))
 
 
-# --- spans that are objects: their arguments are made here, all else is written natively ---
+# --- Spans as objects: arguments are encoded here, all else natively ---
 
 
 OPERATOR, ANNOTATION = "cpu_op", "user_annotation"
@@ -276,12 +276,12 @@ OPERATOR, ANNOTATION = "cpu_op", "user_annotation"
 
 _OWN_SCOPE = "otel_torchprof"
 _LATEST = 2**63 - 1
-"""Unix ns; an event of a span may say any number."""
+"""Latest accepted time, Unix ns; an event of a span may have any number."""
 _MOST_BITS = 10_000  # Python refuses to write longer integers in decimal
 
 
 def json_value(value: Any) -> Any:
-    """An attribute's value, or attributes, as JSON can have it.
+    """Converts an attribute's value, or attributes, to a value for JSON.
 
     NaN and infinities become text, as in protobuf's JSON; so do integers beyond 64 bits, which viewers garble.
     Bytes become base64; objects of types that attributes cannot have become their ``str()``.
@@ -308,7 +308,7 @@ def _number(value: float) -> float | str:
 
 
 def category_of(scope: InstrumentationScope | None, op_scope: object = None) -> str:
-    """Torch's own categories for this package's spans, the instrumentation scope's name for all others."""
+    """Returns torch's category for a span of this package, else the name of the instrumentation scope."""
     name = scope.name if scope else ""
     if name != _OWN_SCOPE:
         return name or "span"
@@ -316,7 +316,7 @@ def category_of(scope: InstrumentationScope | None, op_scope: object = None) -> 
 
 
 def outlines_of(spans: Sequence[ReadableSpan]) -> Outlines:
-    """Ids, times and threads of the spans, for placing them on tracks."""
+    """Returns ids, times and threads of the spans, to place them on tracks."""
     starts = [_start(span) for span in spans]
     ends = [max(start, _end(span)) for start, span in zip(starts, spans, strict=True)]
     threads: dict[int, tuple[int, str]] = {}
@@ -349,7 +349,7 @@ def _end(span: ReadableSpan) -> int:
 
 
 def _thread_of(span: ReadableSpan) -> int | None:
-    """The thread it ran on, from begin to end."""
+    """Returns the id of the thread on which the span began and ended; None if there is none."""
     attributes = span.attributes or {}
     number = attributes.get("thread.id")
     if type(number) is not int or not -(2**63) <= number < 2**63 or attributes.get("torch.async") is True:
@@ -363,7 +363,7 @@ def _thread_name(span: ReadableSpan) -> str:
 
 
 def arrows_of(spans: Sequence[ReadableSpan], order: Sequence[int]) -> list[tuple[int, int]]:
-    """The links between two of these spans, each from the span that it points to; as the spans stand in ``order``."""
+    """Returns the links between two of these spans as pairs (row of the linked span, row of the linking span), in ``order``."""
     rows: dict[tuple[int, int], int] = {}
     for row in order:
         if context := spans[row].context:
@@ -378,7 +378,7 @@ def arrows_of(spans: Sequence[ReadableSpan], order: Sequence[int]) -> list[tuple
 
 
 def slice_name(name: str, step: object) -> str:
-    """A span's name in a trace file. A step is called ``ProfilerStep#7``, as torch does: its readers search for that."""
+    """Returns the name of a span in a trace file. A step is called ``ProfilerStep#7`` as in torch, since tools search for it."""
     return f"{STEP_PREFIX}{step}" if name == STEP_NAME and isinstance(step, int) else name
 
 
@@ -392,11 +392,11 @@ class _Line(NamedTuple):
     end: int
     is_instant: bool
     arguments: str
-    """As JSON."""
+    """JSON text."""
 
 
 class Objects:
-    """Spans that are objects on their way into a trace file; otherwise as :class:`~.chrome_spans.Columns`."""
+    """Encodes spans that are objects; otherwise as :class:`~.chrome_spans.Columns`."""
 
     def __init__(self, spans: Sequence[ReadableSpan]) -> None:
         self._spans = spans
@@ -405,7 +405,7 @@ class Objects:
         self._arrows: list[tuple[int, int]] = []
 
     def lay_out(self, order: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> int:
-        """Settles the order of the spans and their tracks; returns the number of arrows between them."""
+        """Sets the order of the spans and their tracks; returns the number of arrows between them."""
         place: dict[int, int] = {}
         for row, tid in zip(order.tolist(), tids[order].tolist(), strict=True):
             place[row] = len(self._lines)
@@ -444,7 +444,7 @@ def _places(distinct: list[str], texts: Sequence[str]) -> npt.NDArray[np.uint32]
 
 
 def _lines(span: ReadableSpan, track: int) -> Iterator[_Line]:
-    """The span, and its events."""
+    """Yields the lines of a span and of its events."""
     attributes = span.attributes or {}
     category = valid(category_of(span.instrumentation_scope, attributes.get("torch.op.scope")))
     name = valid(slice_name(span.name, attributes.get(STEP_NUMBER)))

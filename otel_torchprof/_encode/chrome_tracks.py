@@ -1,11 +1,11 @@
-"""Chooses the track of a Chrome trace on which each span is drawn, export after export.
+"""Chooses the track of each span in a Chrome trace, export after export.
 
-Viewers draw a track as slices inside one another and drop or misplace a slice that overlaps its neighbour otherwise. A span
-that says on which thread it ran is drawn on the track of that thread, where the threads own stack makes spans nest; what
-does not nest there, ended on another thread or names no thread (requests that overlap, tasks of one event loop) goes to a lane.
+Viewers display a track as nested slices, and drop or misplace a slice that overlaps another without nesting. A span with a thread is on
+the track of that thread, where spans nest like the thread's stack. Spans that do not nest there, ended on another thread or have
+no thread (overlapping requests, tasks of one event loop) are on lanes.
 
-A *lane* is a track of the file. On it slices lie apart or one inside the other, and a slice lies inside another only if
-that is its parent: a viewer draws everything that is inside in time as if it had been called from there.
+A *lane* is a track of the file. Its slices are disjoint or nested, and a slice is inside another only if
+that is its parent: viewers display a slice inside another as called by it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Outlines(NamedTuple):
     thread: npt.NDArray[np.int64]
     """Index into ``threads``, -1 for a span that belongs to no thread."""
     threads: Sequence[tuple[int, str]]
-    """OpenTelemetry's ``thread.id`` and ``thread.name``, the empty name where it is not known; each id once."""
+    """OpenTelemetry's ``thread.id`` and ``thread.name`` (empty if unknown); each id once."""
 
 
 class _ThreadTrack:
     """The top-level intervals that earlier exports put on a thread's track: disjoint, sorted by time.
 
-    What lies inside an interval is not kept, so a span that begins inside one is refused: it may cross a slice there.
-    A span around some intervals fits: it was still open when they were exported.
+    Slices inside an interval are not stored, so a span that begins or ends in one is refused: it may cross such a slice.
+    A span that encloses intervals fits: it was open when they were exported.
     """
 
     _MOST = 1024
@@ -60,7 +60,7 @@ class _ThreadTrack:
         self._end: Times = np.empty(0, dtype=np.int64)
 
     def crossing(self, start: Times, end: Times) -> npt.NDArray[np.bool_]:
-        """Mask of the intervals that do not fit: they begin or end inside one that is on the track."""
+        """Returns a mask of the intervals that do not fit, as they begin or end inside one that is on the track."""
         if not len(self._start):
             return np.zeros(len(start), dtype=bool)
         began = np.searchsorted(self._start, start, side="right") - 1
@@ -69,7 +69,7 @@ class _ThreadTrack:
         return crossing | ((ended >= 0) & (end < self._end[ended]))
 
     def add(self, start: Times, end: Times) -> None:
-        """Remembers intervals that fit, as they begin. Of too many, those with the smallest gaps between them become one."""
+        """Adds intervals that fit, by start. If there are too many, those with the smallest gaps between them are merged."""
         start, end = _top_level(start, end)
         order = np.argsort(start := np.concatenate((self._start, start)), kind="stable")
         start, end = _top_level(start[order], np.concatenate((self._end, end))[order])
@@ -81,7 +81,7 @@ class _ThreadTrack:
 
 
 class Tracks:
-    """The tracks of one process. For one thread at a time; memory grows with threads, not with spans."""
+    """The tracks of one process. Not thread-safe; memory grows with threads, not with spans."""
 
     def __init__(self, pid: int, lanes: Lanes | None = None) -> None:
         self._pid = pid
@@ -93,10 +93,10 @@ class Tracks:
         self._reported: set[int] = set()
 
     def place(self, spans: Outlines) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The order in which to write the spans, and the tid of each span, not in that order.
+        """Returns the order in which to write the spans, and the thread id of each span (in the given order).
 
-        On each track spans are written as they begin, the longer one first of those that begin together. Costs some numpy
-        passes, a sort where the spans of a thread do not stand so, and some µs for a span that goes to a lane.
+        Spans of a track are written by start, with equal starts the longer first. Costs some numpy passes, a sort if the spans
+        of a thread are not in that order, and some µs per span on a lane.
         """
         tracks = [self._thread(number, name) for number, name in spans.threads]
         rows = _by_thread(spans)
@@ -116,9 +116,9 @@ class Tracks:
         return np.concatenate((rows[off[rows] == 0], strays)), tids
 
     def news(self) -> Iterator[str]:
-        """Names and places of the tracks that are not in the file yet, as metadata events."""
+        """Yields names and positions of the tracks that are not in the file yet, as metadata events."""
         known = [(tid, f"spans {lane}", lane) for lane, tid in enumerate(self._lane_tids, 1)]
-        # Lanes, which requests are on, above threads.
+        # Lanes, on which requests are, above threads.
         known += [
             (track.tid, track.name, LARGEST_TID // 2 + place) for place, track in enumerate(self._threads.values())
         ]
@@ -128,11 +128,11 @@ class Tracks:
                 yield from track_events(self._pid, tid, name, place)
 
     def report_again(self) -> None:
-        """Makes the next :meth:`news` return everything. Call it when what it returned was lost."""
+        """Makes the next :meth:`news` return everything. Call it if the last result was lost."""
         self._reported.clear()
 
     def _leave_what_crosses(self, spans: Outlines, rows: npt.NDArray[np.int64], off: npt.NDArray[np.uint8]) -> None:
-        """Sets 1 for spans that cross one of their thread that began earlier, and is not off it."""
+        """Sets ``off`` to 1 for spans that cross an earlier span on their thread's track."""
         rows, thread, start, end = (
             np.ascontiguousarray(values, dtype=np.int64) for values in (rows, spans.thread, spans.start, spans.end)
         )
@@ -153,15 +153,15 @@ class Tracks:
         return track
 
     def _lane_tid(self, lane: int) -> int:
-        while lane >= len(self._lane_tids):  # more than one where an interrupt came in between
+        while lane >= len(self._lane_tids):  # more than one after an interrupt
             self._lane_tids.append(self._free_tid())
             self._tids.add(self._lane_tids[-1])
         return self._lane_tids[lane]
 
     def _free_tid(self) -> int:
-        """A number for a lane, or for a thread whose id (mostly an address) viewers cannot take.
+        """Returns a thread id for a lane, or for a thread whose id (mostly an address) viewers do not accept.
 
-        Not the process id, by which viewers know the main thread.
+        Never the process id, which marks the main thread for viewers.
         """
         while self._next_tid in self._tids or self._next_tid == self._pid:
             self._next_tid += 1
@@ -169,10 +169,10 @@ class Tracks:
 
 
 def _by_thread(spans: Outlines) -> npt.NDArray[np.int64]:
-    """The rows that are on threads, thread by thread, as they began there, the longer one first of those that began together."""
+    """Returns the rows on threads, by thread and start, with equal starts the longer first."""
     rows = np.flatnonzero(spans.thread >= 0)
     thread, start, end = spans.thread[rows], spans.start[rows], spans.end[rows]
-    # The recorder gives them in this order, and then there is nothing to sort.
+    # Spans of the recorder are in this order already.
     later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
     if ((thread[1:] > thread[:-1]) | ((thread[1:] == thread[:-1]) & later)).all():
         return rows
@@ -181,7 +181,7 @@ def _by_thread(spans: Outlines) -> npt.NDArray[np.int64]:
 
 
 def _top_level(start: Times, end: Times) -> tuple[Times, Times]:
-    """The top-level of nested intervals that stand as they begin."""
+    """Returns the top-level ones of nested intervals, which are sorted by start."""
     if not len(start):
         return start, end
     reach = np.maximum.accumulate(end)
@@ -189,7 +189,7 @@ def _top_level(start: Times, end: Times) -> tuple[Times, Times]:
     return start[np.concatenate(([True], apart))], reach[np.concatenate((apart, [True]))]
 
 
-# --- lanes ---
+# --- Lanes ---
 
 
 _BEGIN = attrgetter("start")
@@ -201,7 +201,7 @@ class _TrackSlice:
 
     def __init__(self, start: int, end: int, span: int, parent: int) -> None:
         self.start = start
-        self.end = max(end, start + 1)  # what takes no time must not lie across a boundary either
+        self.end = max(end, start + 1)  # not empty, so that it cannot lie on a boundary
         self.span = span
         self.parent = parent
         self.inside: list[_TrackSlice] = []
@@ -213,12 +213,12 @@ class _TrackSlice:
 class _Lane:
     def __init__(self) -> None:
         self.top_level: list[_TrackSlice] = []
-        """Apart from one another, by time, as is what is inside each."""
+        """Disjoint, by time; so are the children of each."""
         self.forgotten_until: int | None = None
-        """Unix ns: no span may begin before this, since earlier slices have been forgotten."""
+        """Unix ns; no span may begin before this, since earlier slices were dropped."""
 
     def add(self, slice_: _TrackSlice) -> bool:
-        """Puts a slice on the lane if it fits there, between others, inside its parent or around its children."""
+        """Adds a slice if it fits between others, inside its parent, or around its children; returns whether it does."""
         if self.forgotten_until is not None and slice_.start < self.forgotten_until:
             return False
         enclosing, level = 0, self.top_level
@@ -229,7 +229,7 @@ class _Lane:
             enclosing, level = level[first].span, level[first].inside
         if level is not self.top_level and enclosing != slice_.parent:
             return False
-        # A child that begins with its parent must stand before it in no file: viewers take the first for the outer one.
+        # A child with the start of its parent must not be written first: viewers take the first for the outer one.
         if any(child.parent != slice_.span or child.start == slice_.start for child in level[first:last]):
             return False
         if not all(slice_.holds(child) for child in level[first:last]):
@@ -246,17 +246,17 @@ class _Lane:
 
 
 class Lanes:
-    """Finds a lane for each span, however late it comes, in constant memory. For one thread at a time.
+    """Finds a lane for each span, in any order of arrival, in constant memory. Not thread-safe.
 
-    Looked at in this order: the lane of its parent, that of children or siblings that came earlier, the first one with
-    room, a new one. What was put on a lane long ago is forgotten; nothing is put there any more. Of too many lanes the last one takes what
-    has no room elsewhere, and viewers draw that as well as they can.
+    Tries in this order: the lane of its parent, that of earlier children or siblings, the first one with room, a new one. The oldest
+    slices are dropped, and their time is closed to new ones. At the limit of lanes, the last one gets all spans without room elsewhere, which
+    viewers then cannot nest correctly.
     """
 
     def __init__(self, *, most_slices: int = 20_000, most_lanes: int = 1000) -> None:
         self._lanes: list[_Lane] = []
         self._ends: list[int] = []
-        """Per lane, when its last slice ends: a look at numbers finds nearly every lane, and there may be hundreds."""
+        """End of the last slice of each lane: these numbers alone decide in nearly all cases, even with hundreds of lanes."""
         self._most, self._most_lanes = most_slices, most_lanes
         self._count = 0
         self._lane_of: dict[int, int] = {}
@@ -264,7 +264,7 @@ class Lanes:
         """Lane of a child by the id of its parent, for parents not yet placed."""
 
     def place(self, start: int, end: int, span: int, parent: int) -> int:
-        """The lane, from 0, for a span with these ids; ``parent`` is 0 for none.
+        """Returns the lane, from 0, for a span with these ids; ``parent`` is 0 for none.
 
         If several spans begin at the same time, place the outer one first. Costs some µs.
         """

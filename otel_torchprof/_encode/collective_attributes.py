@@ -1,4 +1,4 @@
-"""Attributes of collectives: which they are of which group, and how much they move."""
+"""Attributes of collectives: name, group, number, and size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def name(source: AttributeSource) -> Values | None:
-    """What the field calls it."""
+    """Common name of the collective."""
     if source.collectives is None:
         return None
     place = source.collectives
@@ -30,7 +30,7 @@ def name(source: AttributeSource) -> Values | None:
 
 
 def text(column: str) -> Callable[[AttributeSource], Values | None]:
-    """A column that is an index into the names, where it is not 0."""
+    """Returns a function for a column of indices into the names; 0 is no value."""
 
     def compute(source: AttributeSource) -> Values | None:
         values = _values(source, column)
@@ -40,7 +40,7 @@ def text(column: str) -> Callable[[AttributeSource], Values | None]:
 
 
 def number(column: str) -> Callable[[AttributeSource], Values | None]:
-    """A column of numbers, where it is not below 0."""
+    """Returns a function for a column of numbers; negative ones are no values."""
 
     def compute(source: AttributeSource) -> Values | None:
         values = _values(source, column, missing=-1)
@@ -50,7 +50,7 @@ def number(column: str) -> Callable[[AttributeSource], Values | None]:
 
 
 def size(source: AttributeSource) -> Values | None:
-    """The larger of what the rank gives and what it gets, bytes."""
+    """The larger of the rank's sent and received bytes."""
     given, got = _values(source, "bytes_in", missing=-1), _values(source, "bytes_out", missing=-1)
     if given is None or got is None:
         return None

@@ -85,7 +85,7 @@ def flops(source: AttributeSource) -> Values | None:
     """Floating-point operations."""
     if not source.with_flops:
         return None
-    # What torch counts of shapes that do not fit together may be beyond an attribute's numbers.
+    # For inconsistent shapes torch's count may exceed the range of an attribute.
     flops = source.spread(np.minimum(flops_of(source.batch), np.uint64(np.iinfo(np.int64).max)).astype(np.int64))
     return flops, (flops != 0) & source.is_event
 
@@ -132,7 +132,7 @@ def step(source: AttributeSource) -> Values:
 
 
 def captured(key: str) -> Callable[[AttributeSource], Values | None]:
-    """One figure of a root about its compiled regions; ``key`` names it."""
+    """Returns a function for the attribute ``key`` of roots about compiled regions."""
 
     def compute(source: AttributeSource) -> Values | None:
         shares = source.captured()
@@ -142,7 +142,7 @@ def captured(key: str) -> Callable[[AttributeSource], Values | None]:
 
 
 def dropped_events(source: AttributeSource) -> Values | None:
-    """On one span only, so that a sum over spans is right; a profile that is full drops at its end, hence the last root."""
+    """Number of dropped events: on one span only, so that sums over spans are right, and the last root, as a full profile drops its end."""
     dropped = sum(source.batch.dropped.values())
     if not dropped:
         return None
@@ -152,7 +152,7 @@ def dropped_events(source: AttributeSource) -> Values | None:
 
 
 def moved(device: str, direction: str) -> Callable[[AttributeSource], Values | None]:
-    """Bytes allocated or released, ``direction``, by an event and what it called; ``device`` is a fact of the source."""
+    """Returns a function for the bytes allocated or released (``direction``) by an event and its descendants on a device."""
 
     def compute(source: AttributeSource) -> Values | None:
         memory: MovedMemory | None = getattr(source, device)
@@ -204,7 +204,7 @@ def device_duration(source: AttributeSource) -> Values | None:
 
 
 def device_idle(source: AttributeSource) -> Values | None:
-    """How long devices waited for the host, for roots in which a device was timed."""
+    """Time that devices waited for the host, seconds, for roots with device times."""
     if source.device_times is None:
         return None
     roots = ~source.is_event
@@ -292,7 +292,7 @@ def function(value_of: Callable[[FunctionInfo], Any], *, is_text: bool) -> Calla
 
 
 def module(source: AttributeSource) -> Values | None:
-    """The full names of modules: the events' own names, of calls what is known of them."""
+    """Full names of modules: names of their events; for calls of modules, from the noted metadata."""
     is_module = (source.kind == Kind.MODULE) & source.is_event
     if source.frames is None and not is_module.any():
         return None

@@ -1,7 +1,7 @@
-"""Spans as OTLP: serialized ``ExportTraceServiceRequest`` messages.
+"""Encodes spans as OTLP: serialized ``ExportTraceServiceRequest`` messages.
 
-Messages end to end are one valid message again (repeated fields of protobuf add up), so a file of them can be posted to an
-OTLP/HTTP receiver as it is, or read back with ``TracesData``.
+Concatenated messages are one valid message (protobuf joins repeated fields), so a file of them can be posted to an
+OTLP/HTTP receiver as it is, or read with ``TracesData``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from otel_torchprof._model.span_table import SpanTable
 
 DEFAULT_MAX_BYTES = 1024 * 1024
-"""Receivers refuse gRPC messages over 4 MiB by default. A quarter of that is cheaper to make, since the buffer stays
-warm from one message to the next (measured: 107 against 136 ns per span), and leaves a Collector room to add to it."""
+"""Receivers refuse gRPC messages over 4 MiB by default. A quarter of that is cheaper to encode, since the buffer stays in
+cache (measured: 107 instead of 136 ns per span), and a Collector can add to the message."""
 RECEIVERS_MAX_BYTES = 4 << 20
 """Largest message that gRPC receivers accept by default."""
 PROTOBUF_MAX_BYTES = 2**31 - 1
@@ -41,17 +41,15 @@ def encode(
 ) -> Iterator[bytes]:
     """Serializes the spans of ``table`` as OTLP trace requests of at most ``max_bytes`` bytes each.
 
-    ``rows`` are those to serialize, without gaps and rising; default: all. The bytes are the same as those of
-    OpenTelemetry's own encoder. A span that alone exceeds ``max_bytes`` still goes, alone. Where resource and scope, which
-    are in each message, take more than half of that and half of a MiB, messages grow up to 4 MiB. No spans give no message. Each
-    message is made when it is asked for, without the GIL; only one is in memory at a time. Thread-safe; one iterator
-    belongs to one thread.
+    ``rows``: the rows to serialize, rising without gaps; default: all. The bytes equal those of OpenTelemetry's own encoder. A span that
+    exceeds ``max_bytes`` is encoded too, alone in its message. If resource and scope, which are in each message, take more than half of
+    ``max_bytes`` and half of a MiB, messages have up to 4 MiB. Without spans there is no message. Each message is encoded on demand,
+    without the GIL; only one is in memory at a time. Thread-safe; an iterator belongs to one thread.
 
-    Raises ValueError when ``max_bytes`` is not from 1 to 2^31 - 1 (protobuf's limit), when ``rows`` has gaps or goes beyond
-    the table, or when the table does not fit together; at the first message, when resource and scope leave no room for
-    spans; MemoryError.
+    Raises ValueError if ``max_bytes`` is not from 1 to 2^31 - 1 (protobuf's limit), if ``rows`` has gaps or exceeds the table, or if
+    the table is inconsistent; at the first message, if resource and scope leave no room for spans. Raises MemoryError.
     """
-    # Not a generator, which would hold a message while the next one is made.
+    # Not a generator, which would keep a message alive while the next one is encoded.
     return map(itemgetter(0), encode_counted(table, resource=resource, scope=scope, max_bytes=max_bytes, rows=rows))
 
 
@@ -69,7 +67,7 @@ def encode_counted(
 
 
 def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
-    """The rows to encode. Raises ValueError as :func:`encode` does."""
+    """Returns the rows to encode. Raises ValueError as :func:`encode` does."""
     if not 1 <= max_bytes <= PROTOBUF_MAX_BYTES:
         raise ValueError(
             f"max_bytes is {max_bytes}, but must be from 1 to {PROTOBUF_MAX_BYTES}; gRPC receivers take 4 MiB by default"
@@ -81,9 +79,9 @@ def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
 
 
 def message_size(max_bytes: int, common: int) -> int:
-    """Bytes that a message may have, ``common`` of which are resource and scope, which each message has again.
+    """Returns the limit of a message in bytes. ``common``: bytes of resource and scope, which each message repeats.
 
-    Raises ValueError where they leave no room for spans.
+    Raises ValueError if they leave no room for spans.
     """
     if 2 * common <= max(max_bytes, DEFAULT_MAX_BYTES):
         return max_bytes
@@ -97,7 +95,7 @@ def message_size(max_bytes: int, common: int) -> int:
 
 
 def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTraceServiceRequest:
-    """A request of OpenTelemetry's own encoder with this resource and scope, and an empty span."""
+    """Returns a request with this resource and scope, and an empty span, from OpenTelemetry's own encoder."""
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext
@@ -109,7 +107,7 @@ def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTrac
 
 
 def _common(resource: Resource, scope: InstrumentationScope) -> RequestParts:
-    """Resource and scope as OpenTelemetry's own encoder serializes them."""
+    """Returns resource and scope as OpenTelemetry's own encoder serializes them."""
     resource_spans = empty_request(resource, scope).resource_spans[0]
     scope_spans = resource_spans.scope_spans[0]
     return RequestParts(

@@ -1,6 +1,6 @@
-"""Spans as OTLP/JSON: one ``ExportTraceServiceRequest`` per line, as the specification's file exporter writes them.
+"""Encodes spans as OTLP/JSON: one ``ExportTraceServiceRequest`` per line, as in the specification of the file exporter.
 
-As protobuf's JSON, except that ids are hexadecimal digits and enumerations are numbers.
+This is protobuf's JSON, except that ids are hexadecimal digits and enumerations are numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IDS = ("traceId", "spanId", "parentSpanId")
 
 
 def is_json(path: str) -> bool:
-    """Whether a file of this name is to hold JSON: ``.json`` or ``.jsonl``, maybe with ``.gz`` after it."""
+    """Whether the name of a file means JSON: ``.json`` or ``.jsonl``, with or without ``.gz``."""
     return path.removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
@@ -39,9 +39,9 @@ def encode_counted(
     max_bytes: int = DEFAULT_MAX_BYTES,
     rows: range | None = None,
 ) -> Iterator[tuple[bytes, int]]:
-    """As ``encode_counted`` of ``otlp``: lines of at most ``max_bytes`` bytes, each with the number of spans in it.
+    """As ``encode_counted`` of ``otlp``, but yields lines of at most ``max_bytes`` bytes, each with its number of spans.
 
-    The spans are the same, and so are the errors. Each line is made when it is asked for, without the GIL.
+    Each line is encoded on demand, without the GIL.
     """
     spans = CheckedSpans(table, checked_rows(table, rows, max_bytes))
     return _lines(spans, _enclosing(resource, scope), max_bytes)
@@ -55,9 +55,9 @@ def _lines(spans: CheckedSpans, enclosing: LineParts, max_bytes: int) -> Iterato
 
 
 def _enclosing(resource: Resource, scope: InstrumentationScope) -> LineParts:
-    """The text of a request before its spans and after them."""
+    """Returns the text of a request before and after its spans."""
     request = _as_dict(empty_request(resource, scope))
-    # The spans last, so that the text can be cut where they belong; the order of members has no meaning.
+    # Spans are the last member, so that the text can be cut there; the order of members has no meaning.
     resource_spans = request["resourceSpans"][0]
     scope_spans = resource_spans.pop("scopeSpans")[0]
     del scope_spans["spans"]
@@ -67,7 +67,7 @@ def _enclosing(resource: Resource, scope: InstrumentationScope) -> LineParts:
 
 
 def line_of(request: ExportTraceServiceRequest) -> bytes:
-    """Any request as a line. Costs some 50 us per span."""
+    """Encodes any request as a line. Costs some 50 us per span."""
     return _text(_as_dict(request)).encode() + b"\n"
 
 
@@ -75,7 +75,7 @@ def parsed(line: bytes) -> dict[str, Any]:
     """Parses a line of JSON: an object with ``resourceSpans``, otherwise unchecked.
 
     Raises:
-        ValueError: it is none; says what it is instead, or what is wrong.
+        ValueError: it is not such an object; the message says why.
     """
     try:
         document = json.loads(line)
@@ -107,7 +107,7 @@ def request_of(line: bytes | dict[str, Any]) -> ExportTraceServiceRequest:
         )
     except RecursionError as error:
         raise ValueError("expected an ExportTraceServiceRequest: it is nested too deeply") from error
-    # SystemError: upb, of a member whose name is a lone surrogate.
+    # SystemError: raised by upb for a member whose name is a lone surrogate.
     except (json_format.ParseError, TypeError, AttributeError, LookupError, ArithmeticError, SystemError) as error:
         raise ValueError(f"expected an ExportTraceServiceRequest: {error}") from error
     return request

@@ -32,7 +32,7 @@ def of_this_process(resource: Resource) -> Resource:
         return resource
     last = _last
     if last is None or last[0] is not resource:
-        # Imported late: whoever makes a resource has imported it.
+        # Imported late: code that creates a resource has imported it.
         from opentelemetry.sdk.resources import Resource
 
         own = {_PID: os.getpid()} | ({_PARENT_PID: os.getppid()} if _PARENT_PID in attributes else {})

@@ -105,7 +105,7 @@ class SpanList(Sequence[ReadableSpan]):
         self._resource = resource
         self._scope = scope
         self._rows = range(len(table)) if rows is None else rows
-        # Contiguous and searched for its own type: else numpy would convert all links at every access.
+        # Contiguous, and searched with its own type: else numpy converts all links at every access.
         self._link_rows = np.ascontiguousarray(table.links["row"])
         self._states: dict[int, TraceState] = {}
 
@@ -152,7 +152,7 @@ class SpanList(Sequence[ReadableSpan]):
     def __getitem__(self, index: int | slice) -> ReadableSpan | SpanList:
         if isinstance(index, slice):
             part = copy.copy(self)
-            part._rows = self._rows[index]  # noqa: SLF001 - one of its own kind
+            part._rows = self._rows[index]  # noqa: SLF001 - same class
             return part
         try:
             row = self._rows[index]
@@ -242,16 +242,16 @@ def _at(column: npt.NDArray[Any] | None, row: int) -> int:
     return 0 if column is None else int(column[row])
 
 
-# ---- span tables as the native encoders take them (``otp_spans``), checked first ----
+# ---- Checked span tables for the native encoders (``otp_spans``) ----
 
 _COLUMNS = ("name", "start", "end", "trace", "span_id", "parent_span_id", "error")
 _OPTIONAL_COLUMNS = ("parent_is_remote", "dropped_attributes", "dropped_links")
 
 
 class CheckedSpans:
-    """The columns of a table as C sees them, for as long as this object lives.
+    """The columns of a table for C, valid while this object lives.
 
-    ``rows`` are those that C will look at, rising without gaps. Raises ValueError when the table does not fit together.
+    ``rows``: the rows that C reads, rising without gaps. Raises ValueError if the table is inconsistent.
     """
 
     def __init__(self, table: SpanTable, rows: range) -> None:
@@ -261,7 +261,7 @@ class CheckedSpans:
         self.spans = self._spans(table)
 
     def _spans(self, table: SpanTable) -> SpanColumns:
-        """The columns of a table, checked so that C reads nothing outside its arrays."""
+        """Returns the columns of a table; checks that C reads nothing outside its arrays."""
         count, names, states = len(table), self.all_names, self._states
         _check_names(names)
         self._check_index("name", table.name, len(names))
@@ -282,7 +282,7 @@ class CheckedSpans:
         return SpanColumns(count, columns, attributes, len(table.links), names)
 
     def _check_index(self, column: str, values: Any, size: int) -> None:
-        """Only the rows that are encoded: a table may go out in many pieces."""
+        """Checks only the rows that are encoded: a table may be encoded in many pieces."""
         self._check_names_of(column, values[self.rows.start : self.rows.stop], size)
 
     @staticmethod
@@ -332,24 +332,24 @@ def _rises(values: Any) -> bool:
 
 def _check_names(names: Names) -> None:
     if names.added is not None:
-        _checked("names.added.ends", names.added.ends, len(names.added))  # it adds none itself
+        _checked("names.added.ends", names.added.ends, len(names.added))  # added names have no added names themselves
         _check_names(names.added)
     for column, values, dtype in (("data", names.data, np.uint8), ("ends", names.ends, np.uint64)):
         if values.dtype != dtype:
             raise ValueError(f"names.{column} holds {values.dtype}, but must hold {np.dtype(dtype)}")
-    if names.is_shared:  # the recorder's, of which there may be many, are in order
+    if names.is_shared:  # the recorder's names, which may be many, are valid
         return
     if not _rises(names.ends) or (len(names.ends) and int(names.ends[-1]) > len(names.data)):
         raise ValueError(f"names.ends must rise, up to at most the {len(names.data)} bytes of names.data")
 
 
-# ---- a list of spans in parts, by time, with no tree in two of them: what goes into one file and what into the next ----
+# ---- A list of spans split by time, for several files; no tree is split ----
 
 Times = npt.NDArray[np.int64]
 
 
 class SpanParts:
-    """The spans of a list, to be taken out by when the top-level span above each began. Thread-safe."""
+    """Splits a list of spans by the start of each span's top-level ancestor. Thread-safe."""
 
     def __init__(self, spans: SpanList) -> None:
         self._spans = spans
@@ -362,20 +362,20 @@ class SpanParts:
         self._top_level = distinct_values(start[top == np.arange(len(top))])
 
     def cuts(self) -> Times:
-        """Times at which the list can be cut, rising, Unix ns: ends of steps, else starts of top-level spans."""
+        """Returns the times at which the list can be split, rising, Unix ns: ends of steps, else starts of top-level spans."""
         ends = step_ends(self._spans)
         times = ends if len(ends) else self._top_level
         cuts: Times = times[(times > self._began.min()) & (times <= self._began.max())]
         return cuts
 
     def between(self, begin: float, end: float) -> SpanList:
-        """The spans of the trees that began in that time, ``end`` not in it; Unix ns."""
+        """Returns the trees that began from ``begin`` to before ``end``; Unix ns."""
         chosen = self._rows[(self._began >= begin) & (self._began < end)]
         return SpanList(picked(self._spans.table, chosen), resource=self._spans.resource, scope=self._spans.scope)
 
 
 def step_ends(spans: Sequence[object]) -> Times:
-    """When the steps whose spans are in the list ended, Unix ns, rising; a step once, in however many contexts it is."""
+    """Returns the ends of the steps in the list, rising, Unix ns; a step with spans in several contexts counts once."""
     if not isinstance(spans, SpanList):
         return np.empty(0, dtype=np.int64)
     table = spans.table
@@ -388,12 +388,14 @@ def step_ends(spans: Sequence[object]) -> Times:
 
 
 def _parents(ids: npt.NDArray[np.uint64], parent_ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The position of each span's parent; -1 if it is not in the list."""
+    """Returns the position of each span's parent; -1 if it is not in the list."""
     positions = positions_of(ids, parent_ids)
-    return np.where(positions == np.arange(len(ids)), -1, positions)  # what is its own parent would be nobody's child
+    return np.where(
+        positions == np.arange(len(ids)), -1, positions
+    )  # a span that is its own parent counts as top-level
 
 
-# ---- the spans of one drain ----
+# ---- Spans of one drain ----
 
 
 def drained_spans(

@@ -160,7 +160,7 @@ def build_table(
 
 
 def format_table(info: Info, rows: Iterable[Any], options: TableOptions, row_limit: int | None = 100) -> str:
-    """Writes the table: ``rows`` are the events to print, in order, of which no more than ``row_limit`` are taken."""
+    """Formats the table. ``rows``: the events in order, of which at most ``row_limit`` are printed."""
     if info.has_device_time and not info.use_device:
         raise TorchProfError("there are device times but the events name no device: set use_device, e.g. 'cuda'")
     _check_number("row_limit", row_limit, "all rows")

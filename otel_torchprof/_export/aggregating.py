@@ -85,8 +85,8 @@ def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, va
 def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool = True) -> SpanTable:
     """Removes spans, and replaces them as parents and in links by the spans that absorb them.
 
-    ``into``: for each row the one that it goes into, itself for what stays. Attributes and times stay as they are.
-    ``with_links``: what stays has the links of what went into it, too.
+    ``into``: for each row the row that replaces it, itself if it stays. Attributes and times do not change. ``with_links``: moves the links of
+    removed spans to the spans that replace them.
     """
     if not with_links:
         links = table.links
@@ -169,7 +169,7 @@ class Siblings(NamedTuple):
     label: npt.NDArray[np.int64]
     """Equal for spans that may be aggregated: same trace group, name, thread and error status."""
     is_next: npt.NDArray[np.bool_]
-    """In the order of the tree, whether a span comes right after a sibling of the same label."""
+    """In the order of the tree, whether a span directly follows a sibling with the same label."""
     length: npt.NDArray[np.int64]
     """Duration, ns, for aggregate spans on average; :data:`NOT_SHORT` for spans that must not be aggregated."""
     is_aggregate: npt.NDArray[np.bool_]
@@ -301,7 +301,7 @@ def _groups(siblings: Siblings, threshold: Array) -> npt.NDArray[np.int64]:
 
 
 def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """``into``, where what is below the spans that become one becomes one too, level by level, as far as it has one name."""
+    """Extends ``into``: also aggregates descendants of aggregate spans with the same name, level by level."""
     tree = siblings.tree
     in_run = np.bincount(into, minlength=len(into))[into] > 1
     top = tree.topmost(in_run | siblings.is_aggregate)
@@ -317,7 +317,7 @@ def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def first_alike(nodes: Array, key: Array) -> Array:
-    """For each node, the first one with the same key."""
+    """Returns for each node the first one with the same key."""
     order = np.argsort(key, kind="stable")
     first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
     first_nodes = np.empty(len(nodes), dtype=np.int64)

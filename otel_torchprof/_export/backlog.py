@@ -67,7 +67,7 @@ class Undelivered:
 
     @property
     def spans(self) -> int:
-        """All of them."""
+        """Number of all undelivered spans."""
         return self.dropped + self.unanswered
 
 
@@ -133,9 +133,9 @@ class Backlog:
             self._in_hand = None
 
     def put_back(self, batch: QueuedBatch, behind: float = 0) -> Undelivered:
-        """Queues the rest of the taken batch again; returns what was dropped to make room for it.
+        """Queues the rest of the taken batch again; returns the spans dropped to make room for it.
 
-        It precedes all later items; with ``behind``, that many batches go first, but no requested flush.
+        It precedes all later items, except the next ``behind`` batches; it never moves behind a requested flush.
         """
         self._in_hand = None
         if self._items and not self._fits(0, 0):

@@ -39,9 +39,9 @@ class UnexpectedError(Exception):
     """Unexpected data at an offset, after which reading cannot continue.
 
     Args:
-        offset: in bytes, before compression.
-        text: what was expected, and what was found.
-        end: of what it is in, where that is known: after it there may be more that can be read.
+        offset: position in uncompressed bytes.
+        text: expected and found data.
+        end: end of the message with the unexpected data, if known; reading may continue there.
     """
 
     def __init__(self, offset: int, text: str, end: int | None = None) -> None:
@@ -52,10 +52,10 @@ class UnexpectedError(Exception):
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[ByteStream]:
-    """The content of a file.
+    """Opens the content of a file.
 
     Raises:
-        TorchProfError: what is read inside cannot be read; names the file, the place and the way out.
+        TorchProfError: the content read inside the context cannot be read; names the file, the position and the fix.
     """
     stream = None
     try:

@@ -96,7 +96,7 @@ class ChromeTraceExporter(FileSpanExporter):
 
 
 class _ChromeWriter:
-    """Writes a series of complete documents. For one thread at a time."""
+    """Writes a series of complete documents. Not thread-safe."""
 
     def __init__(self, series: FileSeries) -> None:
         self.series = series

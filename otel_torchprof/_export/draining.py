@@ -33,7 +33,7 @@ _GIVE_UP_SECONDS = 1.0
 
 
 class _DrainRequest:
-    """A request to drain what was recorded until now, or all that ``take`` returns. Any number of threads may wait for it.
+    """A request to drain all events so far, or all that ``take`` returns. Any number of threads may wait for it.
 
     A waiting thread holds no lock, so a signal handler may request a drain and wait too.
     """
@@ -69,7 +69,7 @@ class Ending(NamedTuple):
     take: Callable[[], int]
     """Drains a slice of the rest; returns the watermark, Unix ns."""
     give_up: Callable[[], int]
-    """Drops the rest, if there is no time for it, and passes on what was drained before; returns the watermark."""
+    """Drops the remaining events, if there is no time for them, and passes on the drained ones; returns the watermark."""
     abandon: Callable[[], object]
     """Counts the rest as dropped if a drain hangs or fails."""
 
@@ -96,7 +96,7 @@ class Drainer:
         self.is_due = is_due
         self.is_behind = is_behind
         self.lock = threads.RLock()
-        """Held while it begins or ends, for who has something to change with that."""
+        """Held during start and end; others hold it for related changes."""
         self.draining = threads.RLock()
         """Held during a slice. Reentrant: a signal handler may ask for a drain in the middle of one."""
         self._in_slice = False
@@ -111,7 +111,7 @@ class Drainer:
                 return
             try:
                 self._thread = _DrainThread(self)
-            except RuntimeError as error:  # the interpreter is going down: a flush or the shutdown takes what there is
+            except RuntimeError as error:  # interpreter shutdown: a flush or the shutdown drains the events
                 self._log.warning("there is no thread to take events from the recorder: %s", error)
 
     @property
@@ -120,11 +120,11 @@ class Drainer:
         return self._thread is not None
 
     def drain(self, deadline: Deadline) -> bool:
-        """Drains what was recorded until now; returns False after the deadline, or if a drain failed."""
+        """Drains all events so far; returns False after the deadline, or if a drain failed."""
         thread = self._thread
         if thread is None:
             return self.drain_here(deadline)
-        if thread.is_current:  # what a drain calls asks for another
+        if thread.is_current:  # called from inside a drain
             return False
         request = _DrainRequest(deadline)
         return request.wait(deadline) if thread.ask(request) else self.drain_here(deadline)
@@ -150,7 +150,7 @@ class Drainer:
             if ending is not None and final is not None:
                 self._finish(ending, final, thread)
             elif final is not None:
-                final.wait(deadline)  # another thread is at it, or this one, which a signal has interrupted
+                final.wait(deadline)  # another thread is ending it, or this one, interrupted by a signal
             if thread is not None:
                 thread.end(deadline)
             if ending is None:
@@ -158,7 +158,7 @@ class Drainer:
         except (KeyboardInterrupt, SystemExit):
             self._thread = self._thread or thread  # for the next call
             raise
-        except Exception:  # of who stops the recording
+        except Exception:  # raised by the stop of the recording
             if thread is not None:
                 thread.end(deadline)
             raise
@@ -167,7 +167,7 @@ class Drainer:
         try:
             ending.stop()
         except BaseException:
-            final.settle(False)  # nobody takes the rest: who calls again doesn't wait for it
+            final.settle(False)  # the remaining events stay; a repeated call must not wait for them
             raise
         if self._is_handled(final, thread, final.deadline):
             return
@@ -182,7 +182,7 @@ class Drainer:
         return request.wait(deadline)
 
     def drain_here(self, deadline: Deadline, take: Callable[[], int] | None = None) -> bool:
-        """Drains on the caller's thread what was recorded until now, or all that ``take`` returns, in slices.
+        """Drains on the caller's thread all events so far, or all that ``take`` returns, in slices.
 
         Drains at least one slice, unless another thread drains until the deadline.
         """
@@ -199,7 +199,7 @@ class Drainer:
         if not self.draining.acquire(timeout=deadline.remaining()):
             return None
         try:
-            if self._in_slice:  # it is what a drain calls on its thread that asks: a signal handler, somebody's sampler
+            if self._in_slice:  # called from inside a drain, by a signal handler or a sampler
                 return None
             self._in_slice = True
             try:

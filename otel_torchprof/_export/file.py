@@ -40,13 +40,13 @@ def write(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> int:
     """Writes the pieces to ``path``, compressed with gzip when the name ends in ``.gz``.
 
     Returns the bytes written, counted before compression. The file appears under its name only when it is complete:
-    until then it is a hidden temporary beside it, which is removed on any failure, and a file that was there before
-    stays as it was. What is no regular file (a FIFO, a device, ``/dev/stdout``) is written to directly. Symbolic links
-    are followed. No folder is created.
+    until then it is a hidden temporary file beside it, which is removed on any failure, and an existing file is
+    unchanged. A file that is not regular (a FIFO, a device, ``/dev/stdout``) is written directly. Symbolic links
+    are followed. No folder is created. The file is not synced to the disk. Thread-safe; if two threads write to one path, the
+    last to finish wins.
 
-    Raises ExportError, with the OSError as its cause, when the system refuses; TypeError when ``path`` is not a str or
-    path-like; whatever ``pieces`` raises. Not synced to the disk: a trace can be made again. Safe
-    from several threads; of two that write to one path, the last to finish wins.
+    Raises ExportError, with the OSError as its cause, if the system refuses; TypeError if ``path`` is not a str or
+    path-like; the exceptions of ``pieces``.
     """
     name = os.fspath(path)
     if not isinstance(name, str):
@@ -104,7 +104,7 @@ def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
     # Not named after the target: with anything added, a name of the greatest length would be too long.
     temporary = target.with_name(f".otel-torchprof-{os.urandom(8).hex()}.tmp")
     with naming(name):
-        # The mode comes from the umask, as everywhere: the 0600 of the tempfile module would lock out other readers.
+        # The mode follows the umask: the 0600 of the tempfile module would exclude other readers.
         file = temporary.open("xb")
     try:
         with contextlib.suppress(OSError):  # no file there yet, or a file system without modes
@@ -119,7 +119,7 @@ def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
 
 
 def _write_all(name: str, file: BinaryIO, pieces: Iterable[bytes]) -> int:
-    """Writes and closes; what the file raises becomes an ExportError, what the pieces raise stays what it is."""
+    """Writes and closes the file; its exceptions become an ExportError, those of ``pieces`` are passed on."""
     compressor = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_FORMAT) if name.endswith(".gz") else None
     written = 0
     try:

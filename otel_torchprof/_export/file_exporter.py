@@ -70,14 +70,14 @@ def _own_series(path: str) -> str:
     return _beside(path) if any(map(is_held, glob.glob(pattern))) else path  # noqa: PTH207 (of a text)
 
 
-# ---- series of files ----
+# ---- Series of files ----
 
 
 class Rotation(NamedTuple):
-    """When the next file begins, and how many files are kept; None for no limit."""
+    """Limits of a file, beyond which the next one begins, and number of files to keep; None: no limit."""
 
     max_bytes: int | None = None
-    """On the disk."""
+    """Bytes on the disk."""
     steps_per_file: int | None = None
     max_files: int | None = None
 
@@ -88,14 +88,14 @@ class Rotation(NamedTuple):
 
 
 class FileSeries:
-    """The current file and the earlier ones. For one thread at a time.
+    """The current file and the earlier ones. Not thread-safe.
 
     Args:
-        path: of all of them; see :func:`part_path`. One that does not rotate has it as it is.
-        rotation: when the next begins, as the writer says; how many are kept.
-        closing: what makes each of them a whole document.
+        path: common path; see :func:`part_path`. Without rotation it is the path of the file.
+        rotation: limits of a file, applied by the writer, and number of files to keep.
+        closing: bytes that complete the document at the end of each file.
         log: called with each failure.
-        name: of the exporter, for that.
+        name: name of the exporter in the log.
     """
 
     def __init__(self, path: str, rotation: Rotation, closing: bytes, log: LimitedLog, name: str) -> None:
@@ -112,7 +112,7 @@ class FileSeries:
         self.files: tuple[str, ...] = ()
         """Existing files, oldest first. Thread-safe: replaced as a whole after each append, as is :attr:`bytes_written`."""
         self.bytes_written = 0
-        """On the disk, those of deleted files too."""
+        """Bytes on the disk, including deleted files."""
 
     @property
     def path(self) -> str:
@@ -125,7 +125,7 @@ class FileSeries:
         return self._file.size
 
     def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
-        """As :meth:`StreamedFile.append`; deletes the oldest files once this one is there: something always is."""
+        """As :meth:`StreamedFile.append`; then deletes the oldest files, so that there is always one."""
         if self.rotation.rotates and not self._claimed:
             self._claimed = True
             if (path := _own_series(self._path)) != self._path:
@@ -143,7 +143,7 @@ class FileSeries:
         return fits
 
     def begin_next(self) -> None:
-        """Ends the file; what comes goes to the next one."""
+        """Ends the file; later spans are written to the next one."""
         self._file.close()
         self._whole.append(self._file.path)
         self._bytes_of_whole += self._file.size
@@ -179,14 +179,14 @@ class FileSeries:
 
 
 class SpanWriter(Protocol):
-    """Writes spans of one format to a series of files. For one thread at a time."""
+    """Writes spans of one format to a series of files. Not thread-safe."""
 
     @property
     def series(self) -> FileSeries:
         """The files."""
 
     def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
-        """Appends spans, of which there are some; yields how many more are in the files, whenever some are."""
+        """Appends spans (at least one); yields the number of newly written spans after each write."""
 
 
 class _OpenFiles:
@@ -200,10 +200,10 @@ class _OpenFiles:
         self.log = log
 
     def write(self, spans: Sequence[ReadableSpan]) -> Iterator[int]:
-        """As the writer does, for one at a time.
+        """Writes spans with the writer, one call at a time.
 
         Raises:
-            ExportError: a signal handler exports in the middle of a write of its own thread, which cannot end before it.
+            ExportError: a signal handler exports in the middle of a write of its own thread, which would deadlock.
         """
         with self._lock:
             if self._is_written:
@@ -219,7 +219,7 @@ class _OpenFiles:
                     self._close()
 
     def close(self) -> None:
-        """Closes the file, or where a signal handler does, in the middle of a write of its own thread, has that close it."""
+        """Closes the file; if called by a signal handler in the middle of a write of its thread, at the end of that write."""
         with self._lock:
             self._ends = True
             if not self._is_written:
@@ -232,20 +232,20 @@ class _OpenFiles:
             self.log.warning("%r could not be closed: %s", self.writer.series.path, error)
 
     def is_idle_within(self, seconds: float) -> bool:
-        """Whether no other thread writes any more before the time is over."""
+        """Whether no other thread is writing within this time."""
         is_idle = self._lock.acquire(timeout=seconds)
         if is_idle:
             self._lock.release()
         return is_idle
 
     def after_fork_in_child(self) -> None:
-        """What another thread held, or did, is the parent's."""
+        """Renews the lock, and forgets a write of another thread of the parent."""
         self._lock = threads.RLock()
         self._is_written = False
 
 
 class FileSpanExporter(SpanExporter):
-    """Base of exporters that write files: a format says how (:meth:`_writer`), all else is here.
+    """Base of exporters that write files; a subclass provides the format (:meth:`_writer`).
 
     The first export creates the file and replaces an older one of that name. Exporters of one process with the same path share the
     file, with the limits of the first; the last one to shut down closes it. A forked child writes to its own file, and so does a process
@@ -253,7 +253,7 @@ class FileSpanExporter(SpanExporter):
 
     Args:
         path: path of the file; ``{pid}`` and ``{rank}`` as in :func:`own_path`.
-        option: the path where none is given. A path from there that cannot be written is logged, so that the application starts.
+        option: option with the default path. If that cannot be written, this is only logged, so that the application starts.
         rotation: when the next file begins.
 
     Raises:
@@ -264,15 +264,15 @@ class FileSpanExporter(SpanExporter):
     takes_span_lists = True
     """Span processors may pass a ``SpanList`` of torch's spans as it is."""
     takes_whole_traces = False
-    """Whether it gets every recorded span, before a policy drops any: a file has no trace size limit, but where it may be sent to has."""
+    """Whether it gets every recorded span, before a policy drops any; a file has no trace size limit, but a backend may have one."""
     takes_application_spans = False
-    """Whether a TorchSpanProcessor gives it the application's spans too, which other processors send elsewhere."""
+    """Whether a TorchSpanProcessor also passes it application spans, which other processors export elsewhere."""
 
     _log: LimitedLog
     """Log of the files' errors."""
-    _lock = threads.RLock()  # a signal handler may make one while another is made
+    _lock = threads.RLock()  # a signal handler may create one while another is created
     _open_files: ClassVar[dict[tuple[object, ...], _OpenFiles]] = {}
-    """By what :meth:`_key` has of the path that was asked for, wherever the files are."""
+    """By :meth:`_key` of the requested path, even if the files are elsewhere."""
     _living: ClassVar[weakref.WeakSet[FileSpanExporter]] = weakref.WeakSet()
 
     def __init__(self, path: str | os.PathLike[str] | None, option: config.Option | None, rotation: Rotation) -> None:
@@ -296,11 +296,11 @@ class FileSpanExporter(SpanExporter):
         self._join(own, own)
 
     def _writer(self, path: str) -> SpanWriter:
-        """What writes a file, or those that follow one another, in the exporter's format."""
+        """Returns a writer of a series of files in the exporter's format."""
         raise NotImplementedError
 
     def _series(self, path: str, closing: bytes = b"") -> FileSeries:
-        """For a writer: files of that path, each of which ends with ``closing``."""
+        """Creates a series of files with this path for a writer; each file ends with ``closing``."""
         return FileSeries(path, self._rotation, closing, self._log, type(self).__name__)
 
     @property
@@ -382,13 +382,13 @@ class FileSpanExporter(SpanExporter):
     __copy__ = shared
 
     def _key(self, path: str) -> tuple[object, ...]:
-        """Equal for exporters that write the same file in the same way: a link may have another suffix than what it leads to."""
+        """Returns a key, equal for exporters of the same file and format; a link may have another suffix than its target."""
         # A relative path: where there is no working directory.
         real = os.path.realpath(path) if Path(path).is_absolute() else path
         return type(self)._writer, real, *Path(path).suffixes[-2:]  # noqa: SLF001 - its own class
 
     def _join(self, path: str, written: str) -> None:
-        """Shares the files of those who asked for the same path; the first settles where they are, and when the next one begins."""
+        """Shares the files of exporters with the same path; the first one sets their location and limits."""
         key = self._key(path)
         with FileSpanExporter._lock:
             files = self._open_files.get(key)

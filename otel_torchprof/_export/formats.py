@@ -30,28 +30,28 @@ class FormatInput:
     batch: Batch
     """All events. :func:`~otel_torchprof._model.tree.nested_rows` has those that nest, by thread."""
     steps: list[RecordedStep]
-    """Those that are no events."""
+    """Steps that are not events."""
     spans: Callable[[], SpanTable]
-    """The same as spans, made when it is called."""
+    """Returns the events as spans."""
     resource: Callable[[], Resource]
     scope: Callable[[], InstrumentationScope]
     devices_of: Batch | None = None
-    """Whose device times are written, where those of ``batch`` are not."""
+    """Batch with the device times, if these are not in ``batch``."""
     metadata: Mapping[str, Any] | None = None
-    """What the user adds."""
+    """Metadata from the user."""
     call_stacks: bool = False
     """Whether each event gets its stack as text."""
     window: tuple[int, int] | None = None
-    """When it began and ended, Unix ns."""
+    """Start and end of the recording, Unix ns."""
 
 
 class FileExporter(NamedTuple):
     """An exporter that writes files."""
 
     load: Callable[[], Callable[..., SpanExporter]]
-    """Imports its class, whose first argument is a path."""
+    """Imports and returns its class, whose first argument is a path."""
     path: config.Option | None = None
-    """The path without that argument."""
+    """Option with the path if the argument is missing."""
 
     @property
     def options(self) -> list[config.Option]:
@@ -67,7 +67,7 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     """Suffixes of file names, without ``.gz``, which compresses them."""
     reader: str
-    """What opens such files, for messages."""
+    """Name of a program that opens such files, for messages."""
     exporter: FileExporter
 
     @property
@@ -118,21 +118,21 @@ FILE_EXPORTERS: Mapping[str, FileExporter] = {
     "chrome": FileExporter(_chrome_exporter, config.CHROME_TRACE),
     "otlp_file": FileExporter(_otlp_exporter, config.OTLP_FILE),
 }
-"""By name in ``OTEL_TRACES_EXPORTER``."""
+"""Exporters by name in ``OTEL_TRACES_EXPORTER``."""
 
 FORMATS: Mapping[str, Format] = {
     "chrome": Format(_chrome, (".json",), "Perfetto", FILE_EXPORTERS["chrome"]),
     "otlp": Format(_otlp, (".otlp",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
     "otlp_json": Format(_otlp_json, (".jsonl",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
 }
-"""By name."""
+"""Formats by name."""
 
 ENDINGS = tuple(ending for file_format in FORMATS.values() for ending in file_format.endings)
 """Endings of names of files in all formats."""
 
 
 def format_of(path: str) -> str | None:
-    """Returns the name of the format that a file of this name has; None if its suffix is that of none."""
+    """Returns the name of the format of a file with this name; None for an unknown suffix."""
     return next((name for name, file_format in FORMATS.items() if path.endswith(file_format.endings)), None)
 
 

@@ -22,7 +22,7 @@ _GROUP = "opentelemetry_traces_exporter"
 
 
 def exporters_from_environment() -> list[SpanExporter]:
-    """One exporter for each name in ``OTEL_TRACES_EXPORTER``, ``otlp`` where it is not set, none for ``none``.
+    """Creates an exporter for each name in ``OTEL_TRACES_EXPORTER``; ``otlp`` if it is not set; no exporter for ``none``.
 
     ``otlp``, ``otlp_file`` and ``chrome`` are this package's own, which take spans as columns; any other name is looked up among the
     installed packages' entry points. A name that leads nowhere is warned of and left out. A name that is there twice
@@ -69,7 +69,7 @@ def _made(name: str) -> SpanExporter | None:
 
 
 def destination(exporter: object) -> str:
-    """Host, port and path of one that has an endpoint, the same for all that send there; else the name of its class."""
+    """Returns host, port and path of an exporter's endpoint, equal for all that send there; without one, its class name."""
     endpoint = getattr(exporter, "displayed_endpoint", None) or getattr(exporter, "_endpoint", None)
     if not isinstance(endpoint, str):
         return type(exporter).__name__

@@ -27,12 +27,12 @@ _OPTIONS = (
     ("grpc.primary_user_agent", f"otel-torchprof/{__version__}"),
     # gRPC's own waits before it connects again grow to two minutes, past any of our deadlines.
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # Else a new channel is given the old one's broken connection, and its waits.
+    # Otherwise a new channel would get the old one's broken connection and its waits.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 _ABOUT_THE_RESPONSE = ("metadata", "CLIENT: ")
-"""In the words of gRPC's core: what is too large is not the message."""
+"""Words in messages of gRPC's core about a response, not a request, that is too large."""
 _MOST_UNENDED = 4
 """Channels with calls past their deadline. Each keeps a thread, a connection and a message."""
 _NOT_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")
@@ -48,16 +48,15 @@ _channels_of_parents: list[Any] = []
 
 
 class GrpcTransport:
-    """Sends messages to one target. Thread-safe; all threads share one channel, made at the first message.
+    """Sends messages to one target. Thread-safe; all threads share one channel, created at the first message.
 
-    A channel whose receiver could not be reached or did not response in time is replaced, and closed as soon as nobody uses it
-    any more.
+    A channel whose receiver could not be reached or did not respond in time is replaced, and closed after its last use.
     """
 
     def __init__(self, settings: Settings) -> None:
         import grpc
 
-        # What grpc imports for its first channel, and what an error's details are read with.
+        # Modules that grpc imports for its first channel, and to read the details of an error.
         process_changes.import_now(
             "grpc._channel", "grpc.experimental", "google.rpc.error_details_pb2", "google.rpc.status_pb2"
         )
@@ -109,7 +108,7 @@ class GrpcTransport:
             self._release(connection, replace)
 
     def close(self) -> None:
-        """Closes the channel; what is being sent ends at once, as cancelled."""
+        """Closes the channel; running calls end at once, as cancelled."""
         with self._lock:
             self._closed = True
             connection, self._current = self._current, None
@@ -163,7 +162,7 @@ class GrpcTransport:
                 return Response(Outcome.REFUSED, reason, advice=without_tls(reason, self._settings))
             if details.endswith("Socket closed"):
                 return Response(Outcome.RETRY, reason, advice=self._hint())
-        # Exhausted for good (a quota), unless the receiver says when it no longer will be.
+        # Permanent (a quota), unless the receiver sends a time to wait.
         if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wait is not None):
             unknown = code in _OF_THE_CONNECTION_TOO and wait is None and not details.startswith(_NOT_CONNECTED)
             return Response(Outcome.RETRY, reason, wait=wait, may_have_arrived=unknown)
@@ -171,7 +170,7 @@ class GrpcTransport:
         return Response(Outcome.REFUSED, reason, advice=advice(self._settings) if advice else "")
 
     def _is_http(self, deadline: Deadline) -> bool:
-        """Whether the peer is one of HTTP: gRPC's words for what such a one says differ with what it says, and from version to version."""
+        """Whether the peer speaks HTTP/1. Probes it, as gRPC's messages about this differ with the response and the version."""
         try:
             return answers_http_1(self._settings, min(_SECONDS_TO_ASK, deadline.remaining() / 2))
         except (OSError, ValueError):
@@ -189,7 +188,7 @@ class GrpcTransport:
         compression = grpc.Compression.Gzip if settings.compression == GZIP else grpc.Compression.NoCompression
         if settings.insecure:
             return grpc.insecure_channel(settings.endpoint, options=_OPTIONS, compression=compression)
-        # Read anew for each channel: certificates are renewed while a service runs.
+        # Read again for each channel: certificates are renewed while a service runs.
         certificate = _read(settings.client_certificate_file)
         credentials = grpc.ssl_channel_credentials(
             root_certificates=_read(settings.certificate_file),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - what a host's name is encoded with: a thread that asks one must import nothing
+import encodings.idna  # noqa: F401 - encodes host names: the thread that resolves one must import nothing
 import gzip
 import http.client
 import io
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# ---- Connections whose every wait ends at one deadline ----
+# ---- Connections with one deadline for all waits ----
 # Name look-up, connecting, TLS, sending, and reading the response: the timeouts of urllib3 and of sockets bound each of
-# these, and each read by itself: a receiver that sends a byte now and then would hold its caller for ever.
+# these, and each read, separately: a receiver that sends single bytes slowly could block its caller forever.
 
 _LONGEST_RESPONSE = 1 << 20
 """Bytes. http.client bounds the status line and the headers, but neither responses with 100 Continue nor chunk extensions."""
@@ -54,7 +54,7 @@ class HttpRequest(threads.local):
     status: tuple[int, str] | None = None
     """Code and reason, once the status line of the receiver (not of a proxy) is there."""
     sent: bool | None = None
-    """Whether anything of it was sent to the receiver; None where nobody looked, as with a SOCKS proxy."""
+    """Whether any part of it was sent to the receiver; None if unknown, as with a SOCKS proxy."""
 
     def begin(self, deadline: Deadline) -> None:
         """Another one."""
@@ -206,7 +206,7 @@ _GZIP_LEVEL = 1
 _SHORTEST_TIMEOUT = 0.001
 """Seconds; urllib3 refuses 0."""
 _LONGEST_BODY = 4096
-"""Bytes of a response that are read: a partial success takes a hundred, the rest is somebody's error page."""
+"""Limit of the bytes read of a response: a partial success takes a hundred, error pages may take more."""
 
 _sessions_of_parents: list[Any] = []
 
@@ -215,7 +215,7 @@ class HttpTransport:
     """Sends messages to one URL. Thread-safe; connections are kept and shared between threads."""
 
     def __init__(self, settings: Settings) -> None:
-        # What requests imports for its first request, and what an error is read with.
+        # Modules that requests imports for its first request, and to read an error.
         process_changes.import_now("netrc", "google.rpc.status_pb2")
         self._settings = settings
         self._headers = {"user-agent": f"otel-torchprof/{__version__}", **settings.headers, "content-type": _PROTOBUF}
@@ -246,7 +246,7 @@ class HttpTransport:
                 headers=self._headers,
                 # For a SOCKS proxy only: all other connections keep the deadline.
                 timeout=Timeout(total=max(timeout, _SHORTEST_TIMEOUT)),  # type: ignore[arg-type]
-                # Given with each request: those of a session give way to REQUESTS_CA_BUNDLE.
+                # Passed with each request: REQUESTS_CA_BUNDLE would override the session's.
                 verify=self._settings.certificate_file or True,
                 cert=self._certificate,
                 allow_redirects=False,
@@ -260,7 +260,7 @@ class HttpTransport:
             return failed._replace(may_have_arrived=request.sent is not False)
 
     def close(self) -> None:
-        """Closes the connections that are not in use; those that are end with their timeout."""
+        """Closes unused connections; those in use end with their timeout."""
         self._session.close()
 
     def after_fork_in_child(self) -> None:
@@ -270,7 +270,7 @@ class HttpTransport:
 
     def _response(self, status: int, reason: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         if 200 <= status < 300:  # noqa: PLR2004 (HTTP's range of success)
-            # The status came whole, so the message was taken: to send it again would double it.
+            # The status is complete, so the message was accepted: sending it again would duplicate it.
             return Response(Outcome.ACCEPTED, "the receiver's response broke off") if body is None else accepted(body)
         said = _error_text(headers, body or b"")
         reason = f"HTTP {status} {reason}".rstrip() + (f": {said}" if said else "")
@@ -294,7 +294,7 @@ def _body(response: requests.Response) -> bytes | None:
 
 
 def _no_response(error: Exception, settings: Settings) -> Response:
-    """Nothing is known of the message: it may be sent again, unless that cannot help."""
+    """Returns the outcome of a message without a response: a retry, unless the error is permanent."""
     for cause in causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = f"{type(cause).__name__}: {cause}"
@@ -356,13 +356,13 @@ def retry_after(value: str) -> float | None:
         return None
 
 
-# ---- advice about a receiver that does not accept ----
+# ---- Advice about a receiver that does not accept ----
 
 
 _HTTP_1 = "Trying to connect an http1.x server"
-"""In the words of gRPC's core: the first that came was no HTTP/2."""
+"""Message of gRPC's core if the peer does not speak HTTP/2."""
 _HTTP_2 = re.compile(r"http2 header with status: 4(04|05|15)")
-"""Likewise: a server of web pages, which speaks HTTP/2 too, does not know the path of the call, the method or the type."""
+"""Message of gRPC's core about a web server that speaks HTTP/2 but rejects path, method or content type of the call."""
 _SETTINGS, _HEAD_BYTES, _HTTP_PORT = b"\x04", 9, 80
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + bytes(5)
 """First bytes of an HTTP/2 client, with an empty settings frame; a server responds with a settings frame."""
@@ -370,7 +370,7 @@ _REQUEST, _STATUS_LINE = b"HEAD / HTTP/1.0\r\n\r\n", b"HTTP/1."
 _NO_SUCH_PATH = frozenset({404, 405})
 _NOT_ALLOWED = frozenset({401, 403})
 _NO_TLS = "WRONG_VERSION_NUMBER"
-"""In the words of OpenSSL and BoringSSL: the first that came was no TLS."""
+"""Message of OpenSSL and BoringSSL if the peer does not speak TLS."""
 
 
 def is_http(details: str) -> bool:
@@ -425,7 +425,7 @@ def refused(status: int, settings: Settings) -> str:
 
 
 def not_allowed(settings: Settings) -> str:
-    """Advice for an exporter that the receiver knows to be nobody who may send spans."""
+    """Returns advice for an exporter that the receiver does not authorize."""
     variable = _variable("headers")
     if settings.headers:
         return (
@@ -467,6 +467,6 @@ def _place(settings: Settings) -> str:
 
 
 def _variable(setting: str) -> str:
-    """The one that counts: the one for traces where it is set, else the general one."""
+    """Returns the variable to name: the one for traces if it is set, else the general one."""
     for_traces, general = VARIABLES[setting].variables
     return for_traces if os.environ.get(for_traces, "").strip() else general

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Decode = Callable[[str, int], tuple[Any, int]]
 
 LARGEST_VALUE = 1 << 20
-"""Characters of one value that is looked at. Python's objects take up to 30 bytes for each, and the text four."""
+"""Characters of the largest parsed value. Its Python objects take up to 30 bytes per character, and the text four."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SPACE_AND_COMMAS = re.compile(r"[ \t\r\n,]*")
 _OUTSIDE_STRINGS = re.compile(r'[^"]*')
@@ -30,14 +30,14 @@ class UnusableError(ValueError):
 
 
 class JsonStream:
-    """A document. Whoever iterates over members or elements takes or skips the value of each before the next.
+    """A JSON document. In an iteration over members or elements, take or skip each value before the next one.
 
-    Raises UnexpectedError where there is no JSON.
+    Raises UnexpectedError if the text is not JSON.
 
     Args:
-        read: the next bytes, none at the end.
-        offset: of the first of them in the file.
-        decode: the value at a place of a text, and where it ends, as ``raw_decode`` of a JSONDecoder.
+        read: returns the next bytes, none at the end.
+        offset: position of the first byte in the file.
+        decode: returns the value at a position of a text, and its end, as ``raw_decode`` of a JSONDecoder.
     """
 
     def __init__(self, read: Callable[[], bytes], offset: int = 0, decode: Decode | None = None) -> None:
@@ -78,7 +78,7 @@ class JsonStream:
         self._at += 1
 
     def elements(self, *, may_be_open: bool = False) -> Iterator[None]:
-        """One turn for each element of an array, whose bracket may be missing where the document ends with it."""
+        """Yields once per element of an array. ``may_be_open``: the closing bracket may be missing at the end of the document."""
         self._expect("[")
         while (char := self._next(_SPACE_AND_COMMAS)) != "]":
             if not char and may_be_open:
@@ -136,7 +136,7 @@ class JsonStream:
                 return
 
     def _skip_structure(self, depth: int) -> int:
-        """Passes over what is outside strings, up to the next one or to where the depth is 0; returns the depth there."""
+        """Skips characters outside of strings, up to the next string or to depth 0; returns the depth there."""
         segment = _OUTSIDE_STRINGS.match(self._text, self._at).group()  # type: ignore[union-attr]
         closed = segment.count("]") + segment.count("}")
         if depth > closed:
@@ -157,7 +157,7 @@ class JsonStream:
             if self._text[self._at : self._at + 1] == '"':
                 self._at += 1
                 return
-            if self._at + 2 <= len(self._text):  # a backslash, and what it escapes
+            if self._at + 2 <= len(self._text):  # a backslash and the escaped character
                 self._at += 2
             elif not self._more():
                 raise self._unexpected("the end of a string")
@@ -182,7 +182,7 @@ class JsonStream:
         self._at += 1
 
     def _more(self) -> bool:
-        """Whether there were more bytes; what has been read is let go."""
+        """Reads more bytes, and drops the consumed ones; returns whether there were any."""
         self._before = self.offset
         data = self._read()
         self._text = self._text[self._at :] + self._decoder.decode(data, final=not data)

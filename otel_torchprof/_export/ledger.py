@@ -45,23 +45,23 @@ class Entries(NamedTuple):
 class Ledger:
     """Counts that are read together. Thread-safe; in a forked child they begin at 0.
 
-    The queues of the exporters count under :attr:`lock` too, so that whoever holds it sees each event in one place.
+    The export queues count under :attr:`lock` too: while it is held, each event is counted in exactly one place.
     """
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threads.RLock()  # reentrant: a signal handler may ask in the middle
+        self._lock = threads.RLock()  # reentrant: a signal handler may read in the middle
         self._recorded = 0
         self._dropped: Counter[str] = Counter()
         self._spans: Counter[str] = Counter()
-        self._pid = os.getpid()  # last: until then it is the parent's
+        self._pid = os.getpid()  # last: until then the ledger counts as the parent's
 
     @property
     def lock(self) -> threads.RLock:
-        """Held for a moment only; in a forked child another one, which nobody holds."""
-        # Not by a handler of forks: those of the queues, which use it, may come before and after it.
+        """Lock that is only held briefly; a new one in a forked child."""
+        # Not in a fork handler: handlers of the queues use the lock, and may run before or after it.
         if self._pid != os.getpid():
             self._reset()
         return self._lock
@@ -73,7 +73,7 @@ class Ledger:
         As ``Condition.wait`` does, since the thread that it waits for needs the lock to count.
         """
         lock: Any = self.lock
-        held = lock._release_save() if lock._is_owned() else None  # noqa: SLF001 - what Condition asks of a lock
+        held = lock._release_save() if lock._is_owned() else None  # noqa: SLF001 - as threading.Condition does
         try:
             yield
         finally:
@@ -88,29 +88,29 @@ class Ledger:
             self._spans.update(spans or {})
 
     def read(self) -> Entries:
-        """All counts that are not 0."""
+        """Returns all counts that are not 0."""
         with self.lock:
             return Entries(self._recorded, dict(+self._dropped), dict(+self._spans))
 
 
-# ---- what an exporter answers that can say how far it came ----
+# ---- Results of exporters that report partial delivery ----
 
 
 class Delivery(NamedTuple):
     """Outcome of the next spans of a batch, after those of earlier deliveries."""
 
     exported: int = 0
-    """The receiver took them."""
+    """Spans that the receiver accepted."""
     failed: int = 0
-    """They will never arrive."""
+    """Spans that will never arrive."""
     rejected: int = 0
-    """The receiver took their message, and said that it dropped them."""
+    """Spans that the receiver rejected from an accepted message."""
     sending: int = 0
-    """These are being sent: what becomes of them comes next."""
+    """Spans that are being sent; the next delivery has their outcome."""
     stopped_by: Response | None = None
-    """Why these, and with them the rest, were not taken: a RETRY."""
+    """The response, a RETRY, after which the rest of the batch was not sent."""
     stopped_at: int = 0
-    """Spans of the message that was not taken."""
+    """Spans of the message that was not accepted."""
 
     @property
     def settled(self) -> int:
@@ -122,22 +122,22 @@ class ExportsSome(Protocol):
     """An exporter that can stop in the middle of a batch."""
 
     def export_some(self, spans: Sequence[ReadableSpan], timeout_millis: float, *, again: bool) -> Iterator[Delivery]:
-        """Sends each message once, in order, until one may be taken at another time; reports each before and after.
+        """Sends the messages in order until one has to be retried later; yields a delivery before and after each.
 
-        ``again``: the first message was sent before, and was not taken. What it tells nothing of is as it was.
+        ``again``: whether the first message was sent before and has to be retried. Spans without a delivery were not sent.
         """
 
 
 def takes_timeout(exporter: Any) -> bool:
-    """Whether its ``export`` wants to be told for how long it may last."""
+    """Whether its ``export`` has a parameter ``timeout_millis``."""
     try:
         return "timeout_millis" in inspect.signature(exporter.export).parameters
-    except (TypeError, ValueError):  # a function in C that does not tell
+    except (TypeError, ValueError):  # a C function without a signature
         return False
 
 
 def can_stop_midway(exporter: Any) -> bool:
-    """Whether the exporter is an ``ExportsSome``, and nobody's own ``export`` would be passed by if that were used."""
+    """Whether the exporter is an ``ExportsSome`` whose ``export`` is not overridden, as calling ``export_some`` would bypass that."""
     if "export" in getattr(exporter, "__dict__", ()) or not getattr(exporter, "takes_span_lists", False):
         return False
     makers = [vars(kind) for kind in type(exporter).__mro__ if "export" in vars(kind)]

@@ -23,12 +23,11 @@ def import_encoders(*, json: bool = False) -> None:
 
 
 def messages(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = False) -> Iterator[tuple[bytes, int]]:
-    """Serialized ``ExportTraceServiceRequest`` messages of at most ``max_bytes`` and how many spans are in each, in order.
+    """Yields serialized ``ExportTraceServiceRequest`` messages of at most ``max_bytes``, each with its number of spans, in order.
 
-    ``json``: as lines of OTLP/JSON instead of protobuf.
-
-    A span that alone is larger goes alone; for a large resource see ``message_size``. A SpanList without gaps is encoded from its table, without an object per span;
-    anything else by OpenTelemetry's encoder, whose exceptions are passed on.
+    ``json``: lines of OTLP/JSON instead of protobuf. A larger span is alone in its message; for a large resource see ``message_size``. A
+    SpanList without gaps is encoded from its table, without an object per span; other spans by OpenTelemetry's encoder, whose exceptions
+    are passed on.
     """
     if isinstance(spans, SpanList) and spans.rows.step == 1:
         encode_counted = otlp_json.encode_counted if json else otlp.encode_counted

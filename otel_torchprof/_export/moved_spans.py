@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _LINKED = ("torch.op.sequence_nr", COLLAPSED_COUNT, AGGREGATED_COUNT, RECORDED)
-"""What links of later drains lead to is a root, or has one of these attributes: the others since it stands for such a span."""
+"""Links of later drains point only to roots and to spans with the first attribute. The others mark spans that replace such spans."""
 _MOST_MOVES = 3
-"""Of one span: into another of its trace group, with that in the trace of a request, and with the root to another trace."""
+"""Moves of one span: into another span of its trace group, with that one into the trace of a request, with its root into another trace."""
 
 
 class MovedSpans:
-    """The latest :data:`REMEMBERED` of them, or up to twice as many: 56 bytes each. For one thread at a time."""
+    """The latest :data:`REMEMBERED` moved spans, or up to twice as many, 56 bytes each. Not thread-safe."""
 
     def __init__(self) -> None:
         self._span_ids = self._sorted = np.empty(0, dtype=np.uint64)
@@ -60,14 +60,14 @@ class MovedSpans:
         self._add(before.span_id[rows[elsewhere]], ends[elsewhere])
 
     def note_left(self, table: SpanTable, rows: Array, roots: npt.NDArray[np.uint64]) -> None:
-        """The spans at ``rows`` are not sent; each one's root is, in the same trace."""
+        """Stores that the spans at ``rows`` are not sent: links to them move to their ``roots``, in the same trace."""
         chosen = np.isin(rows, _linked_rows(table))
         ends = np.zeros(int(chosen.sum()), dtype=LINK)
         ends["span_id"], ends["trace_id"] = roots[chosen], table.trace_ids[table.trace[rows[chosen]]]
         self._add(table.span_id[rows[chosen]], ends)
 
     def followed(self, table: SpanTable) -> SpanTable:
-        """The table, whose links lead to where spans are now; the table itself where none leads to one that moved."""
+        """Returns the table with links to moved spans replaced; the table itself if it has none."""
         if not len(self._span_ids) or not len(table.links):
             return table
         links = table.links
@@ -95,14 +95,14 @@ class MovedSpans:
         self._order = None
         self._span_ids = np.concatenate((self._span_ids, span_ids))
         self._ends = np.concatenate((self._ends, ends))
-        if len(self._span_ids) > 2 * REMEMBERED:  # not at every drain
+        if len(self._span_ids) > 2 * REMEMBERED:  # rarely: each cut copies
             self._span_ids, self._ends = self._span_ids[-REMEMBERED:].copy(), self._ends[-REMEMBERED:].copy()
 
 
 def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]]) -> SpanTable:
-    """The table without links to spans that wait: what becomes of these is not decided. They are counted as dropped.
+    """Removes links to spans in the span buffer, as they may yet be dropped; counts the links as dropped.
 
-    ``waiting``: spans of trace groups by their roots, to which links stay.
+    ``waiting``: buffered spans of trace groups by the id of their root. Links to roots stay.
     """
     if not waiting or not len(table.links):
         return table

@@ -81,7 +81,7 @@ class OTLPFileExporter(FileSpanExporter):
 
 
 class _MessageWriter:
-    """Messages back to back, or one per line. For one thread at a time."""
+    """Writes concatenated messages, or one per line. Not thread-safe."""
 
     def __init__(self, series: FileSeries, *, json: bool) -> None:
         import_encoders(json=json)
@@ -114,7 +114,7 @@ class FileRequest:
 
 
 def requests_of(pieces: Iterable[Piece], max_bytes: int) -> Iterator[FileRequest]:
-    """Small pieces together and large ones apart, in order. What ``pieces`` raises is raised once all before it went."""
+    """Joins small pieces and splits large ones, in order. Exceptions of ``pieces`` are raised after all requests before them."""
     waiting: list[Piece] = []
     size = 0
     try:
@@ -150,7 +150,7 @@ def _size(body: bytes, max_bytes: int) -> int:
 
 
 def split(request: FileRequest, max_bytes: int) -> Iterator[FileRequest]:
-    """The same spans in requests of at most so many bytes; one that alone is larger goes alone."""
+    """Splits a request into requests of at most ``max_bytes``; a larger span is alone in one."""
     last: FileRequest | None = None
     for body, spans in parts(request.body, max_bytes):
         if last is not None:

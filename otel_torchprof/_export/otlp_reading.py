@@ -1,4 +1,4 @@
-"""OTLP files, read in bounded memory: what ``OTLPFileExporter``, ``export_otlp`` and a Collector's file exporter write."""
+"""Reads OTLP files of ``OTLPFileExporter``, ``export_otlp`` and a Collector's file exporter, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 _RESOURCE_SPANS = 0x0A
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SNIFFED = 256
-"""Bytes at the begin of a file that tell its format."""
+"""Bytes at the start of a file from which its format is detected."""
 _SPACE = b" \t\r\n"
 _MOST_SPACE = 64
-"""White space that protobuf cannot begin with: sizes and tags which look like it do not nest so deeply."""
+"""Bytes of white space that no serialized message begins with: fields whose tags and sizes look like it do not nest so deeply."""
 _JSON = re.compile(rb'\[[ \t\r\n]*(?:\]|\{)|\{[ \t\r\n]*(?:\}|"[^\x00-\x1f]|[ \t\r\n]{64})')
 _MOST_EMPTY = 100_000
-"""Messages in a row without a span: each costs 20 us, and a small file can be made of very many."""
+"""Consecutive messages without a span: each costs 20 us, and a small file can have very many."""
 _LONGEST_REASON = 500
-"""Characters: errors of others quote what they found."""
+"""Characters: errors of other libraries quote their input."""
 LARGEST_PARSED = 1 << 20
-"""Bytes of a message that is parsed: objects take up to 90 times as much. Larger ones are taken apart first."""
+"""Bytes of a message that is parsed whole: its objects take up to 90 times as much. Larger ones are split first."""
 _MOST_BESIDE_SPANS = 1 << 18
-"""Bytes of a large line that are not spans of it: resources and scopes."""
+"""Bytes of the resources and scopes in a large line."""
 
 
 class Content(NamedTuple):
@@ -42,21 +42,21 @@ class Content(NamedTuple):
 
     request: bytes | dict[str, Any]
     offset: int
-    """Where it begins, in bytes before compression."""
+    """Start in the file, in uncompressed bytes."""
     end: int
     """Its end; for a split request, its begin until the last part."""
     spans: int = -1
-    """In a serialized one."""
+    """Number of spans in a serialized request; -1 for JSON."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A serialized request, and where it was found."""
+    """A serialized request, and its place in the file."""
 
     body: bytes
     spans: int
     offset: int
-    """Where it begins, in bytes before compression."""
+    """Start in the file, in uncompressed bytes."""
     end: int
 
 
@@ -66,7 +66,7 @@ def pieces(path: str, offset: int = 0, watch: Callable[[ByteStream], None] = lam
     ``watch`` gets the file, to see how far it has been read.
 
     Raises:
-        TorchProfError: the file cannot be read, is cut off or holds something else: after the last piece before that.
+        TorchProfError: the file cannot be read, is cut off or has other content; the requests before it are yielded first.
     """
     with opened(path) as stream:
         watch(stream)
@@ -81,10 +81,10 @@ def pieces(path: str, offset: int = 0, watch: Callable[[ByteStream], None] = lam
 
 
 def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
-    """The requests from ``offset`` on, taken apart where they are large.
+    """Yields the requests from ``offset`` on; large ones are split.
 
     Raises:
-        UnexpectedError: something else is in the file, after the last that is none.
+        UnexpectedError: the file has other content; the requests before it are yielded first.
     """
     start = stream.peek(SNIFFED)
     kind = start[:4]
@@ -112,10 +112,10 @@ def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
 
 
 def is_json(start: bytes) -> bool:
-    """Whether a file that begins so is JSON. Before it there may be a byte order mark or white space, as Kineto wrote a line feed.
+    """Whether a file with this start is JSON. A byte order mark or white space may precede it: Kineto writes a line feed.
 
-    A serialized message begins with a line feed too, and its size may be a brace or a bracket; but no field of it begins as a
-    member of an object does, which is a quotation mark and no control character.
+    A serialized message begins with a line feed too, and the byte of its size may be a brace or a bracket; but none of its fields
+    begins like a member of an object, with a quotation mark and a character that is no control character.
     """
     text = start.removeprefix(BYTE_ORDER_MARK).lstrip(_SPACE)
     if start[:1] != b"\n" or not text or len(start) - len(text) >= _MOST_SPACE:
@@ -142,13 +142,13 @@ def _lines(stream: ByteStream) -> Iterator[Content]:
                 raise stream.cut_off(offset, f"a line of JSON, of which {len(line)} bytes are there") from error
             text = f"expected a line of OTLP/JSON, found no JSON ({error})"
             raise UnexpectedError(offset, text, stream.offset) from error
-        except ValueError as error:  # of text that is no UTF-8 too
+        except ValueError as error:  # includes UnicodeDecodeError
             text = f"{str(error)[:_LONGEST_REASON]}, in a line of {len(line)} bytes"
             raise UnexpectedError(offset, text, stream.offset) from error
 
 
 def _parts_of_line(line: bytes, offset: int) -> Iterator[Content]:
-    """A large line as several requests, which together hold its spans in order."""
+    """Splits a large line into several requests with the same spans in the same order."""
     text = _text_of(line, offset)
     has_spans = False
     for name in text.members():
@@ -163,7 +163,7 @@ def _parts_of_line(line: bytes, offset: int) -> Iterator[Content]:
 
 
 def _parts_of_resource(line: bytes, text: JsonStream, offset: int) -> Iterator[Content]:
-    """Those of one ResourceSpans. Members may stand behind the spans that they go with, so it is read before any is yielded."""
+    """Splits one ResourceSpans. Resource and scope may follow their spans, so all of it is read before a part is yielded."""
     resource: dict[str, Any] = {}
     scopes: list[tuple[dict[str, Any], list[tuple[int, int]]]] = []
     begin, of_spans = text.offset, 0
@@ -193,7 +193,7 @@ def _parts_of_resource(line: bytes, text: JsonStream, offset: int) -> Iterator[C
 
 
 def _batches(text: JsonStream) -> list[tuple[int, int]]:
-    """Begins and ends of groups of spans in an array."""
+    """Splits an array of spans into batches of at most :data:`LARGEST_PARSED` bytes; returns the start and end of each."""
     batches: list[tuple[int, int]] = []
     first = last = -1
     for _ in text.elements():
@@ -272,7 +272,7 @@ def _parts(message: bytes, offset: int, end: int) -> Iterator[Content]:
 
 
 def _with_end(parts: Iterator[Content], end: int) -> Iterator[Content]:
-    """Parts of something that ends there: the last of them does."""
+    """Sets the end of the last part to that of the whole request."""
     last: Content | None = None
     for part in parts:
         if last is not None:
@@ -292,7 +292,7 @@ def _checked(content: Content) -> Piece:
         if isinstance(request, dict):
             request = otlp_json.request_of(request).SerializeToString()
             spans = count_spans(request)
-        elif len(request) <= LARGEST_PARSED:  # a single span that is larger is for the receiver to judge
+        elif len(request) <= LARGEST_PARSED:  # larger only for a single span: the receiver decides
             ExportTraceServiceRequest.FromString(request)
     except DecodeError as error:
         text = f"expected an OTLP message, found {len(request)} bytes that are none"

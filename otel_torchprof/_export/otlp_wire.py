@@ -1,4 +1,4 @@
-"""Serialized OTLP requests taken apart without parsing them: costs no memory, however the bytes are nested."""
+"""Splits serialized OTLP requests without parsing them: needs no memory for nested messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RESOURCE_SPANS = 0x0A
-"""Of a request. The tag of a field: its number, and that its value has a length."""
+"""Tag of ``resource_spans`` in a request: the number of the field, and its wire type, here length-delimited."""
 _SCOPE_SPANS = 0x12
-"""Of a ResourceSpans."""
+"""Tag of ``scope_spans`` in a ResourceSpans."""
 _SPANS = 0x12
-"""Of a ScopeSpans."""
+"""Tag of ``spans`` in a ScopeSpans."""
 _IDS = {0x0A: 16, 0x12: 8}
-"""Of a Span: the trace's and its own, with their sizes."""
+"""By tag of ``trace_id`` and ``span_id`` in a Span, the size of the id in bytes."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -27,7 +27,7 @@ def count_spans(request: bytes) -> int:
     """Number of spans in a serialized request; 3 us each.
 
     Raises:
-        ValueError: it is no OTLP for traces: metrics and logs look like spans from afar, but no ids of theirs would be as long.
+        ValueError: it is not OTLP for traces. Metrics and logs have the same outer fields, but no ids of these sizes.
     """
     count = 0
     for scope_spans in _scopes(request):
@@ -39,9 +39,9 @@ def count_spans(request: bytes) -> int:
 
 
 def parts(request: bytes, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """The same spans as requests of at most so many bytes, each with its count. One span that alone is larger goes alone.
+    """Splits a request into requests of at most ``max_bytes``; yields each with its number of spans. A larger span is alone in one.
 
-    What spans share (resource, scope) is in each; where it takes up most of a request, spans fill a quarter of the limit beside it.
+    Each has the resource and the scope of its spans. If these take up most of the limit, the spans still get a quarter of it.
     """
     if len(request) <= max_bytes:
         yield request, count_spans(request)
@@ -60,7 +60,7 @@ def parts(request: bytes, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def common_size(request: bytes) -> int:
-    """Bytes of the largest resource with a scope of it, which each request with a span of it has again."""
+    """Bytes of the largest resource with one of its scopes: these are repeated in every part of a split request."""
     largest = 0
     for tag, _, resource_spans in _fields(memoryview(request)):
         if tag == _RESOURCE_SPANS:
@@ -72,7 +72,7 @@ def common_size(request: bytes) -> int:
 
 
 def _all_but(left_out: int, message: memoryview) -> bytes:
-    remaining = bytearray()  # a list of very many very small fields would take a hundred times as much
+    remaining = bytearray()  # a list of many small fields would take a hundred times as much memory
     for tag, field, _ in _fields(message):
         if tag != left_out:
             remaining += field
@@ -117,7 +117,7 @@ def _check_ids(span: memoryview) -> None:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Tag, all bytes and value of each field."""
+    """Yields tag, all bytes, and value of each field."""
     at, end = 0, len(message)
     while at < end:
         begin = at
@@ -141,7 +141,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Returns the varint at ``at``, and its end."""
     value = shift = 0
     for byte in message[at : at + 10]:
         at += 1
@@ -161,7 +161,7 @@ def _field(tag: int, value: bytes) -> bytes:
     return bytes(prefix) + value
 
 
-# ---- what the settings of an OTLP exporter may be ----
+# ---- Allowed settings of an OTLP exporter ----
 
 
 Number = TypeVar("Number", int, float)
@@ -172,9 +172,9 @@ GZIP = "gzip"
 NONE = "none"
 
 _COMPRESSIONS = {"none": NONE, "nocompression": NONE, "gzip": GZIP}
-"""By the names that the enums of grpc and of OpenTelemetry's exporters have for them, in lower case."""
+"""By the names in the enums of grpc and of OpenTelemetry's exporters, in lower case."""
 _RESOLVERS = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"}
-"""Schemes that gRPC itself makes something of."""
+"""Schemes of gRPC's own name resolvers."""
 
 
 def protocol(value: str) -> str:
@@ -185,7 +185,7 @@ def protocol(value: str) -> str:
 
 
 def grpc_endpoint(value: str) -> tuple[str, str]:
-    """The scheme where it says something about TLS, and the target. User and password mean nothing to gRPC."""
+    """Returns the scheme, or "" if it does not decide about TLS, and the target without user and password, which gRPC ignores."""
     parts = _split(value)
     if not parts.netloc or parts.scheme in _RESOLVERS:
         scheme, target = "", value.rpartition("@")[2]
@@ -227,7 +227,7 @@ def above_zero(value: Any, kind: type[Number]) -> Number:
 
 
 def _number(value: Any, kind: type[Number]) -> Number:
-    """The value as a number, 0 where it is none: 0 is allowed nowhere here."""
+    """Returns the value as a number; 0, which no caller allows, if it is not one."""
     try:
         number = kind(value)
         return number if number == float(value) else kind(0)

@@ -75,7 +75,7 @@ def tokens_aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tu
     aggregated, and what is returned, is as for :func:`~.aggregating.aggregated`.
     """
     token_rows = np.flatnonzero(tokens(table))
-    if len(token_rows) < 2:  # noqa: PLR2004 - one stands for itself
+    if len(token_rows) < 2:  # noqa: PLR2004 - a single token has nothing to be aggregated with
         return table, np.arange(len(table))
     siblings = siblings_of(table, groups)
     may_go = siblings.length[token_rows] != NOT_SHORT
@@ -90,7 +90,7 @@ def tokens_aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tu
 
 
 def _groups(siblings: Siblings, token_rows: Array, whole: Array) -> npt.NDArray[np.int64]:
-    """For each row, the first row of its aggregate. ``token_rows``: all tokens; ``whole``: those that stay."""
+    """Returns for each row the first row of its aggregate. ``token_rows``: all tokens; ``whole``: the tokens that stay."""
     tree, order = siblings.tree, siblings.tree.order
     stays = np.zeros(len(order), dtype=np.bool_)
     stays[whole] = True
@@ -184,7 +184,7 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, 
         nanoseconds += np.where(before[1], np.rint(before[0] * 1e9), 0).astype(np.int64)
     whole = with_values(table, COLLAPSED_COUNT, AttributeType.INT64, rows, (counts + collapsed_of(table))[rows])
     whole = with_values(whole, COLLAPSED_DURATION, AttributeType.DOUBLE, rows, nanoseconds[rows] / 1e9)
-    # The links of what nobody sees any more would be noise on what is left.
+    # Links of collapsed spans would be noise on their ancestors.
     return absorbed(whole, tree, into, with_links=False), into
 
 
@@ -193,7 +193,7 @@ def _without(table: SpanTable, tree: SpanTree, goes: Array) -> tuple[SpanTable, 
 
 PART = "torch.part"
 _PART_ROOT_SIZE = 256
-"""Bytes of the root of a part beside its name and its trace state, at most."""
+"""Bytes of the root of a part without its name and its trace state, at most."""
 
 
 class TargetTrace(NamedTuple):
@@ -209,7 +209,7 @@ class TargetTrace(NamedTuple):
 
 
 class TracePart(NamedTuple):
-    """A trace that a trace group's other spans went to, and its root there."""
+    """A further trace of a trace group that was split, and its root span."""
 
     trace_id: int
     span_id: int
@@ -226,13 +226,13 @@ def split(
     new_trace_id: Callable[[], int],
     new_span_id: Callable[[], int],
 ) -> tuple[SpanTable, list[TracePart]]:
-    """The spans of one trace as those of several, trace by trace with its root first, and the roots of the new ones.
+    """Splits the spans of one trace into several traces; returns them trace by trace, each with its root first, and the new roots.
 
-    ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. What is
-    cut is the order in which each span comes after its parent, so a trace has a segment of it. All go to new traces unless the
-    first segment ``stays``, numbered after the ``before`` that there were. A span in another trace than its parent hangs under the root
-    there and links to its parent, save where that is ``target``, to which the roots link, or not in the table: it went before, or
-    goes later, and where is not known.
+    ``first`` and ``most`` are the numbers of spans and bytes that the trace of ``target`` and every other one may have. Each trace gets a
+    segment of the order in which every span follows its parent. All segments go to new traces, unless the first one ``stays`` in that of
+    ``target``; new traces are numbered after the ``before`` that exist. If the parent of a span is in another trace, the span becomes
+    a child of its own trace's root, and links to its parent. It has no such link if the parent is ``target``, to which the root links, or is not
+    in the table, so that its trace is unknown.
     """
     tree = SpanTree(table, row_of(table, target.span_id))
     part = _parts(table, tree, target, (first, most), 0 if stays else 1)
@@ -265,7 +265,7 @@ def split(
 
 
 def row_of(table: SpanTable, span_id: int) -> int:
-    """The row of a span; -1 if the table does not have it."""
+    """Returns the row of a span; -1 if the table does not have it."""
     rows = np.flatnonzero(table.span_id == np.uint64(span_id))
     return int(rows[0]) if rows.size else -1
 
@@ -273,7 +273,7 @@ def row_of(table: SpanTable, span_id: int) -> int:
 def _parts(
     table: SpanTable, tree: SpanTree, target: TargetTrace, limits: tuple[tuple[int, int], tuple[int, int]], number: int
 ) -> npt.NDArray[np.int64]:
-    """The number of each span's part, from ``number`` on; 0 is the trace of ``target``."""
+    """Returns the number of each span's part, from ``number`` on; 0 is the trace of ``target``."""
     rows = tree.preorder()
     ends = np.cumsum(span_sizes(table)[rows] + LINK_SIZE + 2)
     spare = _PART_ROOT_SIZE + 3 * len(target.name.encode()) + 2 * len(target.trace_state)
@@ -290,7 +290,7 @@ def _parts(
 
 
 def _roots(table: SpanTable, part: Array, target: TargetTrace, span_ids: Sequence[int], before: int) -> SpanTable:
-    """The spans that the parts hang under."""
+    """Returns the root spans of the parts."""
     count = len(span_ids)
     start = np.full(count + 1, np.iinfo(np.int64).max)
     end = np.zeros(count + 1, dtype=np.int64)
@@ -321,7 +321,7 @@ def _trace_ids(ids: Sequence[int]) -> npt.NDArray[np.uint8]:
 
 
 def _links(table: SpanTable, tree: SpanTree, part: Array, apart: Array, trace_ids: Array) -> Array:
-    """Those that there were, to where their targets are now; and of the rows ``apart`` from their parents those to them."""
+    """Returns the existing links with the new traces of their targets, and links from the rows ``apart`` to their parents."""
     links = table.links.copy()
     if len(links):
         target, inside = linked_rows(table)
@@ -336,7 +336,7 @@ def _link_rows(rows: Array, trace_ids: Array, span_ids: Array) -> Array:
 
 
 def with_links(table: SpanTable, row: int, parts: Sequence[TracePart]) -> SpanTable:
-    """The table with links from a row to the roots of parts."""
+    """Returns the table with links from a row to the roots of parts."""
     added = _link_rows(
         np.full(len(parts), row),
         _trace_ids([part.trace_id for part in parts]),
@@ -348,9 +348,9 @@ def with_links(table: SpanTable, row: int, parts: Sequence[TracePart]) -> SpanTa
 
 RECORDED = "torch.recorded_spans"
 _MOST_PART_LINKS = 100
-"""Links from a root to its parts; all have links to it, and their number is an attribute."""
+"""Links from a root to its parts. Every part links to the root, which has their number as an attribute."""
 _ROOT_SIZE = 160
-"""Bytes that the numbers of what was reduced add to a root, at most."""
+"""Bytes that the counts of a :class:`Reduction` add to a root, at most."""
 
 
 @dataclass(frozen=True)
@@ -360,15 +360,15 @@ class Reduction:
     recorded: int = 0
     """Number of all spans: sent, aggregated and collapsed."""
     aggregated: int = 0
-    """Number of spans that aggregate spans replace, not counting those."""
+    """Number of spans that aggregate spans replace, without the aggregate spans."""
     collapsed: int = 0
     """Number of spans collapsed into others."""
     parts: int = 0
-    """Traces beside the trace group's own."""
+    """Number of traces beside the trace group's own."""
     linked: tuple[TracePart, ...] = ()
-    """The first of these, for links from the trace group's root."""
+    """The first parts, for links from the trace group's root."""
     became: Array | None = field(default=None, compare=False)
-    """Of one table: for each of its spans the id of the one that it is part of now; None where it is itself."""
+    """For each span of one table, the id of the span that it is part of now; None if no span changed."""
 
     def __add__(self, other: Reduction) -> Reduction:
         return Reduction(
@@ -385,7 +385,7 @@ class Reduction:
 
 
 def fits(table: SpanTable, budget: Budget) -> bool:
-    """Whether the spans, as those of one trace, are within the budget. Costs about 0.3 µs per span, nothing for too many."""
+    """Whether the spans, as one trace, are within the size limit. Costs about 0.3 µs per span, and nothing if there are too many."""
     return len(table) <= budget.max_spans and int(span_sizes(table).sum()) <= budget.max_bytes
 
 
@@ -399,12 +399,12 @@ def reduced(
     before: Reduction = Reduction(),
     stays: bool = False,
 ) -> tuple[SpanTable, Reduction]:
-    """The spans of one trace group as traces within the budget, and what was done now: add it to ``before`` for the next table.
+    """Reduces the spans of one trace group to traces within the size limit.
 
-    ``table`` holds the spans of one trace; where that of ``target`` is not among them yet, all go to linked traces, or those that
-    do not fit if ``stays``: that trace is somebody else's. The table
-    itself comes back where it fits and nothing was reduced before. ``new_trace_id`` and ``new_span_id`` have the contract of
-    OpenTelemetry's IdGenerator. Thread-safe; some 2 µs per span that is too many.
+    Returns them with the reduction of this call, which the caller adds to ``before`` for the next table. If the table fits and nothing
+    was reduced before, it is returned itself. ``table`` has the spans of one trace. While the span of ``target`` is not among them, all go to
+    linked traces; with ``stays``, only the ones that do not fit, as the trace belongs to an application. ``new_trace_id`` and ``new_span_id`` have the contract
+    of OpenTelemetry's IdGenerator. Thread-safe. Costs some 2 µs per excess span.
     """
     root = row_of(table, target.span_id)
     stays |= root >= 0
@@ -498,7 +498,7 @@ def _short(table: SpanTable, budget: Budget) -> float:
 
 
 def without_hidden(table: SpanTable) -> SpanTable:
-    """The table without attributes that no span is to have."""
+    """Removes the attributes that the setting hides."""
     hidden = config.HIDDEN_ATTRIBUTES.read()
     if not any(column.key in hidden for column in table.attributes):
         return table

@@ -30,7 +30,7 @@ _NAME = "otel_torchprof"
 
 
 def is_sdk_provider(provider: Any) -> bool:
-    """Whether it is the SDK's, or one that can do what the SDK's does; the API's own placeholder is not."""
+    """Whether the provider is the SDK's or a compatible one; the API's placeholder is not."""
     return all(hasattr(provider, name) for name in ("resource", "sampler", "id_generator", "add_span_processor"))
 
 
@@ -45,7 +45,7 @@ class RankRules(Protocol):
         """The ids of a step; None if the provider generates them."""
 
     def resource(self, own: Resource) -> Resource:
-        """The provider's resource with what is known of the rank."""
+        """Returns the provider's resource with the attributes of the rank."""
 
 
 class Provider:
@@ -59,7 +59,7 @@ class Provider:
     def __init__(self, tracer_provider: TracerProvider, ranks: RankRules | None = None) -> None:
         self.tracer_provider = tracer_provider
         self._ranks = ranks
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def resource(self) -> Resource:
@@ -82,7 +82,7 @@ class Provider:
 
     @property
     def limits(self) -> SpanLimits:
-        """The provider's limits of spans; those of the environment where it does not tell."""
+        """Returns the provider's span limits; those of the environment if it has none."""
         return span_limits(self.tracer_provider)
 
     @property
@@ -90,7 +90,7 @@ class Provider:
         """Whether the sampler samples every root span, so that its decision is known before a step begins."""
         try:
             description = self.tracer_provider.sampler.get_description()
-        except Exception:  # noqa: BLE001 - somebody's sampler; it is asked in earnest later, and what it raises told then
+        except Exception:  # noqa: BLE001 - a foreign sampler; its errors are reported when it is called for a span
             return False
         return description.startswith(("AlwaysOnSampler", "ParentBased{root:AlwaysOnSampler,"))
 
@@ -116,7 +116,7 @@ class Provider:
         attributes = {STEP_NUMBER: step} if step >= 0 else {}
         links = [Link(_rank_span(*to)) for to in ((link,) if link else ()) + trace.links]
         try:
-            # An empty context: this span has no parent in this process, whatever the thread that asks is in.
+            # An empty context: this span has no parent in this process, regardless of the current context.
             result = self.tracer_provider.sampler.should_sample(
                 Context(), trace_id, name, SpanKind.INTERNAL, attributes, links
             )
@@ -140,7 +140,7 @@ class Provider:
             generated: int = getattr(generator, generate)()
             if 0 < generated < 1 << bits:
                 return generated
-        except Exception as error:  # noqa: BLE001 - somebody's generator, which must not stop a training job
+        except Exception as error:  # noqa: BLE001 - a foreign generator must not stop a training job
             failure = error
         self._say_once(
             "the id generator %r gives no valid ids; random ones are taken", type(generator).__name__, failure
@@ -149,8 +149,8 @@ class Provider:
         return fallback
 
     def _say_once(self, what: str, about: str, error: Exception | None) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             _logger.error(what, about, exc_info=error)
 
 

@@ -44,9 +44,9 @@ __all__ = ["Deadline", "ExportQueue", "QueueSettings", "QueueStats"]
 # ---- Outages of a receiver, and the backoff between retries ----
 
 _NORMAL_BACKOFF = Backoff(longest=30.0)
-"""While no flush or shutdown waits. A receiver that is back is noticed after the longest pause at the latest."""
+"""Backoff while no flush or shutdown waits. A recovered receiver is noticed after the longest pause at the latest."""
 _URGENT_BACKOFF = Backoff(longest=2.0)
-"""While a flush or the shutdown waits."""
+"""Backoff while a flush or the shutdown waits."""
 _REPORTED_AFTER = 5.0
 """Seconds of an outage after which it is logged."""
 
@@ -94,7 +94,7 @@ class Outage:
         self._reported = False
 
     def pause(self, asked: float | None, *, hurried: bool) -> float:
-        """Seconds until the next attempt: those that the receiver ``asked`` for, else those of the backoff."""
+        """Returns the seconds until the next attempt: as the receiver ``asked``, else from the backoff."""
         return (_URGENT_BACKOFF if hurried else _NORMAL_BACKOFF).wait(max(self._failures - 1, 0), asked)
 
 
@@ -141,31 +141,31 @@ class RejectedMessages:
 
 THREAD_NAME = "otel-torchprof-export"
 _LAST_TRY_SECONDS = 1.0
-"""At the shutdown, for a receiver that has not answered for as long as a shutdown waits for one."""
+"""Time for one last attempt at the shutdown, if the receiver has not responded during the time that a shutdown waits."""
 
 
 _instances: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
-"""By class of an exporter, the numbers of those that were made."""
+"""Counters of exporters by class, for their names."""
 
 
 class ExportQueue:
     """Queues spans for an exporter, and exports them in order on its own thread.
 
-    ``put`` never waits for the exporter. What does not fit pushes out the oldest, and is counted. Whatever the exporter raises
-    is counted and logged, at most once a minute. The thread begins with the first ``put``, is a daemon, and has instrumentation
-    suppressed. Thread-safe; in a forked child it is empty and begins anew.
+    ``put`` never waits for the exporter. If the queue is full, the oldest spans are dropped, and counted. Exceptions of the exporter
+    are counted and logged, at most once a minute. The daemon thread starts with the first ``put``, and has instrumentation
+    suppressed. Thread-safe; in a forked child the queue is empty and restarts.
 
-    What an exporter with ``export_some`` leaves stays where it was, before all that came later, and is tried again with growing
-    pauses, or when the receiver asks for it, for as long as it fits. Whoever waits for a flush or the shutdown shortens the pauses.
-    A message that is never taken while others are waits behind these, and is lost after five minutes.
+    Spans that an exporter with ``export_some`` did not deliver stay at the front, and are retried with growing pauses, or when the receiver
+    asks, for as long as they fit. A waiting flush or shutdown shortens the pauses. A message that is never accepted while others are
+    moves behind these, and is dropped after five minutes.
 
     Args:
-        exporter: any SpanExporter. One with a true attribute ``takes_span_lists`` is given each batch whole, any other at most
-            ``max_export_batch_size`` spans at a time. One whose ``export`` takes a ``timeout_millis`` is given that too.
-        settings: bounds; by default those of the environment.
-        ledger: under whose lock it counts; by default it has one of its own.
+        exporter: any SpanExporter. One with a true attribute ``takes_span_lists`` gets each batch whole, any other at most
+            ``max_export_batch_size`` spans at a time. If its ``export`` has a parameter ``timeout_millis``, it gets that too.
+        settings: limits; by default those of the environment.
+        ledger: ledger with the lock for counts; by default a new one.
         clock: a monotonic clock, in seconds.
-        wait: waits for a change, with a time by that clock.
+        wait: waits for a change, with a timeout by that clock.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class ExportQueue:
         self._abandoned = self._shutdown_begun = self._exporter_is_down = False
         self._thread: threads.Thread | None = None
 
-    # ---- for those who put ----
+    # ---- For producers ----
 
     def put(self, spans: Sequence[ReadableSpan], size_bytes: int) -> None:
         """Queues spans for export; returns at once. ``size_bytes``: their memory.
@@ -275,7 +275,7 @@ class ExportQueue:
                 self._end, self._end_unanswered = deadline, Deadline(at, deadline.clock)
                 self._start_thread()
                 self._changed.notify_all()
-        if not first:  # another thread is at it, or was
+        if not first:  # another thread starts it, or has
             return self._wait(lambda: self._exporter_is_down or self._abandoned, deadline) and not self._abandoned
         if self._has_thread:
             finished = self._wait(lambda: self._exporter_is_down, self._time_over or deadline)
@@ -311,11 +311,11 @@ class ExportQueue:
             )
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: empty, with new locks, and without a thread until the next put. Called by itself."""
+        """Empties the queue in a forked child and renews its locks; the next put starts a thread. Called automatically."""
         self._log.after_fork_in_child()
         self._reset()
 
-    # ---- the thread ----
+    # ---- The thread ----
 
     @property
     def _name(self) -> str:
@@ -342,7 +342,7 @@ class ExportQueue:
                     self._changed.wait(deadline.remaining())
                 return condition()
         except RuntimeError as error:
-            # What a handler of a signal raises while wait() has released the lock leaves `with` nothing to release.
+            # If a signal handler raises while wait() has released the lock, `with` has nothing to release.
             raise error.__context__ or error from None
 
     def _run(self) -> None:
@@ -352,9 +352,9 @@ class ExportQueue:
             self._shut_exporter_down()
 
     def _work(self) -> bool:
-        """Handles the oldest item, once there is one; returns False when no more will come.
+        """Waits for the oldest item and handles it; returns False when there will be no more.
 
-        Not a loop: its variable would hold the last batch, which may be large, for as long as nothing comes.
+        Not a loop, whose variable would keep the last batch, which may be large, alive during the wait.
         """
         self._pause(None)
         item = self._next()
@@ -415,7 +415,7 @@ class ExportQueue:
             self._undelivered_at_flush = undelivered
             self._changed.notify_all()
 
-    # ---- the exporter ----
+    # ---- The exporter ----
 
     def _export(self, batch: QueuedBatch) -> None:
         """Exports to an exporter that accepts all spans or none; those that it does not accept are dropped."""
@@ -434,7 +434,7 @@ class ExportQueue:
     def _exported_part(self, spans: Sequence[ReadableSpan]) -> bool:
         try:
             return self.exporter.export(spans, **self._export_keywords) is SpanExportResult.SUCCESS
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever somebody's exporter raises must not end the thread)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (an exporter's exceptions must not end the thread)
             self._log.warning(
                 "%s: %d spans were lost: it raised %s: %s", self._name, len(spans), type(error).__name__, error
             )
@@ -523,7 +523,7 @@ class ExportQueue:
 
     @property
     def _time_over(self) -> Deadline | None:
-        """When the time of the shutdown is over; None where none has begun."""
+        """Deadline of the shutdown; None before it."""
         return self._end if self._has_answered else self._end_unanswered
 
     @property
@@ -531,11 +531,11 @@ class ExportQueue:
         return self._closing or self._backlog.has_urgent
 
     def _settle(self, batch: QueuedBatch, delivery: Delivery) -> None:
-        if self._abandoned:  # dropped with all that waited; each span counts once
+        if self._abandoned:  # already dropped with the queue; each span counts once
             return
-        if delivery.settled > len(batch.spans):  # somebody's exporter cannot count
+        if delivery.settled > len(batch.spans):  # a foreign exporter miscounts
             delivery = Delivery(exported=len(batch.spans))
-        unanswered = min(delivery.failed, batch.unanswered)  # sent before, by an attempt that nobody answered
+        unanswered = min(delivery.failed, batch.unanswered)  # sent before without a response
         stopped = delivery.stopped_by
         if delivery.exported or delivery.rejected or (stopped is not None and stopped.wait is not None):
             self._has_answered = True
@@ -577,7 +577,7 @@ class ExportQueue:
             self._changed.notify_all()
 
     def _give_up(self) -> None:
-        """Drops all that still waits, with what the exporter has in its hands, whatever it answers later. Again without effect."""
+        """Drops all queued spans, and those that the exporter is sending, whatever its result. Repeated calls have no effect."""
         if self._abandoned:
             return
         self._abandoned = True
@@ -594,7 +594,7 @@ class ExportQueue:
             self._log.warning(text, self._name, undelivered.spans, why, unanswered)
 
     def _abandon(self) -> None:
-        """Gives up what still waits, and wakes the exporter: one of ours that waits to try again then stops."""
+        """Gives up the queued spans, and wakes the exporter, so that one of this package stops waiting for a retry."""
         with self._changed:
             self._give_up()
         self.say()

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT = 300
 _TLS_FAULTS = (
-    "CERTIFICATE",  # not trusted, expired, for another host, asked for, not accepted
+    "CERTIFICATE",  # not trusted, expired, of another host, missing, or not accepted
     "Hostname Verification",
     "security handshaker",  # the client's certificate and key cannot be used
     "UNKNOWN_CA",
-    "WRONG_VERSION_NUMBER",  # what came is no TLS
+    "WRONG_VERSION_NUMBER",  # the peer does not speak TLS
     "HTTP_REQUEST",
     "PROTOCOL_VERSION",
     "UNSUPPORTED_PROTOCOL",
@@ -36,7 +36,7 @@ _TLS_FAULTS = (
 
 _NO_RECEIVER = "perhaps what answers there is no receiver of OTLP: see that the endpoint is that of one"
 CLOSED = "the exporter is shut down"
-"""The reason of a response to what is sent after the shutdown, or when it comes."""
+"""Reason of the response for messages sent during or after the shutdown."""
 
 
 class Outcome(enum.Enum):
@@ -56,19 +56,19 @@ class Response(NamedTuple):
 
     outcome: Outcome
     reason: str = ""
-    """In words, for people. Where accepted: what the receiver remarked."""
+    """Reason as text; for an accepted message, the receiver's remark."""
     wait: float | None = None
-    """Seconds that the receiver wants to be left alone before the next attempt."""
+    """Seconds that the receiver asks to wait before the next attempt."""
     rejected_spans: int = 0
     """Number of rejected spans of an accepted message."""
     may_pass: bool = False
     """Whether it was refused only because no time was left for a retry."""
     may_have_arrived: bool = False
-    """For a retry: whether the message was sent, at least in part, without a response."""
+    """Whether a message to retry was sent, at least in part, without a response."""
     advice: str = ""
-    """If the setup seems to be wrong: the fault and its fix."""
+    """Fault in the setup and its fix, if it seems to be wrong."""
     answered: bool = False
-    """If not accepted: whether the endpoint responded, at least by closing the connection."""
+    """Whether the endpoint responded to a message that was not accepted, at least by closing the connection."""
 
     @property
     def text(self) -> str:
@@ -84,13 +84,13 @@ def accepted(body: bytes) -> Response:
     try:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
-        # The status said that it was taken, and sending it again would double what was.
+        # The status was success: sending the message again would duplicate its spans.
         return Response(Outcome.ACCEPTED, "the receiver's response cannot be read", advice=_NO_RECEIVER)
     return Response(Outcome.ACCEPTED, one_line(partial.error_message), rejected_spans=max(0, partial.rejected_spans))
 
 
 def one_line(text: str) -> str:
-    """Somebody else's text for a log: on one line, not too long, and with nothing in it that moves a cursor."""
+    """Returns foreign text for a log: on one line, of limited length, and without control characters."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST_TEXT else line[:_LONGEST_TEXT] + " ..."
 
@@ -120,9 +120,9 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """What went wrong at the bottom of a transport's exceptions.
+    """Returns the innermost cause of a transport's exception, as text.
 
-    Only the system's own errors are reported in their words: those of the layers above may show the URL with what is secret in it.
+    Includes messages of the system's own errors only: those of higher layers may contain the URL with secrets.
     """
     bottom = causes(error)[-1]
     name = type(bottom).__name__
@@ -130,22 +130,22 @@ def root_cause(error: BaseException) -> str:
     return f"{name}: {bottom}" if systems_own else name
 
 
-# ---- one message, sent until it is taken, refused for good, or out of time ----
+# ---- Sending one message until it is accepted, refused permanently, or out of time ----
 
 
 class Backoff(NamedTuple):
     """Waits between attempts, each twice as long as the one before, up to ``longest``, give or take ``jitter``."""
 
     first: float = 0.5
-    """Seconds, as all of these."""
+    """Seconds, like the other waits."""
     longest: float = 5.0
     jitter: float = 0.2
-    """As a share of the wait: those that a receiver refused together do not come back together."""
+    """Share of the wait, so that clients that were refused together do not retry together."""
     shortest: float = 0.1
-    """Even where the receiver asks for no wait at all, it is not hammered."""
+    """Lower limit, even if the receiver asks for less."""
 
     def wait(self, retries: int, asked: float | None) -> float:
-        """Seconds to wait after ``retries`` retries; what the receiver ``asked`` for counts before our own."""
+        """Returns the seconds to wait after ``retries`` retries; the wait that the receiver ``asked`` for takes precedence."""
         if asked is not None:
             return max(asked, self.shortest)
         # The exponent is bounded: 2.0 ** 1024 is an OverflowError.

@@ -30,23 +30,24 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# ---- Begins and ends of the collectives of a step without details ----
+# ---- Start and end of the collectives of a step that is not traced in full ----
 
 COLLECTIVES = "torch.collectives"
 MOST_COLLECTIVES_BYTES = 511
 _WORKS = ("gloo:", "nccl:")
-"""Begins of the names of what backends do on threads of their own; the name of the collective follows."""
+"""Prefixes of the events of backends on their own threads; the name of the collective follows."""
 
 
 def collective_texts(table: SpanTable, rows: Array, trace_group: Array, roots: Array) -> list[str]:
-    """Of each trace group a JSON list of ``[group, number, begin, end]``, in us since the root began; as many as go into 511 bytes.
+    """Returns for each trace group its collectives, as a JSON list of ``[group, number, begin, end]`` of at most 511 bytes.
 
-    Of those whose end is known: the end of the backend's work of that name, which comes in the order of the calls. Empty where there are none.
+    Times are in us since the start of the root. The end is that of the backend's work with the same name; works have the order of the
+    calls. Collectives without a known end are left out; without any, the text is empty.
 
     Args:
         table: the spans.
-        rows: those that are looked at.
-        trace_group: of each of these rows the place of its root in ``roots``.
+        rows: the rows of the table to read.
+        trace_group: for each of these rows, the index of its root in ``roots``.
         roots: rows of the roots.
     """
     texts = [""] * len(roots)
@@ -74,7 +75,7 @@ def collective_texts(table: SpanTable, rows: Array, trace_group: Array, roots: A
 
 
 def _calls(table: SpanTable, rows: Array) -> Array:
-    """Places in ``rows`` of collectives that have a number in a group."""
+    """Returns the indices in ``rows`` of collectives that have a number in their group."""
     columns = [column_of(table, f"torch.collective.{key}") for key in ("name", "group", "sequence_nr")]
     known = [column[1] for column in columns if column is not None]
     if len(known) < len(columns):
@@ -88,7 +89,7 @@ def _works(table: SpanTable, rows: Array) -> Array:
 
 
 def _ends(table: SpanTable, rows: Array) -> dict[str, list[int]]:
-    """By collective, the ends of its work on the backend's threads, in the order of the begins."""
+    """Returns, by collective, the ends of its work on the backend's threads, ordered by start."""
     ends: dict[str, list[int]] = defaultdict(list)
     for row in _in_order(table, rows):
         ends[table.names[int(table.name[row])].partition(":")[2]].append(int(table.end[row]))
@@ -107,12 +108,13 @@ def _values(table: SpanTable, key: str) -> Array:
 
 AVERAGES = "torch.averages"
 MOST_BYTES = 1_279
-"""Of the text, with that of collectives: a step with its phases then takes 3,000 (measured, docs/ranks.md). Tempo cuts what has 2,048."""
+"""Bytes of both texts, averages and collectives. A step with its phases then takes 3,000 (measured, docs/ranks.md). Tempo truncates
+an attribute at 2,048."""
 _LONGEST_NAME = 200
 
 
 def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
-    """Only the span of ``target`` and its phases, as :func:`without_detail` leaves them; nothing where the first is not in the table."""
+    """Returns the span of ``target`` and its phases, reduced by :func:`without_detail`; an empty table if that span is not in it."""
     if not (table.span_id == np.uint64(target.span_id)).any():
         return taken(table, np.empty(0, dtype=np.int64))
     trace_group = np.full(len(table), target.span_id, dtype=np.uint64)
@@ -121,7 +123,7 @@ def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
 
 
 def root_and_phases(table: SpanTable, trace_group: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Mask of the roots of trace groups, and of phases (without tokens) whose parent is a root or another such phase."""
+    """Returns a mask of the roots of trace groups, and of phases (without tokens) whose parent is a root or another such phase."""
     stays: npt.NDArray[np.bool_] = table.span_id == trace_group
     waiting = np.flatnonzero(phases(table))
     parent = rows_of_spans(table, table.parent_span_id[waiting])
@@ -137,15 +139,15 @@ def without_detail(
 ) -> SpanTable:
     """Adds to roots of trace groups the number of their spans, and averages of the names with the most self time.
 
-    ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds: as many as go into
-    1,279 bytes, less those of collectives. What ran while the loop waited for data is an entry of its own, with ``"phase": "data"``. ``torch.collectives`` has the
-    collectives whose end is known. Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
+    ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds, of at most
+    1,279 bytes, less those of collectives. Events that ran while the loop waited for data have entries of their own, with ``"phase": "data"``.
+    ``torch.collectives`` has the collectives whose end is known. Costs a few numpy passes, and some 10 µs per trace group. Thread-safe.
 
     Args:
-        table: of whole trace groups, each with its root.
-        trace_group: of each span the id of its trace group's root.
-        rows: those of the trace groups that are to tell.
-        stays: which of the table's spans the caller does not leave out afterwards: what they took is seen on themselves.
+        table: whole trace groups, each with its root.
+        trace_group: for each span, the id of its trace group's root.
+        rows: the rows of the trace groups to describe.
+        stays: mask of the spans that the caller keeps; these are not in the averages.
     """
     is_root = table.span_id[rows] == trace_group[rows]
     keys, which = np.unique(trace_group[rows], return_inverse=True)
@@ -166,7 +168,7 @@ def without_detail(
 
 
 def _averages(table: SpanTable, events: Array, which: Array, most_bytes: list[int]) -> list[str]:
-    """The text of each trace group; ``which``: the trace group of each event."""
+    """Returns the text of each trace group; ``which``: the trace group of each event."""
     names, name = distinct(table.name[events])
     keys = which * max(len(names), 1) + name
     pairs, place = np.unique(keys << 1 | _in_data(table)[events], return_inverse=True)
@@ -192,7 +194,7 @@ def _averages(table: SpanTable, events: Array, which: Array, most_bytes: list[in
 
 
 def _in_data(table: SpanTable) -> npt.NDArray[np.bool_]:
-    """Mask of the spans that began while the loop waited for data."""
+    """Returns a mask of the spans that began while the loop waited for data."""
     named = table.names.matching((f"{PHASE_PREFIX}data",))
     waits = np.empty(0, dtype=np.int64) if named is None else np.flatnonzero(named[table.name])
     if not len(waits):
@@ -204,7 +206,7 @@ def _in_data(table: SpanTable) -> npt.NDArray[np.bool_]:
 
 
 def _self_seconds(table: SpanTable) -> npt.NDArray[np.float64]:
-    """Self times in seconds, from the attribute of the spans, else computed from durations and children."""
+    """Returns self times in seconds: the attribute of the spans, else computed from durations and children."""
     duration = table.end - table.start
     own = duration.copy()
     subtract_from_parents(own, rows_of_spans(table, table.parent_span_id), duration)

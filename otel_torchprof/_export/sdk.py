@@ -42,7 +42,7 @@ def is_disabled() -> bool:
 
 
 def current_resource() -> Resource:
-    """The resource of the global TracerProvider where that is the SDK's, else the one that the environment describes."""
+    """Returns the resource of the global TracerProvider if that is the SDK's, else the one of the environment."""
     from opentelemetry.sdk.resources import Resource
 
     resource = getattr(trace.get_tracer_provider(), "resource", None)
@@ -58,7 +58,7 @@ def id_generator() -> IdGenerator:
 
 
 class SameIds:
-    """The ids of one recording, the same at every restart from the first one. For one thread at a time."""
+    """The ids of one recording, the same at every restart from the first one. Not thread-safe."""
 
     def __init__(self) -> None:
         self._trace_ids: list[int] = []
@@ -66,9 +66,9 @@ class SameIds:
 
     def from_start(self) -> tuple[Callable[[], int], Callable[[], int]]:
         """Returns functions that return trace ids and span ids, both from the first one on."""
-        made_by = id_generator()
-        return _from_first(self._trace_ids, made_by.generate_trace_id), _from_first(
-            self._span_ids, made_by.generate_span_id
+        generator = id_generator()
+        return _from_first(self._trace_ids, generator.generate_trace_id), _from_first(
+            self._span_ids, generator.generate_span_id
         )
 
 
@@ -119,7 +119,7 @@ def span_limits_of_environment() -> SpanLimits:
 
 @contextlib.contextmanager
 def suppressed() -> Iterator[None]:
-    """Nothing that the calling thread does in here is traced: not by instrumentations, not by this package."""
+    """Suppresses tracing of the calling thread, by instrumentations and by this package, inside the context."""
     token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001 - the SDK's own way
     try:
         yield
@@ -128,20 +128,20 @@ def suppressed() -> Iterator[None]:
 
 
 def takes_whole_traces(exporter: Any) -> bool:
-    """Whether an exporter wants everything that was recorded, as it comes, and not what fits into a trace store."""
+    """Whether an exporter takes all recorded spans, without trace size limits."""
     return getattr(exporter, "takes_whole_traces", False) is True
 
 
 def export(spans: Sequence[ReadableSpan], exporter: SpanExporter, *, batch_size: int) -> int:
-    """Hands spans to an exporter, ``batch_size`` at a time, or all at once to one that takes them so; returns their number.
+    """Passes spans to an exporter, ``batch_size`` at a time, or all at once if it takes span lists; returns their number.
 
-    With instrumentation suppressed, so that an exporter whose transport is instrumented does not trace its own sending. Where
-    ``OTEL_SDK_DISABLED`` is true nothing is handed over, which is warned of once: whoever set it wants no telemetry.
+    Suppresses instrumentation, so that an exporter with an instrumented transport does not trace itself. If ``OTEL_SDK_DISABLED`` is true,
+    nothing is exported, with a warning once.
 
     Raises:
-        TypeError: no exporter.
-        ValueError: a batch size under 1.
-        ExportError: the exporter answered FAILURE.
+        TypeError: it is not an exporter.
+        ValueError: the batch size is below 1.
+        ExportError: the exporter returned FAILURE.
     """
     if not callable(getattr(exporter, "export", None)):
         raise TypeError(f"exporter is {exporter!r}; it must be a SpanExporter, such as otel_torchprof.OTLPExporter()")
@@ -244,7 +244,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def bad_values(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Each variable of the SDK with a value that it refuses or ignores, and what is allowed."""
+    """Yields the variables of the SDK with a value that it rejects or ignores, and the allowed values."""
     checks = dict(_PARSERS)
     if environ.get("OTEL_TRACES_SAMPLER", "").strip() in _RATIOS:
         checks["OTEL_TRACES_SAMPLER_ARG"] = _ratio

@@ -97,7 +97,7 @@ class Sender:
         self.settings = settings
         self.name = name
         self.backoff = Backoff()
-        """Between the attempts of one :meth:`deliver`."""
+        """Waits between the attempts of one :meth:`deliver`."""
         self._transport = _transport(settings)
         self._stopping = threads.Event()
         self._counts = _Counts()
@@ -159,7 +159,7 @@ class Sender:
             self._transport.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: connections, locks and counts of its own."""
+        """Renews connections, locks and counts in a forked child."""
         stopped = self._stopping.is_set()
         self._stopping = threads.Event()
         if stopped:

@@ -1,4 +1,4 @@
-"""How the OTLP exporter is set: by keyword, else by the standard ``OTEL_EXPORTER_OTLP_*`` variables."""
+"""Settings of the OTLP exporter: keywords, else the standard ``OTEL_EXPORTER_OTLP_*`` variables."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Settings:
         client_certificate_file: str | os.PathLike[str] | None = None,
         max_request_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Settings:
-        """The keywords; where one is None or empty, the variables of ``environ`` (by default the process's).
+        """Returns the settings from keywords; for a keyword that is None or empty, from ``environ`` (default: the process's).
 
-        Headers of both are sent, the keyword's where a name is in both. ``insecure=False`` asks for TLS whatever the
-        endpoint's scheme; True leaves ``https://`` what it is.
+        Headers of both are sent; for a name in both, the keyword's. ``insecure=False`` requires TLS for any scheme of the
+        endpoint; True does not change ``https://``.
 
-        Raises ValueError naming a bad keyword, its value (never that of a header) and what is allowed.
+        Raises ValueError with a bad keyword, its value (never that of a header) and the allowed values.
         """
         source = _Source(os.environ if environ is None else environ)
         chosen = source.take("protocol", protocol)
@@ -114,21 +114,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """How batches wait and are handed to an exporter; the names are those of OpenTelemetry's BatchSpanProcessor.
+    """Limits of an export queue, named as in OpenTelemetry's BatchSpanProcessor.
 
-    Raises ValueError naming a value that is not above 0.
+    Raises ValueError for a value that is not above 0.
     """
 
     schedule_delay_millis: float = 5_000.0
-    """Between two drains of the recorder; the queue itself hands on at once what it is given."""
+    """Time between two drains of the recorder; the queue itself exports without delay."""
     max_export_batch_size: int = 512
     """Spans per call of an exporter that does not take a SpanList whole."""
     max_queue_size: int = 10_000_000
-    """Spans that may wait. By default more than the bytes allow: OpenTelemetry's default, 2,048, would not hold one training step."""
+    """Limit of queued spans. By default the bytes are the limit: OpenTelemetry's default, 2,048 spans, is less than one training step."""
     export_timeout_millis: float = 30_000.0
-    """For one batch, with exporters that can be told."""
+    """Time for one batch, for exporters that accept a timeout."""
     max_queue_bytes: int = 256 << 20
-    """Memory that may wait, in bytes: this is what an outage is made up for from."""
+    """Limit of the queued spans' memory, in bytes: spans of an outage are buffered up to it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -170,7 +170,7 @@ class _Source:
         return VARIABLES[option].given(None if value == "" else value, self._environ)
 
     def endpoint(self, protocol: str, value: str | None, insecure: bool | None) -> tuple[str, bool]:
-        """The endpoint, and whether it goes without TLS."""
+        """Returns the endpoint, and whether it is used without TLS."""
         option = VARIABLES["endpoint"]
         if protocol == HTTP:
             for_all = replace(option, variable=option.general, general="", check=_http_endpoint_of_all)
@@ -219,7 +219,7 @@ def _message_size(value: Any) -> int:
 
 
 def _headers(value: HeadersArgument, names: str) -> tuple[dict[str, str], list[str]]:
-    """The headers, names in lower case, and what is wrong with those that are none. No value is ever told."""
+    """Returns the headers, with names in lower case, and the errors of bad ones, never with their values."""
     headers, problems = {}, []
     for number, (name, text) in enumerate(_header_pairs(value), start=1):
         key = str(name).lower()
@@ -242,7 +242,7 @@ def _header_pairs(value: HeadersArgument) -> list[tuple[str, str]]:
 
 
 def _header(item: str) -> tuple[str, str]:
-    """One item of a list; the name is empty where it is no header."""
+    """Parses an item of a list of headers; the name is empty if it is not a header."""
     name, equals, value = item.partition("=")
     if re.fullmatch(_ENCODED_ITEM, item):
         name, value = unquote(name), unquote(value)

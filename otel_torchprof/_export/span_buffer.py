@@ -52,7 +52,7 @@ _MOST_JOINED = 10_000
 
 
 class TraceCapacity:
-    """Remaining capacity of traces. For one thread at a time, except :meth:`join`."""
+    """Remaining capacity of traces. Not thread-safe, except :meth:`join`."""
 
     def __init__(self) -> None:
         self._spent: OrderedDict[bytes, int] = OrderedDict()
@@ -110,7 +110,7 @@ _MOST_ASKED = 1 << 12
 
 
 class TailSampler:
-    """The tail sampler of one recording. For one thread at a time, but for :meth:`ask`."""
+    """The tail sampler of one recording. Not thread-safe, except :meth:`ask`."""
 
     def __init__(self, rules: SelectionRules) -> None:
         self._keeps_all = rules.keep_all
@@ -183,7 +183,7 @@ class Pieces(NamedTuple):
 
     table: SpanTable
     trace_group: npt.NDArray[np.uint64]
-    """Of each span."""
+    """Trace group of each span."""
     open_roots: Collection[int]
     """Trace groups that continue and have no synthetic root."""
     enclosing: npt.NDArray[np.uint64]
@@ -193,11 +193,11 @@ class Pieces(NamedTuple):
     steps: Mapping[int, StepSpan]
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
-    """Those that have ended; their spans are in the table."""
+    """Roots that have ended; their spans are in the table."""
     failed: Collection[int] = ()
     """Trace groups in which something failed."""
     final: bool = False
-    """Nothing more will come."""
+    """Whether this is the last drain."""
 
 
 class _Outcome(enum.Enum):
@@ -214,7 +214,7 @@ def _alone() -> int:
 
 
 class SpanBuffer:
-    """Buffers the spans of one recording until they are sent. For one thread at a time, except ``sampler.ask()``.
+    """Buffers the spans of one recording until they are sent. Not thread-safe, except ``sampler.ask()``.
 
     Args:
         rules: rules of tail sampling, and size limits.
@@ -247,7 +247,7 @@ class SpanBuffer:
         self._past: OrderedDict[int, _Outcome] = OrderedDict()
         self._figures: Counter[str] = Counter()
         self.dropped = 0
-        """Spans that were buffered and went with a call of :meth:`decide` that failed."""
+        """Number of buffered spans that failed calls of :meth:`decide` dropped."""
 
     @property
     def budget(self) -> Budget:
@@ -423,7 +423,7 @@ class SpanBuffer:
         limits = np.array([(b.max_spans, b.max_bytes) for b in budgets], dtype=np.int64).reshape(-1, 2)
         return limits[:, 0], limits[:, 1]
 
-    def _looked_at(
+    def _decide_groups(
         self, pieces: Pieces, rows: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> Iterator[SpanTable]:
         table, enclosing = pieces.table, pieces.enclosing[pieces.table.trace]
@@ -449,12 +449,12 @@ class SpanBuffer:
                 parts, key, pieces.steps.get(key), 0 if own is None else int(enclosing[own[0]])
             )
             in_parts = key in self._sent_early
-            if (decided := self._decided(trace_group, sampled, was_buffered=key in buffered)) is None:
+            if (spans := self._spans_to_send(trace_group, sampled, was_buffered=key in buffered)) is None:
                 continue
             if trace_group.is_segment or not trace_group.enclosing or in_parts:
-                yield decided
+                yield spans
             else:
-                below.setdefault(trace_group.enclosing, []).append(decided)
+                below.setdefault(trace_group.enclosing, []).append(spans)
         for key, own in _groups(enclosing, rows[~singly]):
             below.setdefault(key, []).append(taken(table, own))
         for key, parts in below.items():
@@ -509,10 +509,10 @@ class SpanBuffer:
 
     # ---- processing of trace groups ----
 
-    def _decided(
+    def _spans_to_send(
         self, trace_group: _TraceGroupSpans, sampled: Mapping[int, bool], *, was_buffered: bool
     ) -> SpanTable | None:
-        """The spans to send of a trace group; None for none."""
+        """Returns the spans of a trace group to send; None for none."""
         table, key = trace_group.table, trace_group.target.span_id
         if key in self._past:
             return self._late(trace_group, self._past[key])
@@ -555,7 +555,7 @@ class SpanBuffer:
         budget = self._budget_of(trace_id)
         if trace_group.enclosing:
             left = self._capacity.left(trace_id, budget.max_spans)
-            is_linked = target.span_id in self._sent_early  # by the parts that went before
+            is_linked = target.span_id in self._sent_early  # by the parts that were sent before
             if left < len(trace_group.table) and left * _MIN_CAPACITY_DIVISOR < budget.max_spans and not is_linked:
                 above = target._replace(span_id=int(trace_group.table.parent_span_id[at]))
                 return self._reduced(trace_group, budget, target=above)
@@ -614,7 +614,7 @@ class SpanBuffer:
             key = late.pop() if late else max(sizes, key=sizes.__getitem__)
             del sizes[key]
             trace_group = _TraceGroupSpans.of(self._buffered.pop(key), key, self._running.get(key), 0)
-            if trace_group.at is not None:  # the root has ended, and something below it has not: the root goes last
+            if trace_group.at is not None:  # the root has ended, but not all descendants: the root is sent last
                 self._buffered[key] = [taken(trace_group.table, np.array([trace_group.at]))]
                 trace_group = trace_group._replace(
                     table=taken(trace_group.table, np.delete(np.arange(len(trace_group.table)), trace_group.at)),
@@ -667,7 +667,7 @@ def _lasts(tables: Sequence[SpanTable]) -> int:
 
 
 def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
-    """For each entry, the first one with the same id: the span of a step and its events may have different entries."""
+    """Returns for each entry the first one with the same id: a step span and its events may have different entries."""
     known: dict[bytes, int] = {}
     raw = trace_ids.tobytes()
     first = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
@@ -675,7 +675,7 @@ def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
 
 
 def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
-    """The rows of each trace group, rising."""
+    """Yields the rows of each trace group, rising."""
     if not len(rows):
         return
     order = rows[np.argsort(trace_group[rows], kind="stable")]
@@ -685,7 +685,7 @@ def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _in_one_trace(table: SpanTable) -> SpanTable:
-    """The table with only one entry for its trace."""
+    """Returns the table with a single entry for its trace."""
     if len(table.trace_ids) == 1:
         return table
     return replace(
@@ -704,12 +704,12 @@ def bounded(
     new_trace_id: Callable[[], int],
     new_span_id: Callable[[], int],
 ) -> SpanTable:
-    """The spans of a profile, each trace of them within the budget; the table itself where all are.
+    """Returns the spans of a profile with every trace within the size limit; the table itself if all are.
 
     Args:
-        table: of a whole recording; its synthetic roots come first, and all are below the same span or below none.
-        root: of each span the id of its synthetic root.
-        budget: of each trace.
+        table: spans of a whole recording, synthetic roots first; all roots have the same parent, or none.
+        root: for each span, the id of its synthetic root.
+        budget: size limit of each trace.
         new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
         new_span_id: as ``generate_span_id``.
     """

@@ -217,7 +217,7 @@ class SelectionRules(NamedTuple):
 
 
 class SlowDetector:
-    """Detects slow durations among those of the same name. For one thread at a time; memory is bounded.
+    """Detects slow durations among those of the same name. Not thread-safe; memory is bounded.
 
     Args:
         quantile: quantile of recent durations above which one is slow; with too few durations, three times their median.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from otel_torchprof.config import Option
 
 
-# Every standard variable, in one table: who reads it in which use, and what it means for torch's spans and metrics.
-# Those that this package reads itself are in :mod:`.variables`; here they are together with those that the SDK reads.
+# All standard variables in one table: the reader in each kind of use, and the meaning for torch's spans and metrics.
+# Includes the variables that this package reads, from :mod:`.variables`, and those that the SDK reads.
 # The documentation is made of it, and a misspelt variable is compared with it.
 
 US = "us"
@@ -31,16 +31,16 @@ NOT = "—"
 
 @dataclass(frozen=True)
 class VariableRow:
-    """Variables of one meaning, of which the first that is set counts."""
+    """Variables with the same meaning; the first one that is set is used."""
 
     names: tuple[str, ...]
     default: str
     zero_code: str
-    """Who reads it under ``opentelemetry-instrument``: :data:`US`, :data:`SDK` or, where it has no effect, :data:`NOT`."""
+    """Reader under ``opentelemetry-instrument``: :data:`US`, :data:`SDK`, or :data:`NOT` if it has no effect."""
     in_code: str
-    """... where a program makes its providers and calls ``instrument()``."""
+    """Reader if a program creates its providers and calls ``instrument()``."""
     alone: str
-    """... where a program profiles and has no provider."""
+    """Reader if a program profiles without a provider."""
     meaning: str
     argument: str = ""
 
@@ -215,7 +215,7 @@ _OF_METRICS = (
 
 
 def standard_names() -> frozenset[str]:
-    """All that matter for torch's spans and metrics."""
+    """Returns all variables that affect torch's spans and metrics."""
     return frozenset(name for rows in SECTIONS.values() for row in rows for name in row.names)
 
 
@@ -265,14 +265,14 @@ _SPECIFIED = frozenset(
         *(f"OTEL_EXPORTER_PROMETHEUS_{name}" for name in ("HOST", "PORT")),
     }
 )
-"""All that OpenTelemetry specifies, which nobody warns of: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
-and, of OTLP, https://opentelemetry.io/docs/specs/otel/protocol/exporter/; earlier and experimental names too."""
+"""All variables that OpenTelemetry specifies; these cause no warning. See https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+and, for OTLP, https://opentelemetry.io/docs/specs/otel/protocol/exporter/. Includes earlier and experimental names."""
 _OF_PYTHON = (
     "opentelemetry.environment_variables",
     "opentelemetry.sdk.environment_variables",
     "opentelemetry.instrumentation.environment_variables",
 )
-"""Modules that have one constant for each variable that OpenTelemetry for Python reads besides."""
+"""Modules with a constant for each further variable of OpenTelemetry for Python."""
 
 
 _OF_A_SERVICE = "_SERVICE_HOST"
@@ -283,11 +283,11 @@ _SERVICE_LINK = re.compile(
 
 
 class UnknownVariable(NamedTuple):
-    """A variable that is set, and that nobody reads."""
+    """A variable that is set but never read."""
 
     name: str
     fault: str
-    """In words, with the name."""
+    """The fault as text, with the name."""
     hint: str
     """Similar known variables; may be empty."""
 
@@ -304,7 +304,7 @@ def _of_ours(name: str) -> UnknownVariable | None:
     if not (word.startswith(_OUR_WORD) or nearest(word, (_OUR_WORD,))):
         return None
     meant = nearest(rest, _NAMES)
-    if not meant and word != _OUR_WORD:  # somebody else's
+    if not meant and word != _OUR_WORD:  # a variable of other software
         return None
     return _unknown(name, "this package's", meant and _NAMES[meant])
 
@@ -318,7 +318,7 @@ def _of_opentelemetry(name: str) -> UnknownVariable | None:
 
 
 def _service_links(environ: Mapping[str, str]) -> set[str]:
-    """The variables by which Kubernetes tells each pod of a Service, which may be called ``otel-torchprof``."""
+    """Returns the variables that Kubernetes sets in each pod for a Service, which may be called ``otel-torchprof``."""
     services = [name.removesuffix(_OF_A_SERVICE) for name in environ if name.endswith(_OF_A_SERVICE)]
     return {
         name
@@ -330,7 +330,7 @@ def _service_links(environ: Mapping[str, str]) -> set[str]:
 
 @once
 def warn_of_unknown_variables() -> None:
-    """Warns once of variables of the process that nobody reads. Who starts something that reads others calls it first."""
+    """Warns once of variables of the process that are never read. Called first by everything that reads variables."""
     for _, fault, hint in unknown_variables():
         warn_once(f"{fault}, and has no effect{hint and '; '}{hint}")
 
@@ -340,11 +340,11 @@ def _unknown(name: str, whose: str, meant: str) -> UnknownVariable:
 
 
 def _our_names() -> Iterator[tuple[str, str]]:
-    """By what somebody may write behind the prefix: how it is written."""
+    """Yields pairs of a likely spelling after the prefix, and the correct variable."""
     for option in config.OPTIONS:
         short = option.variable.removeprefix(_OURS)
         yield short, option.variable
-        if option.key:  # as variables of their own they would be called so
+        if option.key:  # spelled as a variable of its own
             part, key = f"{option.variable}={option.key}=...", option.key.upper()
             yield from ((key, part), (f"{short}_{key}", part))
 

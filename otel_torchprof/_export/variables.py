@@ -104,4 +104,4 @@ _TABLE = (
 )
 
 VARIABLES: Mapping[str, Option] = {option.argument: option for option in _TABLE}
-"""By argument."""
+"""Variables by argument."""

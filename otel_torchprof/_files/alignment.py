@@ -96,13 +96,13 @@ class Clock(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """How far it is ahead of the reference, at the median of its collectives."""
+        """Time by which it is ahead of the reference, at the median of its collectives."""
         origin = self.lines[0].origin if self.lines else 0
         return origin - self.corrected(origin)
 
     @property
     def drift(self) -> float:
-        """How much faster it runs, as a fraction."""
+        """Rate by which it runs faster, as a fraction."""
         return math.fsum(line.drift for line in self.lines)
 
 

@@ -282,7 +282,7 @@ class FileOutline(Interpreted):
         self._labels: dict[Hashable, str] = {}
         self._of_file = MergedProcess()
         self.problems: list[str] = []
-        """What could not be read."""
+        """Messages about unreadable parts."""
 
     def add_member(self, name: str, value: Any) -> None:
         """Reads the time base and the rank."""
@@ -437,7 +437,7 @@ class MergeResult(NamedTuple):
     ranks: tuple[str, ...]
     """One line about the clock of each rank."""
     problems: tuple[str, ...]
-    """What could not be read."""
+    """Messages about unreadable parts."""
 
 
 def merge(

@@ -49,19 +49,19 @@ class LastMoment(NamedTuple):
 
 def last_moments(contents: Contents) -> tuple[list[LastMoment], int]:
     """The last moments of all threads but this package's own, the most recently active first; and the number of events."""
-    threads: dict[int, _Seen] = {}
+    threads: dict[int, _ThreadState] = {}
     count = 0
     for batch in contents.events(SLICE_BYTES):
         count += len(batch)
         for index in distinct_values(batch["thread"]).tolist():
             rows = np.flatnonzero(batch["thread"] == index)
             thread = int(batch["id"][rows[0]]) >> THREAD_AT  # the recorder's id, since the system reuses thread ids
-            threads.setdefault(thread, _Seen(batch.threads[index])).add(batch, rows, contents)
-    moments = [seen.moment(contents) for seen in threads.values() if not seen.is_own]
+            threads.setdefault(thread, _ThreadState(batch.threads[index])).add(batch, rows, contents)
+    moments = [thread.moment(contents) for thread in threads.values() if not thread.is_own]
     return sorted(moments, key=lambda moment: moment.idle_seconds), count
 
 
-class _Seen:
+class _ThreadState:
     """The state of a thread after the events read so far."""
 
     def __init__(self, thread: RecordedThread) -> None:
@@ -97,7 +97,7 @@ class _Seen:
 
 
 def python_line(contents: Contents, os_tid: int) -> str:
-    """Where Python was on a thread when a hang was detected: ``train.py:41 load_batch``; empty if unknown."""
+    """Returns the Python line of a thread when a hang was detected: ``train.py:41 load_batch``; empty if unknown."""
     parts = re.split(r"^Thread ", contents.stacks, flags=re.MULTILINE)[1:]
     own = [part for part in parts if part.startswith(f"{os_tid} ")]
     for path, line, function in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', own[0] if own else "", re.MULTILINE):

@@ -33,7 +33,7 @@ class Reading(NamedTuple):
     """Result of reading a file."""
 
     problems: list[str]
-    """What could not be read; empty if all was."""
+    """Messages about unreadable parts; empty if there are none."""
     left_out: Counter[str]
     """Number of records that are no events, by kind."""
 

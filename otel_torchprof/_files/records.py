@@ -99,7 +99,7 @@ class RecordReading:
         self._unusable = 0
         self._first = ""
         self.problems: list[str] = []
-        """What could not be read; complete after the iteration."""
+        """Errors of unreadable records; complete after the iteration."""
         self.members_left_out = 0
         """Number of ignored members of a Chrome trace's document."""
         self.first_left_out: list[str] = []

@@ -35,11 +35,11 @@ _RELEVANT = sum(1 << part for part in (*RELEVANT, Part.GENERATE, Part.EVALUATING
 
 
 class Foresight:
-    """For one thread at a time, the one that drains, but for :meth:`stop`.
+    """Predicts the next steps of a loop. Only for the draining thread, except :meth:`stop`.
 
     Args:
-        session: that leaves steps out.
-        every: of so many steps one is selected, those whose numbers divide by it.
+        session: session that leaves steps out.
+        every: one of so many steps is selected: those with a number divisible by it.
     """
 
     def __init__(self, session: Session, every: int) -> None:

@@ -252,7 +252,7 @@ class LiveRecording:
         """Turns reported ends of steps into steps: on the drain thread, or at once on the thread of the loop."""
         with self._marks_lock:
             for mark in self.marks.take():
-                self.segments.say(mark, self._contexts.number_of(mark.context))
+                self.segments.report(mark, self._contexts.number_of(mark.context))
 
     def _mute_roots(self, is_muted: bool) -> None:
         if self._mute is not None and is_muted != self._roots_muted:
@@ -527,7 +527,7 @@ class LiveRecording:
 
 
 def _next_slice(used: int, events: int) -> int:
-    """How many bytes of records to drain next, after a drain of ``used`` bytes with ``events`` events.
+    """Returns the bytes of records to drain next, after a drain of ``used`` bytes with ``events`` events.
 
     A drain costs at least 6 ms of Python. If nearly all records belong to another session, such as the operators of a black box
     beside ``detail="steps"``, many small drains held the GIL for a tenth of the time. At most four times the usual bytes, since

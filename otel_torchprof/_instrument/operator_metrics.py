@@ -165,7 +165,7 @@ _AMOUNTS = (
 
 
 class StepDurations:
-    """The histograms ``torch.step.duration`` and ``torch.phase.duration``. For one thread at a time.
+    """The histograms ``torch.step.duration`` and ``torch.phase.duration``. Not thread-safe.
 
     Args:
         meter: meter of the histograms.
@@ -210,7 +210,7 @@ class StepDurations:
 class ThinnedDurations:
     """Records durations of steps within an overhead budget: steps that would exceed it are left out.
 
-    For one thread at a time.
+    Not thread-safe.
     """
 
     def __init__(self, durations: StepDurations, share: float, now: float) -> None:

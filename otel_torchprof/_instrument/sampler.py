@@ -120,7 +120,7 @@ class Comparison:
 
 
 class Sampler:
-    """Decides when recording begins and ends. For one thread at a time.
+    """Decides when recording begins and ends. Not thread-safe.
 
     Records segments: a step, or several short ones of 20 ms together; without steps, windows. The cost of a segment is the
     cost of its events and the time to drain them. The cost of an event is the larger of its cost in a tight loop and the

@@ -37,7 +37,7 @@ _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
 class StepRule(NamedTuple):
-    """What ends a step: a learned rule, ``step()`` of the program, an optimizer, or the next batch of a loader."""
+    """Rule that ends a step: a learned one, ``step()`` of the program, an optimizer, or the next batch of a loader."""
 
     is_program: bool = False
     """Whether only ``step()`` ends a step."""
@@ -84,7 +84,7 @@ class HeldBatch(NamedTuple):
 
 
 class StepSegments:
-    """The segments of one recording. For one thread at a time, except :meth:`say`.
+    """The segments of one recording. Not thread-safe, except :meth:`report`.
 
     Segments have two sources, merged in order of time: reports, and a rule that is learned while there are no reports. A framework
     reports its loop from begin to end; the rule for loops before and after it is learned anew for each. ``step()`` of the program
@@ -121,14 +121,14 @@ class StepSegments:
         self._tokens = PhaseTokens(began)
         self._given = rule
         self._cycle: StepCycle | None = rule.cycle()
-        """What learns; None when the program says where steps end."""
-        self._said: deque[tuple[StepMark, int]] = deque()
-        self._said_lock = threads.RLock()  # a signal handler may shut down in the middle
+        """Learns the rule; None if the program marks the ends of steps."""
+        self._reports: deque[tuple[StepMark, int]] = deque()
+        self._reports_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._is_in_loop = self._had_loop = False
         """Whether a framework's loop runs, and whether one has run."""
         self._evaluation: StepMark | None = None
-        """Begin of the latest evaluation that a framework reported outside of a training loop."""
-        self._evaluates = self._is_said = False
+        """Start of the latest evaluation that a framework reported outside of a training loop."""
+        self._evaluates = self._is_own_segment = False
         """Whether that evaluation runs, and whether it is a segment of its own."""
         self._learned_from = self._revisions = self._missing = 0
         self._later: list[Token] = []
@@ -167,23 +167,23 @@ class StepSegments:
     @property
     def begins_at(self) -> int:
         """Begin of the framework's loop that waits for earlier events, Unix ns; NEVER if none waits."""
-        with self._said_lock:
-            return self._said[0][0].time_ns if self._said else NEVER
+        with self._reports_lock:
+            return self._reports[0][0].time_ns if self._reports else NEVER
 
-    def say(self, mark: StepMark, context: int) -> None:
+    def report(self, mark: StepMark, context: int) -> None:
         """Takes a report by the program or a framework of what ends and what begins, in a context. Thread-safe."""
-        with self._said_lock:
-            self._said.append((mark, context))
+        with self._reports_lock:
+            self._reports.append((mark, context))
             is_of_program = not mark.change.is_of_loop
             if is_of_program or self._is_in_loop or self._cycle is None:
-                self._change_as_said(everything=is_of_program)
+                self._apply_reports(everything=is_of_program)
 
-    def _change_as_said(self, *, everything: bool = False) -> None:
+    def _apply_reports(self, *, everything: bool = False) -> None:
         """Applies reports up to the begin of the next loop, which waits for earlier events; with ``everything``, all."""
         is_first = True
-        while self._said and (is_first or everything or self._is_in_loop or self._cycle is None):
-            self._change(*self._said[0])
-            self._said.popleft()
+        while self._reports and (is_first or everything or self._is_in_loop or self._cycle is None):
+            self._change(*self._reports[0])
+            self._reports.popleft()
             is_first = False
 
     def _change(self, mark: StepMark, context: int) -> None:
@@ -267,13 +267,13 @@ class StepSegments:
             if begins_at == NEVER or (begins_at > known_until and not final):
                 self._later = tokens
                 return
-            with self._said_lock, without_yielding():
-                if cycle is self._cycle and (self._evaluates or self._said[0][0].change.is_evaluation):
-                    self._evaluate(cycle, *self._said.popleft())
+            with self._reports_lock, without_yielding():
+                if cycle is self._cycle and (self._evaluates or self._reports[0][0].change.is_evaluation):
+                    self._evaluate(cycle, *self._reports.popleft())
                 elif cycle is self._cycle:
-                    if not self._said[0][0].change.ends_step:
+                    if not self._reports[0][0].change.ends_step:
                         self._apply(cycle, cycle.finish(begins_at))
-                    self._change_as_said()
+                    self._apply_reports()
         self._later = []
 
     def _is_learned_from(self, token: Token) -> bool:
@@ -288,9 +288,9 @@ class StepSegments:
         """
         now = mark.time_ns
         if begins := not self._evaluates or self._evaluation is None:
-            self._evaluation, self._is_said = mark, not cycle.has_trained
+            self._evaluation, self._is_own_segment = mark, not cycle.has_trained
         self._evaluates, begun = not mark.change.ends_loop, self._evaluation or mark
-        if not self._is_said:  # its time is its id, which differs from the small ids of events
+        if not self._is_own_segment:  # its time is its id, which differs from the small ids of events
             end = NEVER if self._evaluates else now
             token = Token(begun.time_ns, Part.EVALUATION, 0, begun.time_ns, end, begun.thread, context)
             self._note([token])

@@ -1,1 +1,1 @@
-"""The table: what the columns say. Parents, spans and links, steps and phases, self times and sums, inputs, memory, devices."""
+"""Computes tables from columns: parents, spans and links, steps and phases, self times and sums, inputs, memory, devices."""

@@ -42,7 +42,7 @@ class Averages:
     amounts: Mapping[str, Array]
     """Sums of what else was given to be added up, by the same names."""
     peaks: Mapping[str, Array]
-    """Largest values of what was given to be compared, by the same names."""
+    """Largest values of the columns passed as ``peaks``, by name."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -55,17 +55,16 @@ class Averages:
         amounts: Mapping[str, Array] | None = None,
         peaks: Mapping[str, Array] | None = None,
     ) -> Averages:
-        """Groups the events of a view; costs 15 ns per event and no memory that grows with them.
+        """Groups the events of a view; costs 15 ns per event, and memory per group only.
 
-        Each of ``splits`` holds a small number per event and splits the groups by it; any split costs 10 ns per event, or sorts, at 85
-        ns, where there are many more numbers than events.
-        Each of ``amounts`` is a column over the events that is added up too, in its own type; of each of ``peaks``, whose values
-        are not negative, the largest is taken.
+        Each of ``splits`` has a small number per event, by which groups are split. A split costs 10 ns per event; with many more
+        numbers than events it sorts, for 85 ns per event. Each of ``amounts`` is a column over the events to sum in its own type;
+        for ``peaks``, which must not be negative, the group gets the largest value.
         As in torch, an operator and a label of the same name are two groups.
         """
         named = _Groups(view)
         groups, bound = _split(view, named, splits) if splits else (named, named.bound)
-        # Names that no amount has.
+        # "" and " own" cannot collide with names of amounts.
         columns = {"": view.duration, " own": view.self_time, **(amounts or {})}
         sums = grouped(groups, bound, len(view), columns, peaks)
         total, self_time = sums.amounts.pop(""), sums.amounts.pop(" own")
@@ -89,7 +88,7 @@ def grouped(
     amounts: Mapping[str, Array],
     peaks: Mapping[str, Array] | None = None,
 ) -> EventGroups:
-    """Sums of ``amounts`` and largest values of ``peaks`` over the rows of each group, which is a number below ``bound``."""
+    """Returns the sums of ``amounts`` and the largest ``peaks`` of each group; groups are numbers below ``bound``."""
     first, count = np.full(bound, -1, dtype=np.int64), np.zeros(bound, dtype=np.int64)
     sums, largest = (
         {name: np.zeros(bound, dtype=column.dtype) for name, column in given.items()}
@@ -100,7 +99,7 @@ def grouped(
         group = groups[block]
         new = np.flatnonzero(first[group] < 0)
         if new.size:
-            # Written from the last to the first: of several in one group the first stays. (np.unique would sort.)
+            # In reverse, so that the first row of each group is written last, and stays. np.unique would sort.
             first[group[new[::-1]]] = new[::-1] + begin
         count += np.bincount(group, minlength=bound)
         for name, column in amounts.items():
@@ -114,9 +113,9 @@ def grouped(
 
 
 class _Groups:
-    """The group of each event by name and sort, worked out when a block of them is asked for.
+    """The group of each event by name and kind, computed on demand for a block of events.
 
-    Groups that a process has many more of than the view has events are numbered anew.
+    Groups are renumbered if the process has many more of them than the view has events.
     """
 
     def __init__(self, view: TreeView) -> None:
@@ -154,13 +153,13 @@ def _split(view: TreeView, groups: _Groups, splits: Sequence[Array]) -> tuple[Ar
     return codes, len(used)
 
 
-# ---- sums that outlive what they are made of: bounded by the number of names, never by that of events ----
+# ---- Running sums: their size is bounded by the number of names, not of events ----
 
 
 Key = TypeVar("Key")
 
 MAX_NAMES = 10_000
-"""Different names of spans that have sums of their own; the others share one entry."""
+"""Span names with sums of their own; further names share one entry."""
 OTHER_NAMES = "(other spans)"
 
 
@@ -183,13 +182,13 @@ AMOUNTS = len(Average._fields) - 2
 
 
 class NamedSums(Generic[Key]):
-    """The numbers of an :class:`Average` by key, in the order in which the keys first came. For one thread at a time.
+    """The numbers of an :class:`Average` by key, in the order of first occurrence. Not thread-safe.
 
-    The sums are Python's integers: no file can make them overflow. Adding costs about 0.6 µs.
+    Sums are Python integers, which no file can make overflow. Adding costs about 0.6 µs.
 
     Args:
-        other: the key of the entry for all that get none.
-        admits: whether a new key gets an entry, given what it comes with. Default: always.
+        other: key of the entry for all keys without one of their own.
+        admits: whether a new key with its first amounts gets an entry. Default: always.
     """
 
     def __init__(self, other: Key, admits: Callable[[Key, Sequence[int]], bool] | None = None) -> None:
@@ -222,26 +221,25 @@ class NamedSums(Generic[Key]):
         return place
 
 
-# ---- operators, of which a bounded number has sums of its own: what metrics are made of ----
+# ---- Sums of operators for metrics; a bounded number of operators has sums of its own ----
 
 
 OTHER = "other"
-"""The name that stands for all operators without an entry of their own."""
+"""Name of the entry for all operators without an entry of their own."""
 
 _LATE_SHARE = 0.01
-"""Share of all self time that an operator needs to get one of the entries reserved for operators that come late."""
+"""Share of all self time that an operator needs to get one of the entries reserved for late operators."""
 
 
 class OperatorSums:
-    """Sums by operator that only grow; for one thread at a time.
+    """Sums by operator that only grow. Not thread-safe.
 
-    An operator that has an entry keeps it, so that what is read is never less than before. Of those that come first, the
-    ones with the most self time get four fifths of the entries; the last fifth is kept for operators that come later and
-    have at least 1 % of all self time so far. What an operator did before it got its entry stays with :data:`OTHER`.
-    Labels are not counted, they have no bound; what ran inside of them is.
+    An operator keeps its entry, so that no sum ever decreases. The first operators get four fifths of the entries, those with the most
+    self time first; the last fifth is reserved for later operators with at least 1 % of all self time so far. Calls before an
+    operator got its entry stay with :data:`OTHER`. Labels are not counted, since their number has no bound; operators inside them are.
 
     Args:
-        most: how many operators have an entry.
+        most: number of entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -285,7 +283,7 @@ class OperatorSums:
             return False
         if entries < self._at_once:
             return True
-        # Names are few, or else not worth memory: one of very many has less than its share anyway.
+        # Usually there are few names; one of very many will hardly reach the share.
         if name not in self._without_entry and len(self._without_entry) >= 100 * self._most:
             self._without_entry.clear()
         so_far = self._without_entry[name] = self._without_entry.get(name, 0) + amounts[2]
@@ -303,14 +301,14 @@ class OperatorSums:
         return view if child_time is None else view.without_child_time(child_time)
 
 
-# ---- averages over the life of a process ----
+# ---- Averages over the life of a process ----
 
 
 class RunningAverages:
-    """Sums over batches, and over spans of the application. Thread-safe; reading costs a microsecond per name."""
+    """Sums over batches, and over application spans. Thread-safe; reading costs a microsecond per name."""
 
     def __init__(self) -> None:
-        self._lock = threads.RLock()  # a signal handler may ask in the middle
+        self._lock = threads.RLock()  # a signal handler may read in the middle
         self._groups = NamedSums(0)
         self._spans = NamedSums(OTHER_NAMES, lambda _name, _amounts: len(self._spans) < MAX_NAMES)
         self._device_type: int | None = None

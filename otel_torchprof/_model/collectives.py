@@ -1,7 +1,7 @@
-"""Collectives: what they are called, their ids on every rank, and their links from rank to rank.
+"""Collectives: names, span ids on every rank, and links between ranks.
 
-A collective is one piece of work that several ranks do together: each has a span of its own for its part. Their ids are
-computed from what all of them know (group, number, step), so that each links to the others without a message.
+Several ranks take part in a collective, each with a span for its part. The span ids are computed from data that all ranks have (group, number,
+step), so that each rank can link to the others without communication.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 1 << 16
 """Collectives whose ids are remembered, for children that come in later drains."""
 _STEPS = 8
-"""Steps of which the sends and receives are counted at a time: some may be drained after the step has ended."""
+"""Steps with counts of sends and receives at a time; some are drained after their step has ended."""
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -61,7 +61,7 @@ def ranks_in(text: str, size: int) -> tuple[int, ...]:
 
 
 class GroupRanks(Protocol):
-    """What a process knows of the other ranks."""
+    """The other ranks, as known to a process."""
 
     def collective_span(
         self, group: str, sequence: int, rank: int, step: int, operation: str = ""
@@ -69,7 +69,7 @@ class GroupRanks(Protocol):
         """Trace and span id of any rank's part in a collective; None where the ranks have no ids in common."""
 
     def linked_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """To which of a group's ranks this one's part in a collective links: not to itself, nor to who exports nothing."""
+        """Returns the ranks of a group to which this rank's part in a collective links: not itself, and only exporting ranks."""
 
 
 class _OpenCollective(NamedTuple):
@@ -131,7 +131,7 @@ class _Links(NamedTuple):
 
 
 class LiveCollectives:
-    """The collectives of one recording, drain after drain. For one thread at a time; memory is bounded.
+    """The collectives of one recording, drain after drain. Not thread-safe; memory is bounded.
 
     Args:
         ranks: of the run; None: every process is on its own.

@@ -1,4 +1,4 @@
-"""How much of the work ran in compiled graphs: the operators that count, and those of them that were captured, as columns."""
+"""Columns with the number of operators, and of those that ran in compiled graphs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Captured(NamedTuple):
     """One entry per row of a batch."""
 
     counts: Mask
-    """The top-level operators: what the program called, and nothing that these called themselves."""
+    """Mask of the top-level operators, which the program called itself."""
     captured: Mask
     """The counted operators that ran in a compiled region."""
     region: Mask
@@ -50,14 +50,13 @@ class Captured(NamedTuple):
 
 
 def captured(batch: Batch, *, parent: npt.NDArray[np.int64] | None = None, graph_labels_only: bool = False) -> Captured:
-    """Which of a batch's operators ran in compiled regions.
+    """Returns masks of a batch's operators, and of those that ran in compiled regions.
 
-    Operators are what torch calls so, and backward functions: no labels, modules, Python frames and no utility operators of
-    torch's profiler, nor what ran while dynamo compiled. ``graph_labels_only``: only what
-    ``fx_insert_profiling`` put its label around is a region. ``parent``: of the rows and then of ``batch.opens``, by position
-    among them; by default the batch's own.
+    Operators are torch's operators and backward functions, without the utility operators of torch's profiler and those that ran
+    while dynamo compiled. ``graph_labels_only``: only events inside labels of ``fx_insert_profiling`` are in regions. ``parent``: parents of the
+    rows, then of ``batch.opens``, as positions among both; default: those of the batch.
 
-    Costs some 50 ns per event. Pure; safe from any thread.
+    Costs some 50 ns per event. Thread-safe.
     """
     rows = len(batch)
     name, operator = batch["name"], _operators(batch)
@@ -162,7 +161,7 @@ def _regions(names: Names) -> Mask | None:
 
 def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
     """Mask of the rows below a row of ``mask``."""
-    # Chains of parents are cut at rows of the mask: a row is inside if its chain ends at one.
+    # Chains of parents end at rows of the mask: a row is inside if its chain ends at one.
     nearest = top_level(np.where(mask, -1, parent))
     is_inside: Mask = mask[nearest[parent]] & (parent >= 0)
     return is_inside

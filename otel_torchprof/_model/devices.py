@@ -136,15 +136,15 @@ def covered_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
 
 
 DRAINED_NS = 10_000
-"""A device that comes to a mark this soon after it was made had nothing else to do: the two clocks agree to some microseconds."""
+"""A device that reaches a timing event within this time after its creation was idle; the clocks agree to some microseconds."""
 
 
 def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Ns of each segment (Unix ns) in which devices had done all that they had been given, and waited for the host to give more.
+    """Returns for each segment (Unix ns) the ns in which devices had finished all work, and waited for the host.
 
-    Known where a mark is made: a device that comes to it at once had nothing to do before, since the last mark that it came to or
-    that was made, or for a part of that time. So it is what it is at most. Marks of other threads and streams that a device has not
-    come to say that it is not so. NaN of a segment in which no mark was made.
+    Computed at timing events: a device that reaches one at once was idle before, at most since the last timing event that it reached or that
+    was created. So the result is an upper limit. Timing events of other threads and streams that a device has not reached show
+    that it was not idle. NaN for a segment without timing events.
     """
     devices = batch.devices
     timed = None if devices is None else timed_rows(batch)
@@ -160,7 +160,7 @@ def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
     since = np.minimum(np.maximum(made[:-1], latest[:-1]), made[1:])
     is_drained = latest[1:] - made[1:] < DRAINED_NS
     sums = np.cumsum(np.where(is_drained, made[1:] - since, 0))
-    # How much is drained from the first mark to any moment: nothing more up to `since`, then all up to the mark.
+    # Drained time from the first timing event to each moment: constant up to `since`, then rising up to the next event.
     moments = np.column_stack((since, made[1:])).ravel() - made[0]
     known = np.column_stack((np.concatenate(([0], sums[:-1])), sums)).ravel()
     at = [np.interp(edge - made[0], moments, known) for edge in (starts, ends)]
@@ -169,7 +169,7 @@ def drained_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.
 
 
 def _streams(devices: Mapping[str, Array]) -> npt.NDArray[np.int64]:
-    """A small number for the stream of each pair. What follows each other mostly is on one stream: only the changes are sorted."""
+    """Returns a small number for the stream of each pair. Consecutive pairs are mostly on one stream: only changes are sorted."""
     columns = [devices[name] for name in ("device_type", "device_index", "stream")]
     changes = np.zeros(len(columns[0]) - 1, dtype=np.bool_)
     for column in columns:
@@ -193,7 +193,7 @@ def _nearest(parent: Array, stream: Array, timed: Array) -> npt.NDArray[np.int64
     return nearest
 
 
-# ---- where some events are left out: their times go to the nearest enclosing event that remains ----
+# ---- Views without some events: device times of these go to the nearest ancestor that remains ----
 
 _PRIVATE_USE = 20
 _NAMES = {
@@ -215,7 +215,7 @@ class DisplayedTimes(NamedTuple):
     """One entry per event of a view, ns."""
 
     own: npt.NDArray[np.int64]
-    """The time outside its child events; 0 for asynchronous events, whose time is what is around them's."""
+    """Time outside of child events; 0 for asynchronous events, whose time counts for their enclosing event."""
     total: npt.NDArray[np.int64]
     """With all events that the view has inside of it."""
 
@@ -230,7 +230,7 @@ def displayed_times(view: TreeView, times: DeviceTimes | None = None) -> Display
     if row_times is None:
         return None
     displayed = _displayed(view, row_times.own)
-    # Only times that are given know of children that are in no row.
+    # Only passed times include children that are in no row.
     before = 0 if times is None else _displayed(view, _left_over(view.batch, times))
     return DisplayedTimes(displayed, add_to_parents(view.parent, displayed + before))
 
@@ -264,11 +264,11 @@ def _left_over(batch: Batch, times: DeviceTimes) -> npt.NDArray[np.int64]:
     return left_over
 
 
-# ---- slices that can be drawn: on whose stream, on which lane, from when to when ----
+# ---- Slices for display: stream, lane, start and end ----
 
 Numbers = npt.NDArray[np.int64]
 
-# Sums of a great many of these still are numbers of 64 bits.
+# Small enough that sums of very many fit into 64 bits.
 _LATEST = 1 << 62
 _LONGEST = 1 << 53
 
@@ -301,7 +301,7 @@ class DeviceSlices(NamedTuple):
 
 
 def device_slices(batch: Batch) -> DeviceSlices | None:
-    """The slices of all pairs whose event is in the batch; None where there is none. Pure.
+    """Returns the slices of all pairs whose event is in the batch; None if there are none.
 
     Costs some 0.3 us per slice, and more for those that overlap on many lanes. Raises MemoryError.
     """
@@ -385,7 +385,7 @@ def _delay_on_stream(start: Numbers, end: Numbers, early: Numbers) -> Numbers:
     return np.repeat(moved - begin, np.diff(np.append(first, len(start))))
 
 
-# ---- energy in a segment of time, from readings of the devices' counters ----
+# ---- Energy in a segment of time, from readings of the devices' counters ----
 
 
 def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.float64] | None:
@@ -404,19 +404,19 @@ def joules_between(batch: Batch, starts: Array, ends: Array) -> npt.NDArray[np.f
 
 
 def curves_of(energy: Mapping[str, Array]) -> Iterator[tuple[int, tuple[Array, Array]]]:
-    """For each device its index, and its readings as (time, joules) in order of time."""
+    """Yields for each device its index, and its readings as (time, joules), by time."""
     for index in distinct_values(energy["device_index"]).tolist():
         rows = np.flatnonzero(energy["device_index"] == index)
         rows = rows[np.argsort(energy["time"][rows], kind="stable")]
-        # A late reading of an earlier time cannot have consumed more than a later one.
+        # Energy never decreases: corrects readings whose time is too early.
         yield index, (energy["time"][rows], np.maximum.accumulate(energy["joules"][rows]))
 
 
 def interpolated(times: Array, joules: Array, starts: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Joules in each segment, along one curve of readings; NaN where it does not reach, or the segment ends before it starts."""
+    """Returns joules in each segment from one device's readings; NaN if these do not cover it, or it ends before it starts."""
     if len(times) == 0:
         return np.full(np.broadcast(starts, ends).shape, np.nan)
-    # Relative to the first: doubles do not hold today's Unix time in ns to the last one.
+    # Relative to the first: a double cannot represent Unix ns exactly.
     first = times[0]
     known = (starts >= first) & (ends <= times[-1]) & (starts <= ends)
     at = [np.interp((bound - first).astype(np.float64), times - first, joules) for bound in (starts, ends)]

@@ -1,12 +1,12 @@
-"""Floating-point operations of events, from their names and inputs, when they are asked for.
+"""Computes floating-point operations of events from their names and inputs, on request.
 
 For the operators that torch's profiler counts (``with_flops=True``: ``aten::mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mul``,
 ``add``, ``conv2d``) the numbers are torch's, its conventions included: a multiplication and an addition are two operations,
-biases and scaling factors are none, elementwise operators count their first input, and all is modulo 2**64.
+biases and scaling factors do not count, elementwise operators count their first input, and counts are modulo 2**64.
 
-Beyond torch: convolutions of other dimensions, transposed ones and those whose padding is a text, attention, and the
-backward passes of both. Of these the top-level event counts, and only where nothing that torch counts as a product of
-matrices or a convolution lies inside of it or around it, so that sums over events stay right.
+In addition to torch: convolutions of other dimensions, transposed ones and ones with padding as text, attention, and the
+backward passes of both. Of nested ones only the top-level event counts, and only if no matrix product or convolution that torch counts is
+inside it or encloses it, so that sums over events are right.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Array = npt.NDArray[Any]
 _WRAP = 1 << 64
 
 
-class _NotCountable(Exception):  # noqa: N818 - no error, an answer
+class _NotCountable(Exception):  # noqa: N818 - not an error, a result
     """The inputs are not of the kind that the formula is for."""
 
 
-# ---- reading inputs ----
+# ---- Reading inputs ----
 
 
 def _shape(inputs: Sequence[Input], index: int, dims: int | None = None) -> list[int]:
@@ -71,7 +71,7 @@ def _flag(inputs: Sequence[Input], index: int) -> bool:
     return index < len(inputs) and inputs[index].kind is InputKind.BOOL and bool(inputs[index].value)
 
 
-# ---- what torch counts ----
+# ---- Operators that torch counts ----
 
 
 def _elementwise(inputs: Sequence[Input]) -> int:
@@ -96,7 +96,7 @@ def _mm(inputs: Sequence[Input]) -> int:
 
 
 def _addmm(inputs: Sequence[Input]) -> int:
-    """Inputs: what is added, (M, K), (K, N). The addition is not counted."""
+    """Inputs: summand, (M, K), (K, N). The addition is not counted."""
     _shape(inputs, 0)
     return _product(_shape(inputs, 1), _shape(inputs, 2))
 
@@ -111,7 +111,7 @@ def _bmm(inputs: Sequence[Input]) -> int:
 
 
 def _baddbmm(inputs: Sequence[Input]) -> int:
-    """Inputs: what is added, (B, M, K), (B, K, N). The addition is not counted."""
+    """Inputs: summand, (B, M, K), (B, K, N). The addition is not counted."""
     _shape(inputs, 0)
     return _batched(_shape(inputs, 1), _shape(inputs, 2))
 
@@ -145,14 +145,14 @@ def _torchs_conv2d(inputs: Sequence[Input]) -> int:
     return count % _WRAP // (groups % _WRAP)
 
 
-# ---- what torch does not count ----
+# ---- Operators that torch does not count ----
 
 
 def _split(inputs: Sequence[Input], index: int) -> tuple[int, list[int], list[int]]:
     """Batch size, sizes in space and shape of the weight; an input without a batch dimension is a batch of one."""
     weight = _shape(inputs, index + 1)
     shape = _shape(inputs, index)
-    if len(weight) < 3:  # noqa: PLR2004 - two of channels, at least one in space
+    if len(weight) < 3:  # noqa: PLR2004 - two dimensions of channels, at least one spatial
         raise _NotCountable
     if len(shape) == len(weight) - 1:
         shape = [1, *shape]
@@ -206,7 +206,7 @@ def _convolution_backward(inputs: Sequence[Input]) -> int:
 def _attention_sizes(inputs: Sequence[Input], index: int) -> tuple[int, int, int]:
     """L * S of all heads, and the widths of keys and values; queries may have more heads than keys."""
     query, key, value = (_shape(inputs, index + i) for i in range(3))
-    if min(len(query), len(key), len(value)) < 2:  # noqa: PLR2004 - a matrix each
+    if min(len(query), len(key), len(value)) < 2:  # noqa: PLR2004 - matrices
         raise _NotCountable
     return prod(query[:-1]) * key[-2], query[-1], value[-1]
 
@@ -270,10 +270,9 @@ def _counted(formula: Callable[[Sequence[Input]], int] | None, inputs: Sequence[
 
 
 def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
-    """Floating-point operations per row; 0 for what has none, and where inputs were not recorded.
+    """Returns floating-point operations per row; 0 for operators without a formula or recorded inputs.
 
-    Costs some 50 ns for each event of an operator that has a formula, and some microseconds for each that differs in its
-    inputs; a few ns for all others.
+    Costs some 50 ns per event of an operator with a formula, some microseconds per distinct inputs, and a few ns per other event.
     """
     flops = np.zeros(len(batch), dtype=np.uint64)
     if not has_inputs(batch):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array, Batch
 
 EVALUATION = "autograd::engine::evaluate_function: "
-"""Prefix of the autograd engine's event around each backward function; torch's lists give it that function's numbers."""
+"""Prefix of the autograd engine's event around each backward function; torch's lists give the event the numbers of that function."""
 
 
 def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -26,14 +26,13 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     (``retain_graph``).
 
     Torch gives a backward function the sequence number of its graph node and the id of the thread that made the node.
-    An operator records the number that the *next* node of its thread will have, so every operator that surrounds or
-    comes shortly before the making of a node carries the node's number; the one that made it is the latest to start.
-    Hence: same number, ``torch_tid`` of the thread equal to ``fwd_thread``, not itself a backward function, latest
-    start not after that of the backward function (of equal starts the deeper row). An operator *inside* a backward
+    An operator records the number that the *next* node of its thread will have, so every operator that encloses or shortly
+    precedes the creation of a node has the node's number; the one that created it is the latest to start. Hence: same number, ``torch_tid`` of the thread equal to ``fwd_thread``, not itself a backward function, latest
+    start not after that of the backward function (with equal starts, the deeper row). An operator *inside* a backward
     function is a candidate like any other: there activation checkpointing runs the forward again, and ``create_graph``
     makes the nodes of the second derivative. Without either, gradients are off there and operators carry no number.
 
-    O(n log n) in the events that have a sequence number. Pure; safe from any thread.
+    O(n log n) in the events that have a sequence number. Thread-safe.
     """
     if not has_backward(batch):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -43,12 +42,12 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 
 
 def has_backward(batch: Batch) -> bool:
-    """Whether there is a backward function, without which nothing is to be paired."""
+    """Whether the batch has a backward function."""
     return bool((batch["scope"] == Scope.BACKWARD_FUNCTION).any())
 
 
 class NumberedEvents(NamedTuple):
-    """The events that have an autograd sequence number and a thread to go with it; one entry each."""
+    """The events with an autograd sequence number and a known thread; one entry each."""
 
     row: npt.NDArray[np.int64]
     number: npt.NDArray[np.int64]
@@ -58,13 +57,13 @@ class NumberedEvents(NamedTuple):
     backward: npt.NDArray[np.bool_]
 
     def at(self, which: npt.NDArray[Any]) -> NumberedEvents:
-        """The events at the given positions, or where the mask is true."""
+        """Returns the events at the given positions, or where the mask is true."""
         return NumberedEvents(
             self.row[which], self.number[which], self.made_on[which], self.start[which], self.backward[which]
         )
 
     def followed_by(self, other: NumberedEvents) -> NumberedEvents:
-        """These, then the others."""
+        """Returns these events, then those of ``other``."""
         return NumberedEvents(
             np.concatenate((self.row, other.row)),
             np.concatenate((self.number, other.number)),
@@ -75,7 +74,7 @@ class NumberedEvents(NamedTuple):
 
 
 def numbered_events(batch: Batch) -> NumberedEvents:
-    """The events of a batch that can be one end of a pair, in the order of their rows."""
+    """Returns the events of a batch that can be in a pair, in the order of their rows."""
     rows = np.flatnonzero((batch["sequence_nr"] >= 0) & (batch["kind"] != Kind.PHASE))
     backward = batch["scope"][rows] == Scope.BACKWARD_FUNCTION
     torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
@@ -86,10 +85,10 @@ def numbered_events(batch: Batch) -> NumberedEvents:
 
 
 def latest_forward(events: NumberedEvents) -> NumberedEvents:
-    """Of events in the order of their rows: the forward operators that a backward function which begins later can be paired with.
+    """Returns the forward operators with which later backward functions can be paired. ``events`` are in the order of their rows.
 
-    Operators of a thread that have one number, with no other between them, are candidates for the same backward function, which
-    belongs to the last. Where gradients are on but nothing needs any, that is one of all operators.
+    Consecutive operators of a thread with the same number are candidates for the same backward function; the last one is its
+    operator. If gradients are on but nothing needs any, one operator of all remains.
     """
     at = np.flatnonzero(~events.backward)
     number, made_on = events.number[at], events.made_on[at]
@@ -99,11 +98,11 @@ def latest_forward(events: NumberedEvents) -> NumberedEvents:
 
 
 def pair(events: NumberedEvents) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Positions of forward operators and of their backward functions, sorted by the latter."""
+    """Returns the positions of forward operators and of their backward functions, sorted by the latter."""
     if not events.backward.any():
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     # In this order the forward operator of a backward function is the last one before it, if that has the same key. The
-    # sort is stable, so of equal starts the later row, which is the deeper one, comes last.
+    # sort is stable: with equal starts the later row, which is deeper, is last.
     numbers = distinct_values(events.number[events.backward])
     nearest = numbers[np.minimum(np.searchsorted(numbers, events.number), len(numbers) - 1)]
     can_be = np.flatnonzero(nearest == events.number)
@@ -122,7 +121,7 @@ def pair(events: NumberedEvents) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 
 def numbered_rows(batch: Batch) -> Array:
-    """For each row, the row whose autograd numbers torch shows: itself; for the engine's event, the backward function inside.
+    """Returns for each row the row whose autograd numbers torch displays: itself, or for the engine's event the backward function inside.
 
     Torch copies the numbers when a profile ends, for two consecutive events of a thread.
     """

@@ -45,15 +45,15 @@ class Forest:
     """Context of each node; None if contexts were not recorded."""
     name: npt.NDArray[np.uint32]
     parent: npt.NDArray[np.int64]
-    """Node of its parent, -1 for none."""
+    """Parent of each node; -1 for none."""
     enclosing: npt.NDArray[np.int64]
-    """Node that was open around it on its thread, whatever the context and however long it lasts; -1 for none."""
+    """Node that encloses it on its thread, regardless of context and duration; -1 for none."""
     beyond: npt.NDArray[np.int64]
-    """Nodes whose parent ended in an earlier drain, and therefore is no node here."""
+    """Nodes whose parent ended in an earlier drain, and so is not among the nodes."""
     beyond_parents: Ids
     """Event ids of the parents of ``beyond``."""
     decided: OpenEventInfo
-    """For the next drain."""
+    """Parents of the open events, for the next drain."""
 
     def __len__(self) -> int:
         return len(self.id)
@@ -70,7 +70,7 @@ class Forest:
 
     @property
     def row_parent(self) -> npt.NDArray[np.int32]:
-        """For each row the row of its parent; -1 where that is none or outside of the batch."""
+        """For each row the row of its parent; -1 for none, or if it is not in the batch."""
         parent = self.parent[: self.rows]
         if len(parent) == len(self.parent):
             return parent.astype(np.int32, copy=False)
@@ -78,29 +78,29 @@ class Forest:
 
 
 def of_nodes(batch: Batch, column: str) -> Array:
-    """A column of the rows of a batch, then of the events that are open; not a copy where none is."""
+    """Returns a column of the rows of a batch, then of its open events; without a copy if there are none."""
     own, opened = batch[column], getattr(batch.opens, column)
     return np.concatenate((own, opened)) if len(opened) else own
 
 
 def ends_of_nodes(batch: Batch) -> npt.NDArray[np.int64]:
-    """When each row ended, then :data:`NEVER` for each event that is open."""
+    """Returns the end of each row, then :data:`NEVER` for each open event."""
     return np.concatenate((batch["end"], np.full(len(batch.opens), NEVER))) if len(batch.opens) else batch["end"]
 
 
 def contexts_of_nodes(batch: Batch) -> npt.NDArray[np.uint32] | None:
-    """The contexts of rows and open events; None when the recording did not follow contexts."""
+    """Returns the contexts of rows and open events; None if contexts were not recorded."""
     return of_nodes(batch, "context") if "context" in batch.columns else None
 
 
 def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array | None], Array] | None) -> Forest:
-    """Builds the forest of a batch and its open events. Parents in ``decided``, from the drain before, stay.
+    """Builds the forest of a batch and its open events. Parents in ``decided``, from the previous drain, stay.
 
     The recorder's parent is the event that was open on the thread. That may belong to another task of the thread, or span many steps.
     So the parent here is the nearest enclosing event that has the same context, had not ended when the event began and, if it spans
     more than one whole step, began in the same step. An event without such a parent is a root.
 
-    ``step_of`` maps times and contexts to step numbers, with one number for all that are in no step. None: no event spans more than a
+    ``step_of`` maps times and contexts to step numbers, with one number for times outside of steps. None: no event spans more than a
     whole step. Costs a few numpy passes.
     """
     rows, ids = len(batch), of_nodes(batch, "id")
@@ -137,7 +137,7 @@ def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array
 
 
 def top_level(parent: Array) -> npt.NDArray[np.int64]:
-    """For each node its top-level ancestor, or itself.
+    """Returns for each node its top-level ancestor, or itself.
 
     By pointer doubling: the number of rounds is the logarithm of the depth.
     """
@@ -150,7 +150,7 @@ def top_level(parent: Array) -> npt.NDArray[np.int64]:
 
 
 def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
-    """For each node the node that was open around it when it began; -1 for none, and where it ended in an earlier drain."""
+    """Returns for each node the node that enclosed it at its start; -1 for none, or if it ended in an earlier drain."""
     rows, opens = len(batch), batch.opens
     enclosing = np.empty(len(ids), dtype=np.int64)
     enclosing[:rows] = batch["parent"]
@@ -173,7 +173,7 @@ def _nearest(enclosing: Array, holds: Callable[[Array, Array | slice], Array]) -
 
 
 def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> OpenEventInfo:
-    """For the open events. ``far``: of each the id of a parent that ended in an earlier drain, or 0."""
+    """Returns the parents of the open events. ``far``: for each the id of a parent that ended in an earlier drain, or 0."""
     outer = enclosing[rows:]
     while (ended := (outer >= 0) & (outer < rows)).any():
         outer = np.where(ended, enclosing[outer], outer)
@@ -185,7 +185,7 @@ def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> 
 
 
 def _nodes(ids: Ids, rows: int, requested: Ids) -> npt.NDArray[np.int64]:
-    """The index of each requested id in ``ids``, most of them after the first ``rows``; -1 for missing ids, and for 0."""
+    """Returns the index of each requested id in ``ids``, mostly after the first ``rows``; -1 for missing ids, and for 0."""
     nodes = positions_of(ids[rows:], requested)
     nodes[nodes >= 0] += rows
     lost = np.flatnonzero((nodes < 0) & (requested != 0))

@@ -25,13 +25,13 @@ Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 DETAILS = ("modules", "ops", "frames")
-"""How much of a recording becomes spans: modules and labels; operators too; calls too."""
+"""Levels of detail: modules and labels become spans; also operators; also calls."""
 
 _ADDRESS = re.compile(rb" at 0x[0-9a-fA-F]+")
 
 
 def check_detail(detail: str) -> None:
-    """Raises ValueError for what is none of them."""
+    """Raises ValueError unless ``detail`` is in :data:`DETAILS`."""
     if detail not in DETAILS:
         raise ValueError(f"detail is {detail!r}; it must be one of {', '.join(map(repr, DETAILS))}")
 
@@ -46,10 +46,10 @@ class Displayed(NamedTuple):
 
 
 def displayed(batch: Batch, detail: str) -> Displayed:
-    """The events of a batch that become spans at a detail, each under the nearest of them that was open around it.
+    """Returns the events of a batch that become spans at a level of detail; the parent is the nearest enclosing one of them.
 
-    Where the hooks of modules report a thread, calls of modules are theirs, which have the full names; the tracer's are left out.
-    Costs a few numpy passes, and nothing where neither calls were recorded nor less than the default is wanted.
+    On threads with events from the hooks of modules, which have full names, the tracer's calls of modules are left out. Costs a few
+    numpy passes; nothing if no calls were recorded and the level is the default or higher.
     """
     is_frame = frames_of(batch)
     left_out = _left_out(batch, is_frame, detail)
@@ -60,16 +60,16 @@ def displayed(batch: Batch, detail: str) -> Displayed:
 
 
 def module_calls(names: Names, of: Array) -> Mask:
-    """Mask of the names (given by index) that are calls of modules."""
+    """Returns a mask of the names (by index) that are calls of modules."""
     by_name = names.matching((), (MODULE_PREFIX,))
     return np.zeros(len(of), dtype=np.bool_) if by_name is None else by_name[of]
 
 
 def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
-    """Spans of C functions without addresses in their names: ``<built-in method relu of Tensor object>``.
+    """Removes addresses from the names of C functions: ``<built-in method relu of Tensor object>``.
 
-    There should be few names of spans, and the same in every process. ``table`` is of ``batch``, and its names begin with the
-    batch's.
+    Span names should be few, and equal in all processes. ``table`` has the spans of ``batch``, and its names begin with those of
+    the batch.
     """
     is_frame = batch["kind"] == Kind.FRAME
     if not is_frame.any():
@@ -89,7 +89,7 @@ def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
 
 
 def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
-    """Mask of the rows that do not become spans; None if all do."""
+    """Returns a mask of the rows that do not become spans; None if all do."""
     kind = batch["kind"]
     if detail == "modules":
         left_out: Mask = (kind == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
@@ -104,7 +104,7 @@ def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
 
 
 def _reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
-    """Which rows are calls of modules on threads of which the hooks tell: those that the recording follows, while calls are of all."""
+    """Returns a mask of the tracer's calls of modules on threads that also have events from the hooks of modules."""
     has_hooks = np.zeros(len(batch.threads), dtype=np.bool_)
     has_hooks[batch["thread"][batch["kind"] == Kind.MODULE]] = True
     if not has_hooks.any():
@@ -113,7 +113,7 @@ def _reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
 
 
 def _callers(batch: Batch, is_frame: Mask) -> npt.NDArray[np.uint32] | None:
-    """By row, the name of the nearest ancestor that is no C function, if it is a Python function; else 0."""
+    """Returns by row the name of the nearest ancestor that is no C function, if it is a Python function; else 0."""
     info = batch.frame_info
     if info is None or not info.functions:
         return None

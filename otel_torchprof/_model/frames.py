@@ -47,10 +47,9 @@ def frames_of(batch: Batch) -> npt.NDArray[np.bool_] | None:
 
 
 def nested_parents(parent: Array, start: Array, end: Array) -> Array:
-    """Parents of rows if the end of an event also ended all that is open inside it, as in torch's stacks.
+    """Returns parents of rows such that the end of an event also ends all open events in it, as in torch's stacks.
 
-    A label that is entered by a function ends later than that function; what comes in between is inside the label, but not
-    inside the function.
+    A label that a function enters may end after that function: events in between are inside the label, but not inside the function.
     """
     outlives = (parent >= 0) & (end > end[parent])
     affected = np.flatnonzero(_any_outwards(outlives, parent))
@@ -103,7 +102,7 @@ def levels(enclosing: Array) -> list[Array]:
 
 
 def with_info(batch: Batch, info: FrameInfo) -> Batch:
-    """The batch with the facts of what is called in it, out of those of all that was called since the tracer came."""
+    """Returns the batch with the metadata of the objects called in it, selected from all that the tracer has noted."""
     is_frame = frames_of(batch)
     if is_frame is None:
         return replace(batch, frame_info=FrameInfo(since=info.since))
@@ -172,10 +171,10 @@ def without_frames(batch: Batch) -> Batch:
 
 
 class ShortFrames:
-    """Takes calls that took less than some time out of the batches of one recording, in the order of its drains.
+    """Removes short calls from the batches of one recording, in the order of its drains.
 
-    What is in them hangs under what is around them. Unfinished ones stay, and those that an earlier batch reported as open:
-    what was inside them then is said to be so. Not thread-safe: a recording is drained by one thread at a time.
+    Their children move to their parents. Unfinished calls stay, and so do calls that an earlier batch reported as open, as
+    they are the parents of events in that batch. Not thread-safe.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -195,7 +194,7 @@ class ShortFrames:
         return without(batch, short)
 
 
-# ---- the Python stack of every event, from the calls around it: a number per event, equal where the stacks are ----
+# ---- Python stack of every event, from its enclosing calls: a code per event, equal for equal stacks ----
 
 Codes = npt.NDArray[np.int64]
 
@@ -300,19 +299,19 @@ def plain_stacks(batch: Batch) -> tuple[Codes, Stacks]:
 
 
 def _own_codes(batch: Batch, is_displayed: npt.NDArray[np.bool_]) -> tuple[Codes, Stacks]:
-    """Per row, the code of the displayed calls around it."""
+    """Returns per row the code of its enclosing displayed calls."""
     caller = lifted(nested_parents(batch["parent"], batch["start"], batch["end"]), ~is_displayed)
     frames = np.flatnonzero(is_displayed)
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
     position[frames] = np.arange(len(frames))
     used, name = distinct(batch["name"][frames])
     inside, outer, entry = _grown(position[caller[frames]], name, len(used))
-    code_within = np.append(inside, 0)  # the last: of what has no call around it
+    code_within = np.append(inside, 0)  # last: code of events without an enclosing call
     return code_within[position[caller]], Stacks(outer, np.append(0, used[entry]).astype(np.int64), batch.names)
 
 
 def _grown(enclosing: Array, name: Array, names: int) -> tuple[Codes, Codes, Codes]:
-    """Per call, the code of the stack inside it; per code, the code of the outer stack and (from code 1) the innermost name.
+    """Returns per call the code of the stack inside it; per code, the code of the outer stack and (from code 1) the innermost name.
 
     The tree is made level by level, the top-level calls first.
     """

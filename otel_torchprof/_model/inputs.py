@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .tree import TreeView
 
-# ---- the words in which inputs are kept (``otp_input_kind`` in ``record_format.h``), by row and over whole columns ----
+# ---- Reading the words that encode inputs (``otp_input_kind`` in ``record_format.h``), by row and by column ----
 
 Array = npt.NDArray[Any]
 
@@ -213,7 +213,7 @@ _type_name = functools.cache(input_type_name)
 """Torch's name for the type of an input, by its header without the upper half."""
 
 
-# ---- whole columns ----
+# ---- Whole columns ----
 
 
 def _words(batch: Batch, rows: Array | None = None) -> InputWords:
@@ -268,8 +268,8 @@ def text_ids(batch: Batch, kind: InputKind, rows: Array | None = None) -> npt.ND
 def kept(batch: Batch, what: InputKept, written: int = -1) -> Batch:
     """Removes parts of the inputs that were recorded only for other recordings.
 
-    ``written``: what torch was asked for, by anybody. The same arrays where there is nothing to take away, which takes 30 ns per event to
-    see where somebody wanted more.
+    ``written``: all properties that any recording requested. Returns the same arrays if there is nothing to remove; if other recordings
+    requested more, this check takes 30 ns per event.
     """
     if not has_inputs(batch):
         return batch
@@ -286,7 +286,7 @@ def kept(batch: Batch, what: InputKept, written: int = -1) -> Batch:
     return replace(batch, columns=columns, inputs=words if what else None, kept=int(what))
 
 
-# ---- as torch's profiler shows them ----
+# ---- Inputs as torch's profiler displays them ----
 
 
 Shape = list[int]
@@ -394,9 +394,9 @@ class DistinctInputs:
         self._read: dict[int, Inputs] = {}
 
     def texts(self, parts: InputPart, make: Callable[[Inputs], Any]) -> tuple[npt.NDArray[np.int32], list[str]]:
-        """By number a code that is equal where ``str`` of what is made is, and that text for every code; code 0: the empty list.
+        """Returns by number a code, equal for equal ``str(make(inputs))``, and the text of each code; code 0: the empty list.
 
-        ``parts`` says of what ``make`` makes it: of numbers that are equal in these only one is asked.
+        ``parts``: the parts of the inputs that ``make`` reads; it is called once for numbers that are equal in these.
         """
         texts = {"[]": 0}
         if not has_inputs(self._batch):

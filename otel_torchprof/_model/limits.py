@@ -1,8 +1,8 @@
-"""OpenTelemetry's span limits on a table of spans: how many attributes and links a span has, how long texts are.
+"""Applies OpenTelemetry's span limits to a table of spans: number of attributes and links, length of texts.
 
-What a limit takes away is counted on the span, as OTLP wants it. Of too many, the first are kept, as the specification
-says ("if adding an attribute would exceed the limit, it is discarded"); the Python SDK throws out the oldest instead, in
-favour of what is set later, which columns have no notion of. The counts are the same either way.
+Dropped attributes and links are counted on the span, as OTLP requires. The first ones are kept, as the specification says ("if adding an
+attribute would exceed the limit, it is discarded"). The Python SDK drops the oldest instead; columns do not know which were set later.
+The counts are the same.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- How large a trace may be ----
+# ---- The size limit of a trace ----
 
 
 class Budget(NamedTuple):
-    """The most that a trace may be."""
+    """Size limit of a trace."""
 
     max_spans: int = 5_000
-    """At least 2: a root and a span."""
+    """At least 2: a root and one span."""
     max_bytes: int = 4_000_000
-    """Of its spans as OTLP. A span that is larger still goes, in a trace without others."""
+    """Bytes of the spans as OTLP. A single larger span is sent too, alone in a trace."""
     short: float | None = None
-    """Seconds; what took longer is neither aggregated nor collapsed. None: the trace group's duration / ``max_spans``, which a picture of
-    it cannot show."""
+    """Seconds; longer spans are neither aggregated nor collapsed. None: the trace group's duration / ``max_spans``, too short to be visible
+    in a display of the trace."""
 
     def allows(self, spans: int, size: int) -> bool:
-        """Whether so many spans of so many bytes are within it."""
+        """Whether ``spans`` spans of ``size`` bytes are within the limit."""
         return spans <= self.max_spans and size <= self.max_bytes
 
     def less(self, spans: int, size: int) -> Budget:
-        """The budget minus ``spans`` and ``size`` bytes, but room for at least one span."""
+        """Returns the limit minus ``spans`` and ``size`` bytes, but at least one of each."""
         return self._replace(max_spans=max(self.max_spans - spans, 1), max_bytes=max(self.max_bytes - size, 1))
 
 
-# ---- How many bytes each span of a table takes as OTLP, without encoding it ----
+# ---- Size of spans as OTLP, without encoding them ----
 
 
 LINK_SIZE = 35
@@ -60,7 +60,7 @@ _WIDEST = 10
 
 
 def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
-    """Bytes of each span in an OTLP message: what the encoder writes, or a little more where a name is no valid UTF-8.
+    """Returns the bytes of each span in an OTLP message: those that the encoder writes, or a little more if a name is not valid UTF-8.
 
     Costs a numpy pass or two per attribute, and some 0.1 µs per name that is not ASCII.
     """
@@ -85,9 +85,9 @@ def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
 
 
 def most_bytes(table: SpanTable, spans: int) -> int:
-    """Upper bound of the bytes of ``spans`` spans of the table, with all texts as long as the longest.
+    """Returns an upper bound of the bytes of ``spans`` spans of the table, as if all texts were as long as the longest.
 
-    Looks at no span, but counts how many have an attribute: costs some 0.1 µs per name.
+    Reads no span, only how many have each attribute: costs some 0.1 µs per name.
     """
     table = narrowed(table)
     text = int(_field(_text_sizes(table.names.flat()).max(initial=0)))
@@ -117,7 +117,7 @@ def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array | int:
 
 
 def _field(size: Any) -> Any:
-    """A field of so many bytes with its tag and length; an empty one is counted though it is left out."""
+    """Returns the size of a field with its tag and length. Counts empty fields too, which are not written."""
     return size + 1 + _varint(size)
 
 
@@ -136,7 +136,7 @@ def _varint(values: Any) -> Any:
 
 
 def _text_sizes(names: Names) -> npt.NDArray[np.int64]:
-    """Bytes of each name once what is no UTF-8 has been replaced, each byte by three."""
+    """Returns the bytes of each name after each byte that is not UTF-8 is replaced by three."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     foreign = np.flatnonzero(names.data[: ends[-1] if len(ends) else 0] >= _NO_ASCII)
@@ -152,14 +152,14 @@ def _text_sizes(names: Names) -> npt.NDArray[np.int64]:
 def limited(
     table: SpanTable, *, max_attributes: int | None, max_links: int | None, max_attribute_length: int | None
 ) -> SpanTable:
-    """The same spans within limits, each None or not negative: those of the SDK's SpanLimits for spans.
+    """Returns the spans within the limits of the SDK's SpanLimits, each None or not negative.
 
     A span keeps its first ``max_attributes`` attributes in the order of the table and its first ``max_links`` links; the
     others are counted in ``dropped_attributes`` and ``dropped_links``. Texts of attributes keep their first
     ``max_attribute_length`` characters. Names of spans have no limit.
 
-    Where nothing exceeds a limit the table itself is returned, after a look at its columns and the lengths of its names;
-    else only what changes is copied. Thread-safe.
+    If nothing exceeds a limit, returns the table itself after a check of its columns and the lengths of its names;
+    else copies only the columns that change. Thread-safe.
     """
     if max_attributes is not None and len(table.attributes) > max_attributes:
         table = _fewer_attributes(table, max_attributes)
@@ -190,7 +190,7 @@ def _fewer_attributes(table: SpanTable, most: int) -> SpanTable:
 def _fewer_links(table: SpanTable, most: int) -> SpanTable:
     rows = np.ascontiguousarray(
         table.links["row"]
-    )  # ascending: of more than so many, one has its equal so many places before it
+    )  # ascending: a span with more than ``most`` links has the same row ``most`` places apart
     if (rows[most:] != rows[: len(rows) - most]).all():
         return table
     before_it = np.arange(len(rows)) - np.searchsorted(rows, rows)

@@ -1,10 +1,10 @@
 """Assigns traces, parents, span ids and links to the events of a live recording, drain by drain.
 
-The place of a top-level event holds for its whole tree, even if later drains bring parts of it. The first of these rules applies:
+Trace and parent of a top-level event apply to its whole tree, even to parts in later drains. The first of these rules applies:
 
 1. It began in a step, and its context is none or one of the training loop's: its parent is the span of that step.
-2. Its context stands for a span that was open when it began: that span is its parent.
-3. It is an operator: its parent is a root that the operators of one thread share for a second (``operator_roots``).
+2. Its context is that of a span that was open when it began: that span is its parent.
+3. It is an operator: its parent is a root that the operators of a thread share for a second (``operator_roots``).
 4. It is the root of a new trace, for which the sampler was called.
 
 If the span of its context had ended before it began, rule 3 or 4 applies, and the root links to that span.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- Times of devices over many drains: an event ends in another drain than what ran inside of it ----
+# ---- Device times over several drains: an event may end in a later drain than its children ----
 
 
 _STREAM = ("device_type", "device_index", "stream")
@@ -66,10 +66,9 @@ class _EventStream(NamedTuple):
 
 
 class LiveDevices:
-    """Times of devices of the events of one recording, drain after drain. For one thread at a time.
+    """Computes device times of the events of one recording, drain by drain. Not thread-safe.
 
-    Memory does not grow with the events: what is remembered is of what is open. A pair that comes in a later drain than its
-    event is not counted.
+    Stores only data of open events, so memory does not grow with the number of events. A pair in a later drain than its event is not counted.
     """
 
     def __init__(self) -> None:
@@ -161,15 +160,15 @@ def _never_ended(_context: int) -> int | None:
 
 
 class LiveTrees:
-    """Places the events of one recording, drain after drain. For one thread at a time.
+    """Assigns trace, parent and span id to the events of one recording, drain by drain. Not thread-safe.
 
-    Only open events are remembered, so memory does not grow with the number of events.
+    Stores only open events, so memory does not grow with the number of events.
 
     Args:
         key: key of the span ids, the same for the whole recording.
         steps: the steps known so far.
-        new_trace: asked for the trace of a top-level event that has no place: its name, -1, and None.
-        current_span: the span that a context stands for, and when it began.
+        new_trace: creates the trace of a top-level event that is a root, from its name, -1, and None.
+        current_span: returns the span of a context, and its start.
         ended: latest possible end of that span, Unix ns; None while it is open.
         calls: rules for omitting calls; None to omit none.
         collectives: the known collectives.
@@ -246,15 +245,15 @@ class LiveTrees:
         return placed
 
     def ended_roots(self, watermark: int, *, final: bool) -> Sequence[StepSpan]:
-        """The shared roots of operators that have ended, again until :meth:`forget_roots`.
+        """Returns the ended shared roots of operators; repeatedly, until :meth:`forget_roots`.
 
-        ``watermark``: Unix ns; all that began earlier was placed. ``final``: nothing more will come.
+        ``watermark``: Unix ns; all earlier events are placed. ``final``: there are no more events.
         """
         busy = {trace_group.step for trace_group in self._places.values() if trace_group.step is not None}
         return self._operators.ended(watermark, busy, final=final)
 
     def forget_roots(self, ended: Sequence[StepSpan]) -> None:
-        """These were sent."""
+        """Drops ended roots after they were sent."""
         self._operators.forget(ended)
 
     def _span_ids(self, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -344,7 +343,7 @@ class LiveTrees:
             if times is not None and span is not None and span.phases is not None:
                 span.phases.add(times, number)
 
-    # ---- which trace group ----
+    # ---- Trace groups ----
 
     def _trace_groups(
         self, trees: Forest, batch: Batch, steps: Sequence[Step]
@@ -449,7 +448,7 @@ class LiveTrees:
         trace_groups += [TraceGroup(span.trace, span.span_id, False, span) for span in spans]
 
     def _positions(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
-        """Which of the steps each time lies in, -1 where the context is not one of the steps'."""
+        """Returns the index of the step at each time; -1 for contexts that are not those of steps."""
         if not steps:
             return np.full(len(times), -1, dtype=np.int64)
         starts = np.array([step.start for step in steps], dtype=np.int64)
@@ -466,7 +465,7 @@ class LiveTrees:
     def _lasting_in(
         self, steps: Sequence[Step], batch: Batch
     ) -> Callable[[Array, Array | None], npt.NDArray[np.int64]] | None:
-        """As :meth:`_lasting`; None where nothing of the batch can last for more than a whole step."""
+        """As :meth:`_lasting`; None if no event of the batch can last longer than a whole step."""
         if not steps[1:] and not (steps and len(batch.opens)):
             return None
         return lambda times, context: self._lasting(steps, times, context)
@@ -498,13 +497,13 @@ class LiveTrees:
     def _roots(
         self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
     ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
-        """For each row the span id of its trace group's root, and the roots that are events below which something is open."""
+        """Returns for each row the span id of its trace group's root, and the roots that are events with open descendants."""
         synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
         if len(trace_groups) == 1 and synthetic[0]:
             self._root_of = {}
             return np.broadcast_to(synthetic[0], trees.rows), frozenset()
         of_trace_group, top = synthetic[trace_group], ids.copy()
-        # Where the parent ended in an earlier drain, the root did too, maybe.
+        # If the parent ended in an earlier drain, the root may have too.
         for node in trees.beyond.tolist():
             top[node] = self._root_of.get(int(trees.id[node]), top[node])
         root = np.where(of_trace_group != 0, of_trace_group, top[trees.root])
@@ -512,10 +511,10 @@ class LiveTrees:
         self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
         return root[: trees.rows], frozenset(root[is_open].tolist())
 
-    # ---- from one drain to the next ----
+    # ---- State between drains ----
 
     def _remember(self, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: Array) -> None:
-        """Keeps the places of what is not complete yet."""
+        """Stores the trace groups of open events."""
         self._decided = trees.decided
         self._places = {
             key: trace_groups[number]
@@ -558,10 +557,10 @@ def placed_recording(
     parent: SpanContext | None = None,
     device_times: DeviceTimes | None = None,
 ) -> tuple[Placed, list[StepSpan]]:
-    """The events of a recording with their places, and the spans of its steps, of which there is at least one.
+    """Returns the events of a recording with trace, parent and span id, and the spans of its steps, at least one.
 
-    Without ``parent`` each step is a trace of its own, whose root links to the one before; with it all join that span's trace.
-    ``new_span_id`` is asked for the key of the events' ids first, which therefore do not depend on the steps. ``device_times``: as for
+    Without ``parent`` each step is the root of its own trace, and links to the previous one; with it all join that span's trace.
+    The first call of ``new_span_id`` gives the key of the events' ids, which so do not depend on the steps. ``device_times``: as for
     :meth:`LiveTrees.place`.
     """
 

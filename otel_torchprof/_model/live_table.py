@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- Which of Python's calls belong to what a live recording shows, drain by drain ----
-# A service runs inside of calls that last as long as it does: its main function, its event loop, the loop over its
-# steps. They are no part of a request or of a step, and as spans they would hold everything and end with the process.
-# So a call is kept
+# ---- Selection of the Python calls of a live recording that become spans ----
+# A service runs inside calls that last as long as the process: its main function, its event loop, the loop over its
+# steps. They belong to no request and no step; as spans they would contain everything and end with the process.
+# So a call becomes a span
 #
-# - in a span of the service, always;
-# - where there are steps, if it ends in the step in which it began or in the next one;
-# - elsewhere, if it is inside of a module, a label or an operator.
+# - inside an application span: always;
+# - with steps: if it ends in the step in which it began, or in the next one;
+# - elsewhere: if it is inside a module, a label or an operator.
 #
-# What ran inside of the others is placed as if they were not there. A call that a drain has kept while it was open
-# stays, however long it lasts: others were said to be its children.
+# Children of other calls move to the nearest remaining ancestor. An open call that one drain has kept stays, however
+# long it lasts, since spans that were sent have it as their parent.
 
 Mask = npt.NDArray[np.bool_]
 Nodes = npt.NDArray[np.int64]
@@ -51,9 +51,9 @@ class CallRules(NamedTuple):
     """Selects the calls inside a span or a step that become spans."""
 
     shortest_ns: int = 0
-    """Calls of functions that take less are left out."""
+    """Shorter calls of functions are left out."""
     keeps_bare: bool = False
-    """Keep those that are in no step, no span and nothing else: of a program that is nothing but calls."""
+    """Whether to keep calls outside of steps, spans and other events, for programs without any of these."""
 
 
 def without_loose_calls(
@@ -64,13 +64,13 @@ def without_loose_calls(
     lasting: Callable[[Array, Array | None], Array],
     is_foreign: Callable[[Array], Mask],
 ) -> Batch:
-    """Removes Python calls that belong to no step, span or other event from a drained batch; itself if it has no calls.
+    """Removes Python calls that belong to no step, span or other event from a drained batch; returns the batch itself if it has no calls.
 
-    Calls of modules go too: the hooks of modules report them, by their full names.
+    Removes calls of modules too: the hooks of modules report them, with full names.
 
     Args:
         batch: the drained batch.
-        reported: ids of the calls that were open and not removed in the drain before.
+        reported: ids of calls that were open in the previous drain and not removed.
         rules: rules for the calls to keep.
         lasting: maps times and contexts to numbers of steps: 0 for the first known step, -1 before it, one more than the last for
             :data:`~.forest.NEVER`; always -1 without steps.
@@ -102,7 +102,7 @@ def without_nodes(batch: Batch, ids: npt.NDArray[np.uint64], enclosing: Nodes, d
     if not dropped.any():
         return batch
     rows = len(batch)
-    outer = np.zeros(len(ids), dtype=np.uint64)  # what is around a node and ended before
+    outer = np.zeros(len(ids), dtype=np.uint64)  # parents that are not in the batch
     outer[batch.outer_rows.astype(np.intp)] = batch.outer_parents
     outer[rows:] = batch.opens.parent
     outer[enclosing >= 0] = 0
@@ -168,7 +168,7 @@ _NO_IDS = np.empty((0, 16), dtype=np.uint8)
 
 
 class Flows:
-    """Links of backward functions to forward operators, also to those of earlier drains. For one thread at a time.
+    """Links of backward functions to forward operators, also to those of earlier drains. Not thread-safe.
 
     Remembers the latest :data:`REMEMBERED` numbered operators, or up to twice as many.
     """
@@ -203,10 +203,10 @@ class Flows:
         if not len(new.row):
             return
         numbered, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
-        if len(numbered.row) > 2 * REMEMBERED:  # not at every drain
+        if len(numbered.row) > 2 * REMEMBERED:  # rarely: it sorts
             latest = np.argsort(numbered.start, kind="stable")[-REMEMBERED:]
             numbered, ends = numbered.at(latest), ends.at(latest)
-        # Rows of other batches mean nothing here: -1.
+        # -1: rows of earlier batches have no meaning later.
         self._numbered, self._ends = numbered._replace(row=np.full(len(numbered.row), -1)), ends
 
 
@@ -258,7 +258,7 @@ def live_table(
         values[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
         return values
 
-    # Python calls end by exceptions that their callers expect, as a missing attribute or the end of an iterator: no error.
+    # Exceptions of Python calls are no errors: callers expect many, such as a missing attribute or the end of an iterator.
     error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)) & (batch["kind"] != Kind.FRAME)
     table = SpanTable(
         name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"], np.uint32),
@@ -330,8 +330,8 @@ def _of_roots(placed: Placed) -> tuple[Array, _Ends]:
 
 
 def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: Array, ends: _Ends) -> Array:
-    """Each step to the one before, to other ranks' and to the job, backward functions to forward operators; by rising row."""
-    # Three lists of plain values, not one of tuples: see otel_torchprof._native.python_sources.
+    """Returns links of steps to the previous one, to other ranks and to the job, and of backward functions to forward operators, by row."""
+    # Not a list of tuples, which the garbage collector would track: see ``untracked`` of python_sources.
     row, trace_ids, span_ids = [], bytearray(), []
     for i, step in enumerate(steps):
         for to in (step.link, *step.trace.links, step.job):
@@ -406,7 +406,7 @@ def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapp
             kind = _ALWAYS_KNOWN.get(type(value)) or _kind(value)
             if kind is AttributeType.NAME:
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
-                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - as the table holds it
+                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - the table's representation
             columns.setdefault((str(key), kind), {})[position] = value
     if not columns:
         return table

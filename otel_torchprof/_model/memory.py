@@ -1,8 +1,8 @@
 """Memory that each event allocated and freed, totals over time, and peaks, as columns.
 
-A block belongs to the event that was open around it on its thread when it was allocated, and to all events around that
-one; so does what is freed. Torch goes by the time instead: it adds what one thread allocates to whatever is open
-on any other thread at that moment. On one thread the two are the same.
+An allocation or release belongs to the event that was open on its thread at that time, and to the ancestors of that event. Torch
+uses only the time: it also adds allocations of one thread to events that are open on other threads. For one thread the results are
+the same.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class MemoryUse(NamedTuple):
 
 
 class MovedMemory(NamedTuple):
-    """Bytes that each row of a batch and what is below it allocated, and freed; as recorded, nothing left out."""
+    """Bytes allocated and freed by each row of a batch and its descendants, as recorded."""
 
     allocated: npt.NDArray[np.int64]
     released: npt.NDArray[np.int64]
 
 
 def with_memory_events(batch: Batch) -> Batch:
-    """The batch with a row more for all memory that torch lists as an event of its own; itself where there is none.
+    """Returns the batch with a row for each memory record that torch lists as an event; the batch itself if there is none.
 
-    That is what no displayed event was open around, as ``[memory]``, and every time that an allocator had no more, as
-    ``[OutOfMemory]``. The rows stand at the end, with the kind :data:`MEMORY_KIND`; in the new batch's ``memory`` what is
-    ``[memory]`` belongs to its row. Costs some 20 ns per record, and a copy of the columns where there is such a row.
+    These are allocations and releases outside of displayed events, ``[memory]``, and failed allocations, ``[OutOfMemory]``. The rows are at
+    the end and have the kind :data:`MEMORY_KIND`; in the new batch's ``memory`` the records of ``[memory]`` belong to them. Costs some
+    20 ns per record, and a copy of the columns if there is such a row.
     """
     memory = batch.memory
     if memory is None or not len(memory["time"]):
@@ -90,10 +90,10 @@ def with_memory_events(batch: Batch) -> Batch:
 
 
 def memory_of(view: TreeView, place: Array | None = None) -> MemoryUse | None:
-    """Memory that the events of a view allocated and freed; None if memory was not recorded.
+    """Returns the memory that the events of a view allocated and freed; None if memory was not recorded.
 
-    ``place``: the view's :func:`places_of`, where they are known already. Asynchronous events have what torch gives them: all that happened on any thread from their begin to their end. Costs
-    some 100 ns per record and 5 per event.
+    ``place``: the view's :func:`places_of`, if known already. As in torch, asynchronous events get all records of any thread between their
+    start and end. Costs some 100 ns per record and 5 per event.
     """
     memory = view.batch.memory
     if memory is None:
@@ -126,7 +126,7 @@ def moved_memory(batch: Batch, types: tuple[int, ...], rows: Array | None = None
 
 
 def _summed(parent: Array, place: Array, size: Array, counted: Array) -> npt.NDArray[np.int64]:
-    """Sizes of the records that count, added to their places and to all that is around these."""
+    """Returns the sums of the counted records at their places and at the ancestors of these."""
     values = np.zeros(len(parent), dtype=np.int64)
     inside = np.flatnonzero(counted & (place >= 0))
     np.add.at(values, place[inside], size[inside])
@@ -192,7 +192,7 @@ def places_of(view: TreeView) -> npt.NDArray[np.int64]:
 
 
 def places(view: TreeView, rows: Array) -> npt.NDArray[np.int64]:
-    """Position in the view of each row, or of the innermost event around it that is in the tree; -1 for none."""
+    """Returns the position in the view of each row or of its innermost ancestor that is in the tree; -1 for none."""
     batch = view.batch
     position = np.full(len(batch) + 1, -1, dtype=np.int64)
     position[view.rows] = np.arange(len(view))
@@ -202,8 +202,8 @@ def places(view: TreeView, rows: Array) -> npt.NDArray[np.int64]:
 
 
 def _added_columns(batch: Batch, memory: Mapping[str, Array], chosen: Array) -> dict[str, Array]:
-    """Rows for some records; names and parents are still to come."""
-    # Not an id that a pair of marks has, whose event may have been dropped.
+    """Returns columns with rows for some records; names and parents are set later."""
+    # Avoids ids of timing events whose event was dropped.
     taken = 0 if batch.devices is None else int(batch.devices["event"].max(initial=0))
     count, first = len(chosen), max(int(batch["id"].max(initial=0)), taken) + 1
     columns = {name: np.zeros(count, dtype=column.dtype) for name, column in batch.columns.items()}
@@ -215,7 +215,7 @@ def _added_columns(batch: Batch, memory: Mapping[str, Array], chosen: Array) -> 
     return columns
 
 
-# ---- what happens to blocks of memory over time, in torch's terms ----
+# ---- Changes of memory blocks over time, in torch's terms ----
 
 
 class Category(enum.IntEnum):
@@ -244,7 +244,7 @@ class Changes(NamedTuple):
     """Changes of blocks, in order of time and then of action."""
 
     time: npt.NDArray[np.int64]
-    """Unix ns; -1 for what was there before."""
+    """Unix ns; -1 for blocks older than the recording."""
     action: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.int64]
     """Size of the block."""
@@ -294,7 +294,7 @@ def changes_of_unknown(memory: Mapping[str, Array]) -> Changes:
     )
 
 
-# ---- totals over time, of each device's allocator ----
+# ---- Totals of each device's allocator over time ----
 
 MOST_SAMPLES = 100_000
 """Most samples per quantity; larger series are thinned to those that a plot needs."""
@@ -309,7 +309,7 @@ class Total(NamedTuple):
     device_index: int
     """Index among devices of its type; -1 if there is only one."""
     quantity: str
-    """``allocated``: what the allocator had given out; ``reserved``: what it held of the system."""
+    """``allocated``: bytes in use; ``reserved``: bytes that the allocator has from the system."""
     time: npt.NDArray[np.int64]
     """Unix ns."""
     bytes: npt.NDArray[np.int64]
@@ -362,7 +362,7 @@ def _changes(time: Array, value: Array) -> tuple[Array, Array]:
     return time[changed], value[changed]
 
 
-# ---- peaks: how much memory was in use at most in each event ----
+# ---- Peak of memory in use during each event ----
 
 Peaks = npt.NDArray[np.int64]
 
@@ -379,10 +379,10 @@ class MemoryPeaks(NamedTuple):
 
 
 def peaks_of_rows(batch: Batch, types: tuple[int, ...], rows: Array | None = None) -> Peaks | None:
-    """The peak of each row of a batch on devices of these types, or :data:`NO_PEAK`; None if no total was reported.
+    """Returns the peak of each row of a batch on devices of these types, or :data:`NO_PEAK`; None if no total was reported.
 
-    What a row and everything below it allocated counts. ``rows``: the row of the event around each record, where they are known
-    already. Costs some 20 ns per record and 5 per row, and what it takes to find the rows.
+    Allocations of a row and its descendants count. ``rows``: the row of the enclosing event of each record, if known already. Costs some
+    20 ns per record and 5 per row, and the search of the rows.
     """
     memory = batch.memory
     if memory is None:
@@ -402,10 +402,10 @@ def peaks_between(batch: Batch, types: tuple[int, ...], start: Array, end: Array
 
 
 def peaks_of_view(view: TreeView, place: Array) -> MemoryPeaks | None:
-    """The peaks of the events of a view; None where memory was not recorded.
+    """Returns the peaks of the events of a view; None if memory was not recorded.
 
-    ``place``: see :func:`~otel_torchprof._model.memory.places_of`. Asynchronous events have the highest total of all that any
-    thread allocated from their begin to their end, as with what they allocate. Costs as :func:`peaks_of_rows`; for them, as :func:`highest_between`.
+    ``place``: see :func:`~otel_torchprof._model.memory.places_of`. Asynchronous events have the highest total of any thread between their
+    start and end. Costs as :func:`peaks_of_rows`; for asynchronous events as :func:`highest_between`.
     """
     memory = view.batch.memory
     if memory is None:
@@ -428,7 +428,7 @@ def highest_between(memory: Mapping[str, Array], counted: Array, start: Array, e
         time, highest = time[order], highest[order]
     first, last = np.searchsorted(time, start, side="left"), np.searchsorted(time, end, side="right")
     highest_totals = np.full(len(start), NO_PEAK, dtype=np.int64)
-    # In pass k `highest` holds the maximum of 2^k records from each on; two of these cover an interval of up to twice as many.
+    # In pass k `highest` has, for each record, the maximum of the 2^k records from it on; two of these cover up to 2^(k+1) records.
     count, width = last - first, 1
     while (left := count >= width).any():
         here = np.flatnonzero(left & (count < 2 * width))
@@ -448,7 +448,7 @@ def _of_view(view: TreeView, memory: Mapping[str, Array], place: Array, counted:
 
 
 def _highest(parent: Array, place: Array, memory: Mapping[str, Array], counted: Array) -> Peaks:
-    """The highest total of the records that count, at their places and at all that is around these."""
+    """Returns the highest total of the counted records at their places and at the ancestors of these."""
     peaks = np.full(len(parent), NO_PEAK, dtype=np.int64)
     inside = np.flatnonzero(counted & (place >= 0))
     np.maximum.at(peaks, place[inside], memory["total_allocated"][inside])

@@ -1,9 +1,8 @@
-"""Categories of memory: one for every block of a recording, and a new one each time that an operator wrote to it.
+"""Assigns a category to every memory block of a recording, and a new one at each write of an operator.
 
-The rules are torch's (``torch/profiler/_memory_profiler.py``), on columns: nodes are the top-level operators that torch has
-a schema of, the functions of the backward pass, and what is allocated or freed outside of both. A node reads the blocks
-of the inputs of all that runs in it, and leaves new states of those that it writes to. Gradients and parameters are known;
-``otp_memory_categories`` (``model.h``) tells the rest by the flow of data.
+The rules are torch's (``torch/profiler/_memory_profiler.py``), on columns. Nodes are top-level operators with a schema in torch, backward
+functions, and allocations and releases outside of both. A node reads the blocks of all inputs inside it, and creates new states of the
+blocks that it writes to. Gradients and parameters are known; ``otp_memory_categories`` (``model.h``) derives the rest from the data flow.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ Array = npt.NDArray[Any]
 
 
 _WRITTEN, _READ, _UNCLEAR, _ALLOCATED, _RELEASED = 1, 2, 4, 8, 16
-"""Bits: what happens to a block in a node; unclear is an input of what has no schema."""
+"""Bits: uses of a block in a node; unclear: it is an input of an operator without a schema."""
 
 _ACCUMULATE, _FIRST_STEPS = "torch::autograd::AccumulateGrad", ("aten::detach", "aten::add_")
 """The node that adds to a parameter's gradient begins with one of these operators, whose first input is the gradient."""
 
 
 def memory_changes(batch: Batch, written_inputs: WrittenInputs, device_type: Callable[[str], int]) -> Changes:
-    """All changes of the blocks of a batch whose memory was recorded, with categories.
+    """Returns all changes of the blocks of a batch with recorded memory, with categories.
 
-    What torch's profiler calls one tensor is here one block: a tensor that is given another storage is another one, and an
-    address that is used again never the same. Costs some microseconds per record of memory with the operators around it.
+    A tensor of torch's memory profiler is one block here: a tensor with a new storage is another block, and so is a reused address. Costs
+    some microseconds per memory record and its operators.
 
     Args:
-        batch: without its operators' inputs, their storages and Python's calls everything is unknown.
-        written_inputs: for a name and the kinds of its inputs, which of them are written to; None for what is no operator.
-        device_type: the number of a type of devices, by its name.
+        batch: a batch; without operators' inputs, their storages and Python calls all categories are unknown.
+        written_inputs: returns, for a name and the kinds of its inputs, the inputs that are written to; None if it is no operator.
+        device_type: returns the number of a device type, given its name.
     """
     blocks = blocks_of(batch, device_type)
     operators = _Operators(batch, written_inputs)
@@ -70,7 +69,7 @@ def memory_changes(batch: Batch, written_inputs: WrittenInputs, device_type: Cal
 
 
 class _Operators:
-    """Per row: the node that it is part of (the row of that), and what it does to its inputs."""
+    """Per row, the row of its node, and the use of its inputs."""
 
     def __init__(self, batch: Batch, written_inputs: WrittenInputs) -> None:
         self._number = np.full(len(batch), 0, dtype=np.int32)
@@ -251,7 +250,7 @@ def _of_tensors(blocks: Blocks, nodes: _Nodes, edges: _Edges, states: _States, o
     return Changes(time, action, blocks.bytes[block], category, later, blocks.device[block])
 
 
-# ---- blocks: when each lived, which tensors were in it, and which are known to be a model's ----
+# ---- Blocks: their lifetimes, their tensors, and the tensors of models among these ----
 
 PARAMETER, GRADIENT, STATE = 1, 2, 3
 """Roles of a model's tensors."""
@@ -260,15 +259,15 @@ _DEVICE_SHIFT = np.uint64(56)
 
 
 class KnownTensor(NamedTuple):
-    """A tensor that a module or an optimizer has."""
+    """A tensor of a module or an optimizer."""
 
     role: int
     time: int
-    """When it was there, Unix ns: at the first call of the module or of the optimizer's step."""
+    """A time at which it existed, Unix ns: the first call of the module or of the optimizer's step."""
     end: int
-    """When the recording stopped."""
+    """End of the recording, Unix ns."""
     is_late: bool
-    """There at that time instead, or at both."""
+    """Whether it existed at ``end``; maybe not yet at ``time``."""
     address: int
     bytes: int
     device: int
@@ -276,23 +275,23 @@ class KnownTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """All blocks, and what happened to them. Blocks are numbered by device, address and time."""
+    """All blocks, and their tensors and memory records. Blocks are numbered by device, address and time."""
 
     count: int
     storages: Array
-    """Of operators' inputs: see ``STORAGE`` of ``_native/torch_library.py``."""
+    """Storages of operators' inputs: see ``STORAGE`` of ``_native/torch_library.py``."""
     of_storage: Array
-    """The block of each."""
+    """Block of each storage."""
     memory: Mapping[str, Array]
     """Allocations and releases, without failed allocations."""
     of_record: Array
-    """The block of each record."""
+    """Block of each memory record."""
     device: npt.NDArray[np.int64]
     """Device of each block, see :func:`device_number`."""
     bytes: npt.NDArray[np.int64]
     """Size as reported by the allocator; for blocks older than the recording, as needed by their tensors."""
     is_followed: npt.NDArray[np.bool_]
-    """Whether its end was not reported, and the next block was allocated at its place."""
+    """Whether its release was not reported, and another block was allocated at its address."""
     is_tensor: npt.NDArray[np.bool_]
     """Whether any tensor was seen in it."""
     is_known: Mapping[int, npt.NDArray[np.bool_]]
@@ -328,7 +327,7 @@ def blocks_of(batch: Batch, device_type: Callable[[str], int]) -> Blocks:
         ),
     )
     of_storage, of_record, of_displayed = np.split(lives.block, np.cumsum((len(seen), len(memory["time"]))))
-    is_known = _found(lives, placed)
+    is_known = _masks_by_role(lives, placed)
     is_tensor = np.zeros(lives.count, dtype=bool)
     for of_tensors in (of_storage, of_displayed, *(np.flatnonzero(blocks) for blocks in is_known.values())):
         is_tensor[of_tensors] = True
@@ -386,10 +385,9 @@ class _Lives:
 
 
 def _with_places(known: list[KnownTensor], places: _Places, reported: Array) -> list[tuple[KnownTensor, int, bool]]:
-    """Each with its place, and whether it is one more occurrence of it.
+    """Returns each tensor with its place, and whether it counts as an occurrence at that place.
 
-    What was there at the first call is; of what an optimizer keeps it is not known whether it was, so only where nothing
-    else names the place.
+    Tensors that existed at the first call count. For optimizer state this is unknown, so it counts only if no record has the place.
     """
     device, address = (
         (np.array(values) for values in zip(*((one.device, one.address) for one in known), strict=True))
@@ -404,7 +402,7 @@ def _with_places(known: list[KnownTensor], places: _Places, reported: Array) -> 
     ]
 
 
-def _found(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
+def _masks_by_role(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[int, npt.NDArray[np.bool_]]:
     """By role, a mask of the blocks that contain known tensors."""
     is_in_block = {role: np.zeros(lives.count, dtype=bool) for role in (PARAMETER, GRADIENT, STATE)}
     for one, place, _ in placed:
@@ -416,7 +414,7 @@ def _found(lives: _Lives, placed: list[tuple[KnownTensor, int, bool]]) -> dict[i
     return is_in_block
 
 
-# ---- what is known of a model ----
+# ---- Tensors of models ----
 
 
 def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[KnownTensor]:

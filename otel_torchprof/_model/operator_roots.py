@@ -47,15 +47,15 @@ class _RootSlice:
 
 
 class OperatorRoots:
-    """The shared roots of one recording. For one thread at a time; memory is bounded by the threads with open roots.
+    """The shared roots of operators in one recording. Not thread-safe; memory is bounded by the threads with open roots.
 
-    An operator belongs to the slice in which it began, with all that ran inside of it. Which slice that is follows from the
-    begins of events alone, so it does not depend on when the recorder was drained.
+    An operator and its descendants belong to the slice in which it began. Slices depend only on the starts of events, not on the
+    times of drains.
 
     Args:
-        key: of the span ids of events.
-        new_trace: asked once per root: its name, -1, and None.
-        max_spans: that a trace may have. A slice ends before the operator that more events precede in it.
+        key: key of the span ids of events.
+        new_trace: creates the trace of a root from its name, -1, and None.
+        max_spans: limit of the spans in a trace; a slice ends before the operator that would exceed it.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class OperatorRoots:
         return root
 
     def ended(self, watermark: int, busy: Collection[StepSpan], *, final: bool) -> Sequence[StepSpan]:
-        """The roots that have ended, again until they are forgotten.
+        """Returns the ended roots; repeatedly, until they are forgotten.
 
-        A root ends when another has followed on its thread, or when its time is over and nothing below it is open.
+        A root ends when the next one begins on its thread, or when its time is over and no descendant is open.
 
         Args:
-            watermark: Unix ns; all that began earlier was drained.
-            busy: the roots below which something is open.
-            final: nothing more will come.
+            watermark: Unix ns; all earlier events are drained.
+            busy: roots with open descendants.
+            final: whether there are no more events.
         """
         if final:
             return list(self._open)
@@ -131,7 +131,7 @@ class OperatorRoots:
         return [root for root in self._open if root not in lasting]
 
     def forget(self, ended: Iterable[StepSpan]) -> None:
-        """These roots were sent."""
+        """Drops ended roots after they were sent."""
         gone = set(ended)
         self._open = [root for root in self._open if root not in gone]
         self._latest = {thread: latest for thread, latest in self._latest.items() if latest.root not in gone}

@@ -1,4 +1,4 @@
-"""The phases of a drain, as the cycle of a training loop is learned from them."""
+"""Turns the phases of a drain into tokens, from which the cycle of a training loop is learned."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _KNOWN = {int(part): part for part in Part} | {
     int(Part.GENERATE): Part.INFERENCE,
     int(Part.EVALUATING_GENERATE): Part.EVALUATION,
 }
-"""What a phase is for a training loop; of a call of ``generate`` what a call of its model would be."""
+"""By number of a phase, its part in a training loop. A call of ``generate`` counts as a call of its model."""
 _COLUMNS = ("start", "end", "id", "fwd_thread", "sequence_nr", "thread", "flags")
 _MOST_THREADS = 1000
 """Number of threads for which the end of the last phase is remembered."""
 
 
 def _unknown(_context: int) -> None:
-    """No span of the application is known."""
+    """Returns None: no application span is known."""
 
 
 class PhaseTokens:
-    """Picks the top-level phases out of drained batches, one after another. For one thread at a time.
+    """Selects the top-level phases of drained batches. Not thread-safe.
 
-    Between drains it remembers only open phases, and when the last ones ended.
+    Between drains it stores only the open phases, and the end of the last phase of each thread.
 
     Args:
-        began: when the span of the application that a context stands for began, Unix ns, where that is known.
+        began: returns the start of the application span of a context, Unix ns; None if unknown.
     """
 
     def __init__(self, began: Callable[[int], int | None] = _unknown) -> None:
@@ -49,10 +49,10 @@ class PhaseTokens:
         self._ends: dict[int, int] = {}
 
     def take(self, batch: Batch) -> list[Token]:
-        """Takes the top-level phases of a batch as tokens, by start, including open ones.
+        """Returns the top-level phases of a batch as tokens, by start, including open ones.
 
-        A token begins with its enclosing calls, labels and spans, if these began after the end of the phase before it: a step begins with
-        the call of the model, not inside of it. Costs some us per phase, nothing per operator.
+        A token begins with its enclosing calls, labels and spans if these began after the end of the previous phase: a step begins with
+        the call of the model, not inside it. Costs some us per phase, nothing per operator.
         """
         is_phase = batch["kind"] == Kind.PHASE
         if not is_phase.any() and not (batch.opens.kind == Kind.PHASE).any():
@@ -65,7 +65,7 @@ class PhaseTokens:
             if enclosing:
                 around[token.id] = enclosing
         tokens.sort(key=_begin)
-        next_begins = _begins_again(tokens) if any(token.thread not in self._ends for token in tokens) else {}
+        next_begins = _second_begins(tokens) if any(token.thread not in self._ends for token in tokens) else {}
         for token in tokens:
             give_way()
             begin = token.start
@@ -78,11 +78,9 @@ class PhaseTokens:
         return tokens
 
     def _starts(self, token: Token, enclosing: Iterable[_Event], next_begins: Mapping[int, int]) -> list[int]:
-        """Starts of the enclosing events with which a token begins. ``next_begins``: as :func:`_begins_again`."""
+        """Returns the starts of the enclosing events with which a token begins. ``next_begins``: from :func:`_second_begins`."""
         last = self._ends.get(token.thread)
-        if (
-            last is None
-        ):  # an ancestor of the first token may be the whole program, unless it ends before the phase repeats
+        if last is None:  # an ancestor that does not end before the phase repeats may be the whole program
             return [event.start for event in enclosing if event.end <= next_begins.get(token.thread, NEVER - 1)]
         of_span = self._began(token.context) if token.context else None
         return [
@@ -109,7 +107,7 @@ class PhaseTokens:
                 self._holders.add(holder)
 
     def _opens(self, batch: Batch, above: _Above) -> Iterator[tuple[Token, tuple[_Event, ...]]]:
-        """The top-level phases among what is open, and what each is in."""
+        """Yields the top-level phases among the open events, and their ancestors."""
         opens = batch.opens
         for at in np.flatnonzero(opens.kind == Kind.PHASE).tolist():
             part = _KNOWN.get(int(opens.fwd_thread[at]))
@@ -125,8 +123,8 @@ def _begin(token: Token) -> int:
     return token.start
 
 
-def _begins_again(tokens: Iterable[Token]) -> dict[int, int]:
-    """When what the first phase of each thread is began a second time."""
+def _second_begins(tokens: Iterable[Token]) -> dict[int, int]:
+    """Returns, by thread, when a phase with part and key of the thread's first one begins again."""
     firsts: dict[int, Token] = {}
     begins: dict[int, int] = {}
     for token in tokens:
@@ -139,13 +137,13 @@ def _begins_again(tokens: Iterable[Token]) -> dict[int, int]:
 @untracked
 @dataclass(eq=False)
 class _Event:
-    """Something that a phase is in."""
+    """An ancestor of a phase."""
 
     id: int
     kind: int
     start: int
     end: int
-    """NEVER while it is open."""
+    """:data:`NEVER` while it is open."""
 
 
 class _Above:
@@ -157,14 +155,14 @@ class _Above:
         self._opens = {id_: at for at, id_ in enumerate(batch.opens.id.tolist())}
 
     def has_nothing(self, rows: Array) -> list[bool]:
-        """For each row, whether it has no parent."""
+        """Returns for each row whether it has no parent."""
         alone = self._batch["parent"] < 0
         alone[self._batch.outer_rows.astype(np.intp)] = False
         has_no_parent: list[bool] = alone[rows].tolist()
         return has_no_parent
 
     def row(self, row: int) -> Iterator[_Event]:
-        """Enclosing events of a row."""
+        """Yields the ancestors of a row."""
         batch = self._batch
         while (parent := int(batch["parent"][row])) >= 0:
             yield _Event(*(int(batch[name][parent]) for name in ("id", "kind", "start", "end")))
@@ -172,7 +170,7 @@ class _Above:
         yield from self.open(self._outer.get(row, 0))
 
     def open(self, id_: int) -> Iterator[_Event]:
-        """An open event and what that is in, by its id; nothing of one that has ended."""
+        """Yields the open event with an id, then its ancestors; nothing if it has ended."""
         opens = self._batch.opens
         while (at := self._opens.get(id_)) is not None:
             yield _Event(id_, int(opens.kind[at]), int(opens.start[at]), NEVER)

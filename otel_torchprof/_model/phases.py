@@ -41,11 +41,11 @@ class ExclusiveTimes(NamedTuple):
 def exclusive_times(
     batch: Batch, enclosing: npt.NDArray[np.int64], group: npt.NDArray[np.int64], groups: int
 ) -> ExclusiveTimes | None:
-    """Gives each phase that has ended its time, and takes that off the nearest phase around it; None where none has ended.
+    """Adds the time of each ended phase, and subtracts it from the nearest enclosing phase; returns None if none has ended.
 
-    What is taken off a phase that is still open is made up for by the drain in which it ends: sums over drains are right, wherever
-    these cut. ``enclosing``: of rows and open events the one that was open around it. ``group``: of both. Costs one look at the
-    kinds, else some microseconds per drain and a few hundred ns per phase; nothing per operator.
+    The time of an open phase may become negative until the drain in which it ends; sums over drains are right. ``enclosing``: the
+    enclosing node of each row and open event; ``group``: the group of each. Costs one comparison of a column, else some microseconds per
+    drain and a few hundred ns per phase; nothing per operator.
     """
     rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
     if not rows.size:
@@ -61,18 +61,18 @@ def exclusive_times(
     within = np.minimum(end[inner], _of(batch, "end", above)) - start[inner]
     np.subtract.at(times, (group[above], thread[inner], _PHASE_OF[_of(batch, "fwd_thread", above)]), within)
 
-    # What is run again inside of that is in its time. A backward pass inside of it is none of it, but what that runs again is.
+    # A recomputation in a recomputation is part of its time; a backward pass in one is not, but recomputation in that is.
     both = np.flatnonzero((part == Part.RECOMPUTATION) | (part == Part.BACKWARD))
     around = _nearest(enclosing, rows[both], lambda nodes: _is_either(batch, nodes))
     is_inside = np.zeros(len(both), dtype=np.bool_)
     is_inside[around >= 0] = _of(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
-    sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0 for what is run again inside of that
+    sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
     np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
     return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times)
 
 
 def _of(batch: Batch, column: str, nodes: Array) -> Array:
-    """A column for some of the rows and, beyond these, the open events."""
+    """Returns a column for nodes: rows, then open events."""
     rows = len(batch)
     is_open = nodes >= rows
     if not is_open.any():
@@ -84,14 +84,14 @@ def _of(batch: Batch, column: str, nodes: Array) -> Array:
 
 
 def _is_either(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
-    """Mask of the nodes that are backward passes or recomputations of the forward pass."""
+    """Returns a mask of the nodes that are backward passes or recomputations of the forward pass."""
     is_either: npt.NDArray[np.bool_] = _of(batch, "kind", nodes) == Kind.PHASE
     is_either[is_either] = np.isin(_of(batch, "fwd_thread", nodes[is_either]), (Part.BACKWARD, Part.RECOMPUTATION))
     return is_either
 
 
 def _nearest(enclosing: Array, nodes: Array, chosen: Callable[[Array], Array]) -> npt.NDArray[np.int64]:
-    """For each node, the nearest ancestor that ``chosen`` selects; -1 for none."""
+    """Returns for each node the nearest ancestor that ``chosen`` selects; -1 for none."""
     ancestor = enclosing[nodes].astype(np.int64)
     moving = np.flatnonzero(ancestor >= 0)
     while moving.size:
@@ -117,7 +117,7 @@ def repeated_phases(
 @untracked
 @dataclass(eq=False)
 class PhaseTimes:
-    """The exclusive times of phases in one step so far, ns, by thread. For one thread at a time."""
+    """The exclusive times of phases in one step so far, ns, by thread. Not thread-safe."""
 
     threads: tuple[int, ...] = ()
     """``threading.get_ident()`` of each."""

@@ -1,4 +1,4 @@
-"""The places of a live recording's events: trace, parent and span id."""
+"""Trace, parent and span id of a live recording's events."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class TraceGroup:
 
     trace: Trace
     parent_span_id: int
-    """0: they are roots."""
+    """0 if the events are roots."""
     is_remote: bool = False
     step: StepSpan | None = None
-    """The parent if it is synthetic: the span of a step, or the root that operators share."""
+    """The parent if it is synthetic: a step span, or the root that operators share."""
 
 
 class Placed(NamedTuple):
-    """A batch with a place for every event; one entry per row."""
+    """A batch with trace, parent and span id of every event; one entry per row."""
 
     batch: Batch
-    """The batch, each event under the nearest one of its own context."""
+    """The batch; the parent of each event is its nearest ancestor with the same context."""
     trace_groups: Sequence[TraceGroup]
     trace_group: npt.NDArray[np.int64]
     """Index into ``trace_groups``."""
@@ -46,16 +46,16 @@ class Placed(NamedTuple):
     parent_span_id: npt.NDArray[np.uint64]
     is_root: npt.NDArray[np.bool_]
     child_time: npt.NDArray[np.int64] | None
-    """Time of direct children that came in earlier drains, ns; None where none did."""
+    """Time of direct children in earlier drains, ns; None if no event has any."""
     root: npt.NDArray[np.uint64]
-    """Span id of the trace group's root: synthetic, or that of the top-level event."""
+    """Span id of the trace group's root: a synthetic span or the top-level event."""
     open_roots: frozenset[int]
-    """Those that are events and of whose trees something continues: mostly they themselves."""
+    """Ids of the roots that are events with a part of their tree still open, mostly the root itself."""
     devices: DeviceTimes | None = None
     """Device times, including children in earlier drains."""
 
     def self_times(self) -> npt.NDArray[np.int64]:
-        """Time that each event did not spend in others, ns."""
+        """Returns the self time of each event, ns."""
         batch = self.batch
         own = self_times(batch["parent"], batch["start"], batch["end"])
         if self.child_time is not None:

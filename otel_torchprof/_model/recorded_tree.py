@@ -1,7 +1,7 @@
-"""Everything that was recorded as one tree, memory too: what torch's ``experimental_event_tree()`` is made of.
+"""All recorded events and memory records as one tree, for torch's ``experimental_event_tree()``.
 
-Other than in the list of events nothing is hidden, merged or taken out of the function that called it; but modules, which
-their calls stand for already, and pauses of the garbage collector, of which torch's tree cannot tell, are left out.
+Unlike in the list of events, nothing is hidden, merged or moved to another parent. Left out are modules, since the tree has their calls,
+and pauses of the garbage collector, which torch's tree cannot represent.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class RecordedTree:
 
     batch: Batch
     row: npt.NDArray[np.int64]
-    """Row in the batch; of memory its record behind these: ``len(batch)`` plus the row in ``batch.memory``."""
+    """Row in the batch; for a memory record, ``len(batch)`` plus its row in ``batch.memory``."""
     parent: npt.NDArray[np.int64]
-    """Position of the node around it, -1 for none; always smaller than its own."""
+    """Position of the parent node, -1 for none; always smaller than the node's own."""
     start: npt.NDArray[np.int64]
     """Unix ns."""
     position: npt.NDArray[np.int64]
-    """By row, as ``row`` has them: the position of its node, -1 for none."""
+    """By the numbers in ``row``, the position of the node; -1 for none."""
 
     def __len__(self) -> int:
         return len(self.row)
 
 
 def recorded_tree(batch: Batch) -> RecordedTree:
-    """The tree of a batch. Costs some 100 ns per event and record of memory.
+    """Returns the tree of a batch. Costs some 100 ns per event and memory record.
 
-    A backward function that nothing is around on its thread hangs under what was open on the thread of its forward function.
+    A backward function without a parent on its own thread gets as its parent the event that was open on the thread of its forward operator.
     """
     memory: Mapping[str, Array] = batch.memory or {"time": np.empty(0, np.int64), "event": np.empty(0, np.uint64)}
     parent = np.concatenate((batch["parent"], rows_of(batch, memory["event"]))).astype(np.int64)
@@ -75,7 +75,7 @@ def _hidden(batch: Batch) -> npt.NDArray[np.bool_]:
 
 
 def _with_forward(batch: Batch, parent: Array, hidden: npt.NDArray[np.bool_]) -> Array:
-    """The parents with the backward functions of other threads under what was open on their forward threads."""
+    """Returns the parents; backward functions on other threads get the event that was open on their forward thread."""
     kind, forward = batch["kind"], batch["fwd_thread"]
     roots = np.flatnonzero((parent[: len(batch)] < 0) & (kind == Kind.OPERATOR) & (forward != 0))
     numbers = np.array([thread.torch_tid for thread in batch.threads])[batch["thread"]]
@@ -88,7 +88,7 @@ def _with_forward(batch: Batch, parent: Array, hidden: npt.NDArray[np.bool_]) ->
 
 
 def _open_at(batch: Batch, rows: Array, parent: Array, times: Array) -> Array:
-    """The innermost of a thread's rows, which are sorted by start, that were open at given times; -1 for none."""
+    """Returns for each time the innermost row of a thread that was open then; -1 for none. ``rows`` are sorted by start."""
     last = np.searchsorted(batch["start"][rows], times, "right") - 1
     open_rows = np.where(last >= 0, np.append(rows, -1)[last], -1)
     end, above = np.append(batch["end"], np.iinfo(np.int64).max), np.append(parent[: len(batch)], -1)
@@ -99,11 +99,11 @@ def _open_at(batch: Batch, rows: Array, parent: Array, times: Array) -> Array:
     return open_rows
 
 
-# ---- which tensors are the same: numbers of storages and of tensors, as torch's profiler gives them ----
+# ---- Identity of tensors: numbers of storages and of tensors, as torch's profiler assigns them ----
 
 
 class TensorId(NamedTuple):
-    """The two numbers of a tensor; None for what has no storage, or was not recorded."""
+    """The two numbers of a tensor; None if it has no storage, or was not recorded."""
 
     tensor: int | None = None
     storage: int | None = None
@@ -117,22 +117,22 @@ class TensorIds:
     """Numbers of storages and tensors, -1 for none. Immutable."""
 
     of_storage: tuple[Array, Array]
-    """Of each storage of the operators' inputs, in the order of :func:`~.inputs.storages`: tensor, storage."""
+    """Tensor and storage number of each storage of the operators' inputs, in the order of :func:`~.inputs.storages`."""
     first_storage: npt.NDArray[np.int64]
-    """By row of the batch, which of these is the first of its inputs."""
+    """By row of the batch, the index in ``of_storage`` of its first input."""
     of_record: tuple[Array, Array]
-    """Ids of each memory record: tensor, storage."""
+    """Tensor and storage number of each memory record."""
     of_known: dict[int, TensorId]
-    """Of what modules and optimizers have, by the ``id()`` of the :class:`TensorInfo`."""
+    """Ids of the tensors of modules and optimizers, by the ``id()`` of the :class:`TensorInfo`."""
     first_calls: dict[int, int]
-    """Of modules and optimizers, the position of the first call: by the ``id()`` of what is known of them."""
+    """Position of the first call of each module and optimizer, by the ``id()`` of its :class:`ModuleInfo` or :class:`OptimizerInfo`."""
 
     def of_input(self, row: int, number: int) -> TensorId:
-        """Of the tensors among a row's inputs that have a storage, that of the one with this number."""
+        """Returns the id of a row's input; ``number`` counts only tensors that have a storage."""
         return _at(self.of_storage, int(self.first_storage[row]) + number)
 
     def of_memory(self, record: int) -> TensorId:
-        """Ids of a memory record."""
+        """Returns the id of the tensor of a memory record."""
         return _at(self.of_record, record)
 
 
@@ -142,9 +142,9 @@ def _at(numbers: tuple[Array, Array], index: int) -> TensorId:
 
 
 def tensor_ids(tree: RecordedTree, device_type: Callable[[str], int]) -> TensorIds:
-    """The numbers of a tree's tensors. ``device_type``: the number of a type of devices, by its name.
+    """Numbers the tensors of a tree. ``device_type``: returns the number of a device type, given its name.
 
-    Costs some 300 ns per tensor and record of memory.
+    Costs some 300 ns per tensor and memory record.
     """
     batch = tree.batch
     seen = storages(batch)
@@ -182,7 +182,7 @@ _OF_MEMORY = ("time", "bytes", "address", "device_type", "device_index", "flags"
 
 
 def _numbered(place: Array, device: Array, address: Array, is_free: Array, failed: Array) -> npt.NDArray[np.int64]:
-    """Numbers of the storages at addresses of devices, from 1 in the order of their first places; -1 for none."""
+    """Returns numbers of storages, from 1 in the order of their first positions in the tree; -1 for none."""
     numbers = np.full(len(place), -1, dtype=np.int64)
     chosen = np.flatnonzero(~failed & (place >= 0))
     order = chosen[np.lexsort((place[chosen], address[chosen], device[chosen]))]
@@ -190,7 +190,7 @@ def _numbered(place: Array, device: Array, address: Array, is_free: Array, faile
     before, this = order[:-1], order[1:]
     begins[1:] = (device[this] != device[before]) | (address[this] != address[before]) | is_free[before]
     storage = np.cumsum(begins) - 1
-    # In the order of first sight: of one node's tensors, in the order of its inputs.
+    # By first occurrence; tensors of one node by the order of its inputs.
     first = order[begins]
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.lexsort((first, place[first]))] = np.arange(1, len(first) + 1)
@@ -199,17 +199,17 @@ def _numbered(place: Array, device: Array, address: Array, is_free: Array, faile
 
 
 def _tensors(storage: Array, is_tensor: Array) -> npt.NDArray[np.int64]:
-    """Numbers of tensors, from 0 by number of storage; -1 for storages without a known tensor."""
+    """Returns numbers of tensors, from 0 in the order of storage numbers; -1 for storages without a known tensor."""
     has_tensor = np.zeros(int(storage.max(initial=0)) + 2, dtype=np.bool_)
     has_tensor[storage[is_tensor]] = True
-    has_tensor[-1] = False  # of no storage
+    has_tensor[-1] = False  # index -1: no storage
     numbers = np.where(has_tensor, np.cumsum(has_tensor) - 1, -1)
     tensor_numbers: npt.NDArray[np.int64] = numbers[storage]
     return tensor_numbers
 
 
 def _first_calls(tree: RecordedTree) -> Iterator[tuple[int, tuple[int, ModuleInfo | OptimizerInfo]]]:
-    """For what is called first, by the ``id()`` of what is known of it: the position of the call, and that."""
+    """Yields for each module and optimizer the ``id()`` of its info, the position of its first call, and the info."""
     batch, done = tree.batch, set[int]()
     info = batch.frame_info
     if info is None:
@@ -226,7 +226,7 @@ def _first_calls(tree: RecordedTree) -> Iterator[tuple[int, tuple[int, ModuleInf
 
 
 def _tensors_of_owner(owner: ModuleInfo | OptimizerInfo) -> list[TensorInfo]:
-    """All of its tensors in torch's order."""
+    """Returns all tensors of a module or an optimizer in torch's order."""
     parameters: Iterable[ParameterInfo]
     if isinstance(owner, ModuleInfo):
         parameters = owner.parameters
@@ -236,13 +236,13 @@ def _tensors_of_owner(owner: ModuleInfo | OptimizerInfo) -> list[TensorInfo]:
 
 
 def called(tree: RecordedTree, row: int, info: FrameInfo) -> tuple[ModuleInfo | None, OptimizerInfo | None]:
-    """The module that is called, and the optimizer that makes a step; None for none."""
+    """Returns the module that a row calls, and the optimizer whose step it is; None for none."""
     batch = tree.batch
     return info.modules.get(batch["name"].item(row)), info.optimizers.get(batch["fwd_thread"].item(row))
 
 
 def tensors_of(parameter: ParameterInfo) -> Iterator[TensorInfo]:
-    """What a parameter had at the first call, as torch looks at it then: itself, its gradient, what an optimizer keeps of it."""
+    """Yields the tensors of a parameter at the first call, as torch records them: itself, its gradient, its optimizer state."""
     if parameter.tensor is not None:
         yield parameter.tensor
     if parameter.gradient is not None and not parameter.has_late_gradient:

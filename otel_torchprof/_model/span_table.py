@@ -75,7 +75,7 @@ class AttributeColumn:
 
 _ROWS = np.dtype(np.uint32)
 LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", np.uint64)])
-"""``otp_link`` in ``encode.h``, in the machine's byte order, which NumPy gives what it joins. The target may be in another table."""
+"""``otp_link`` in ``encode.h``, in native byte order, which NumPy gives to concatenated arrays. The target may be in another table."""
 
 STEP_NAME = "torch.step"
 """Name of the spans of steps: one for all, since the number is an attribute."""
@@ -89,11 +89,10 @@ STEP_KIND = "torch.step.kind"
 class SpanTable:
     """Spans of any number of traces as columns, laid out as ``otp_spans`` in ``encode.h``; one entry per span.
 
-    Columns of other integers are converted when it is made: whatever computed them, a table can be encoded. Immutable, hence
-    safe to share between threads.
+    The constructor converts columns to the required integer types. Immutable, hence thread-safe.
 
     Raises:
-        TypeError: a column holds what is not its kind, such as floats for times.
+        TypeError: a column has values of another kind, such as floats for times.
     """
 
     name: npt.NDArray[np.uint32]

@@ -106,10 +106,10 @@ def narrowed(table: SpanTable) -> SpanTable:
 
 
 def packed(table: SpanTable) -> SpanTable:
-    """Copies all arrays of a table into one block of memory, which returns to the system when it is freed.
+    """Copies all arrays of a table into one block of memory, which is returned to the system when it is freed.
 
-    For spans that wait: arrays of their own share the heap with what is allocated meanwhile, and keep free memory between them
-    (measured: 100 MiB around 256), and those that are views of a drain's columns keep all of these. About 20 ns per span.
+    For buffered spans: separate arrays fragment the heap (measured: 100 MiB of unusable free memory beside 256 MiB), and views of a
+    drain's columns keep all of these alive. Costs about 20 ns per span.
     """
     arrays = table.arrays()
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
@@ -175,7 +175,7 @@ def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
         if not here.size:
             continue
         now = now[here]
-        if (now[1:] < now[:-1]).any():  # the rows are asked for in another order
+        if (now[1:] < now[:-1]).any():  # the order changes
             order = np.argsort(now)
             here, now = here[order], now[order]
         picked_columns.append(replace(column, values=column.values[here], rows=None if len(now) == len(rows) else now))

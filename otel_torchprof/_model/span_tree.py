@@ -1,4 +1,4 @@
-"""The spans of one trace as a tree on columns: who is whose parent, in which order, and sums along the branches."""
+"""The spans of one trace as a tree on columns: parents, order, and sums over descendants."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SpanTree:
         """Index of the span's thread, from 0."""
         self.by_start = np.argsort(table.start, kind="stable")
         """The rows by start."""
-        # Children of one parent by thread; those whose parents are not in the table by the ids of these.
+        # Groups children by parent and thread; spans whose parent is not in the table by the parent's id.
         lost = np.flatnonzero(self.parent < 0)
         family = np.zeros(len(table), dtype=np.int64)
         family[lost] = np.unique(table.parent_span_id[lost], return_inverse=True)[1].reshape(-1)

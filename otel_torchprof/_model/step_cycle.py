@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 from .step_rules import OPTIMIZERS, RELEVANT, Boundary, Rule, RuleFit, Token
 
-# ---- The tokens of a thread whose rule is not known yet ----
+# ---- Tokens of a thread whose rule is not known yet ----
 
 _MOST_TOKENS = 1 << 14
 _FEW_TOKENS = 256
-"""Tokens that are held before the first backward pass."""
+"""Tokens that are buffered before the first backward pass."""
 _PASSES_WITHOUT_BACKWARD = 64
-"""Module calls without a backward pass after which a thread is taken not to train."""
+"""Module calls without a backward pass after which a thread counts as not training."""
 _LONGEST = 8
-"""Tokens of the longest sequence that is shortened: a batch, and the passes over it."""
+"""Tokens of the longest repeated sequence that is shortened: a batch, and the passes over it."""
 _WITHOUT_GRADIENTS = frozenset({Part.INFERENCE, Part.EVALUATION})
 _BEGINS = frozenset({Part.NEXT, Part.FORWARD})
 _PASSES = _WITHOUT_GRADIENTS | {Part.FORWARD}
@@ -49,16 +49,16 @@ class TokenBuffer:
 
     @property
     def is_hopeful(self) -> bool:
-        """Whether what is held may become steps."""
+        """Whether the buffered tokens may become steps."""
         return bool(self.tokens) and not self._is_idle and not self._is_settled
 
     @property
     def is_full(self) -> bool:
-        """Whether the next token makes the older half be released."""
+        """Whether the next token drops the older half."""
         return len(self.tokens) == _MOST_TOKENS
 
     def take(self, token: Token) -> None:
-        """Keeps a token; of a thread that has not trained, only what a step could begin with."""
+        """Buffers a token; before the thread trains, only a token with which a step could begin."""
         part = token.part
         if part in OPTIMIZERS or part is Part.BACKWARD:
             self._passes_without_backward, self._is_idle, self._trains = 0, False, True
@@ -67,7 +67,7 @@ class TokenBuffer:
         if part is not Part.INFERENCE:
             self._is_settled &= part in {Part.EVALUATION, Part.SAVE}
         elif not self.tokens or not (self._trains or self.tokens[-1].part is Part.NEXT):
-            return  # of several the one after a batch shows what that was for
+            return  # one after each batch is enough: it shows that the batch is for inference
         if part in _BEGINS and (part, token.key) not in self._idle:
             self._is_idle = False
         self._append(token)
@@ -77,12 +77,12 @@ class TokenBuffer:
                 self._rest()
 
     def close(self, end: int) -> None:
-        """The latest token, which was open, has ended."""
+        """Sets the end of the latest token, which was open."""
         if self.tokens and self.tokens[-1].end == NEVER:
             self.tokens[-1] = replace(self.tokens[-1], end=end)
 
     def settle(self) -> None:
-        """What is held can be held no longer; after many passes without a backward pass none is waited for."""
+        """Marks the buffer as settled; after many passes without a backward pass, no longer expects one."""
         self._is_settled = True
         if self._passes_without_backward >= _PASSES_WITHOUT_BACKWARD:
             self._rest()
@@ -110,7 +110,7 @@ class TokenBuffer:
         parts = {token.part for token in third}
         if parts & OPTIMIZERS or not all(map(_is_like, first, second, third)):
             return False
-        # Without an optimizer a backward pass may be all there is of a step; what is not zeroed meanwhile accumulates.
+        # Without an optimizer, a backward pass may be a whole step, unless gradients accumulate: no zeroing in between.
         accumulates = self._has_stepped or (self._has_zeroed and Part.ZEROING not in parts)
         return Part.BACKWARD not in parts or accumulates
 
@@ -125,7 +125,7 @@ def _is_like(*tokens: Token) -> bool:
 
 _MOST_THREADS = 64
 _QUIET_PERIODS = 3
-"""Periods of another thread's loop after which a loop that says nothing is over."""
+"""Periods of another thread's loop after which a loop without tokens is over."""
 
 
 class _Loop:
@@ -148,9 +148,9 @@ class _Loop:
         self._has_closures = False
 
     def take(self, token: Token) -> None:
-        """The next token, or the latest once more with its end."""
+        """Takes the next token, or the latest one again, with its end."""
         waiting, self._open = self._open, None
-        if token.is_cut and token.part in OPTIMIZERS:  # an iteration that has failed is part of the next one's step
+        if token.is_cut and token.part in OPTIMIZERS:  # a failed iteration is part of the next step
             if waiting is not None and waiting.id != token.id:
                 self._take(waiting)
             self.latest = token.id
@@ -163,7 +163,7 @@ class _Loop:
             self._close(token.end)
             return
         if token.end == NEVER and token.part in OPTIMIZERS:
-            self._open = token  # whether a backward pass runs in it is known when it has ended
+            self._open = token  # only its end shows whether a backward pass ran in it
         else:
             self._take(token)
 
@@ -174,13 +174,13 @@ class _Loop:
         return token.part is not Part.INFERENCE and token.id != self.latest
 
     def is_settled(self, watermark: int) -> bool:
-        """Whether all that has happened has its segment."""
+        """Whether everything up to the watermark has its segment."""
         if self.walk is None:
             return self._open is None and not self._buffer.is_hopeful
         return (self._open is None or not self.walk.waits) and self.walk.is_settled(watermark)
 
     def settle(self, watermark: int) -> None:
-        """Decides what is ambiguous."""
+        """Decides ambiguous boundaries."""
         self._take_open()
         if self.walk is not None:
             self.walk.settle(watermark)
@@ -220,7 +220,7 @@ class _Loop:
             self._adopt(self.learner.settle() if rule is None and self._buffer.is_full else rule)
 
     def _adopt(self, rule: Rule | None) -> None:
-        """The first rule: the steps that it makes of what is held are steps too."""
+        """Adopts the first rule, and applies it to the buffered tokens."""
         if rule is None or self.learner is None:
             return
         self.adopted += 1
@@ -245,7 +245,7 @@ class _Loop:
             walk.waits = True
         elif new_rule is not None and (self._fit.is_broken or walk.rule.is_provisional > new_rule.is_provisional):
             self._replace(new_rule, walk)
-            walk.walk(token)  # it ends no whole period of the new rule
+            walk.walk(token)  # not given to the new rule's fit: its period is not complete
             return
         walk.walk(token)
         if walk.rule.is_given:
@@ -296,7 +296,7 @@ class StepCycle:
         """Takes the tokens that began or ended since the last call; returns the boundaries that are certain now, by time.
 
         Args:
-            tokens: top-level phases of their threads; an open one comes again when it has ended.
+            tokens: top-level phases of their threads; an open one is passed again when it has ended.
             watermark: time until which all tokens are known, Unix ns.
         """
         boundaries: list[Boundary] = []
@@ -314,7 +314,7 @@ class StepCycle:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that happened up to the watermark has its segment."""
+        """Whether everything up to the watermark has its segment."""
         return self._settled >= self._watermark
 
     def settle(self) -> list[Boundary]:
@@ -341,7 +341,7 @@ class StepCycle:
 
     @property
     def has_trained(self) -> bool:
-        """Whether a pass backward was seen, or a rule is known."""
+        """Whether a backward pass was seen, or a rule is known."""
         return self._active is not None or any(loop.weight for loop in self._loops.values())
 
     @property
@@ -351,7 +351,7 @@ class StepCycle:
 
     @property
     def rule(self) -> str:
-        """The rule in force, and why, for people."""
+        """The current rule and its reason, as text for users."""
         if self._active is not None and self._active.walk is not None:
             return self._active.walk.rule.text
         if not self.has_trained:
@@ -393,7 +393,7 @@ class StepCycle:
                     self._has_segments = True
                     earliest = self._settled if end is None or boundary.segment is not None else end
                     self._latest = max(boundary.time, self._latest, earliest)
-                    # What is known of the token is of when that began.
+                    # The token's data describe the time at which it began.
                     token = boundary.token if boundary.time == self._latest else 0
                     collected.append(replace(boundary, time=self._latest, token=token))
             return
@@ -406,7 +406,7 @@ class StepCycle:
 
 
 def _when(token: Token) -> int:
-    """When it counts: of an optimizer, whether a backward pass runs in it is known at its end."""
+    """Sort key: the start; for an optimizer step the end, which shows whether a backward pass ran in it."""
     return token.end if token.part in OPTIMIZERS else token.start
 
 

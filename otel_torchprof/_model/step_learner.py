@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from .step_rules import Token
 
 _RARE = 16
-"""Periods in which every optimizer of the loop is expected to step: a WGAN trains its critic 5 times, or 10, for one step."""
+"""Periods within which every optimizer of the loop is expected to step: a WGAN trains its critic 5 or 10 times per step."""
 _SURE_TIME = 2_000_000_000
-"""ns after which no other optimizer is waited for."""
+"""ns after which the learner waits for no other optimizer."""
 _ROUNDS = 32
-"""Backward passes without an optimizer that speak for a loop without one, where no more can be waited for."""
+"""Backward passes without an optimizer after which a loop counts as one without, if the learner must decide."""
 _FEW_PERIODS = 3
-"""Periods, by their backward passes, after which an optimizer that has stepped is not expected any more."""
+"""Periods, counted by backward passes, after which an optimizer that has stepped is no longer expected."""
 _FIRST = frozenset({Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 _MOST_OPTIMIZERS = 1024
 _MOST_LOADERS = 64
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class _Optimizer(NamedTuple):
-    """An optimizer's token, with what came between the one before and it."""
+    """A step of an optimizer, and the events since the previous step of any optimizer."""
 
     anchor: Anchor
     backwards: int
@@ -45,7 +45,7 @@ class _Optimizer(NamedTuple):
 
 
 def _shape(period: Sequence[_Optimizer]) -> list[tuple[Anchor, bool]]:
-    """Order of a period's optimizers and backward passes without repetitions, for comparing periods."""
+    """Returns the order of a period's optimizers and backward passes without repetitions, to compare periods."""
     shape: list[tuple[Anchor, bool]] = []
     for anchor, backwards, _, _ in period:
         if not shape or shape[-1] != (anchor, backwards > 0):
@@ -54,7 +54,7 @@ def _shape(period: Sequence[_Optimizer]) -> list[tuple[Anchor, bool]]:
 
 
 def _last_of_round(period: Sequence[_Optimizer]) -> Anchor:
-    """The one of those that step once in a period after which a new batch or pass begins; the period's last if any may be."""
+    """Returns the optimizer that steps once in the period and is followed by a new batch or pass; by default the period's last."""
     counts = Counter(step.anchor for step in period)
     last = period[-1].anchor
     best, best_score = last, _newness(period[0])
@@ -69,12 +69,12 @@ def _newness(step: _Optimizer) -> int:
 
 
 class Learner:
-    """Learns the rule of one thread's loop.
+    """Learns the rule that ends a step of one thread's loop.
 
     Args:
-        optimizer: the key that the program gave; no other optimizer is an anchor.
-        loader: the key that the program gave, in the same way.
-        rounds: after how many backward passes without an optimizer there is none. Default: an optimizer may follow however many.
+        optimizer: key of the optimizer that the program named; then no other one is an anchor.
+        loader: key of the loader that the program named; likewise.
+        rounds: number of backward passes without an optimizer after which the loop has none. Default: an optimizer may always follow.
     """
 
     def __init__(self, optimizer: int | None = None, loader: int | None = None, *, rounds: float = math.inf) -> None:
@@ -84,7 +84,7 @@ class Learner:
         self._optimizers: list[_Optimizer] = []
         self._waiting: Rule | None = None
         self._former: Rule | None = None
-        """What was waiting when another optimizer stepped: that may be one that steps rarely, or of the next loop."""
+        """The waiting rule from before another optimizer stepped: that one may step rarely, or be of the next loop."""
         self._began = 0
         self._first: Anchor | None = None
         self._modules: set[int] = set()
@@ -100,7 +100,7 @@ class Learner:
         self._pattern_rounds = self._pattern_zeroings = 0
 
     def take(self, token: Token) -> Rule | None:
-        """The rule, if it is known with this token."""
+        """Takes the next token; returns the rule if it is known now."""
         part = token.part
         if part is Part.INFERENCE:
             _add(self._modules, token.key)
@@ -122,7 +122,7 @@ class Learner:
         return None
 
     def settle(self) -> Rule | None:
-        """The rule that two equal periods or else one speaks for, though an optimizer might still come that steps rarely, or for the first time."""
+        """Returns the likeliest rule so far, although an optimizer that steps rarely, or has not stepped yet, may still follow."""
         rule = self._likeliest(_ROUNDS)
         accumulates = self._zeroed and self.backwards and not self._optimizers
         if rule is None and accumulates and not self._is_given:
@@ -130,13 +130,13 @@ class Learner:
         return rule
 
     def finish(self) -> Rule | None:
-        """The rule that most speaks for when nothing comes any more."""
+        """Returns the likeliest rule at the end of the tokens."""
         return self._likeliest(2)
 
     def of_optimizer(self, token: Token) -> Rule | None:
-        """The rule that one period of optimizers speaks for, where the loop begins anew with the token that was taken last.
+        """Returns the rule from one period of optimizers, if the latest token begins the loop anew; else None.
 
-        That is its next batch, or where it has none what it began with.
+        That token is a batch or, for a loop without batches, the loop's first token.
         """
         if not self._optimizers:
             return None
@@ -144,12 +144,12 @@ class Learner:
         return self._single() if token.part is Part.NEXT or is_first else None
 
     def of_misfits(self) -> Rule | None:
-        """The rule of two equal periods, where the one before does not fit and no batches tell steps apart until this one is sure."""
+        """Returns the waiting rule of two equal periods, to replace one that does not fit; None if the loop has batches."""
         has_batches = any(step.has_next for step in self._optimizers)
         return None if has_batches else self._waiting
 
     def most_work(self, anchor: Anchor) -> int:
-        """Backward passes and optimizers' steps in the longest period of an anchor."""
+        """Returns the number of backward passes and optimizer steps in the longest period of an anchor."""
         most = work = 0
         for step in self._optimizers:
             work += step.backwards + 1
@@ -162,7 +162,7 @@ class Learner:
         return self._optimizer is not None or self._loader is not None
 
     def _likeliest(self, least: int) -> Rule | None:
-        """The rule that most speaks for; without an optimizer, that many rounds have to."""
+        """Returns the likeliest rule; one without an optimizer needs ``least`` rounds."""
         if self._is_given:
             return None
         if self._waiting is not None or self._optimizers:
@@ -199,7 +199,7 @@ class Learner:
         return None if self._loader is not None else self._periodic(token)
 
     def _given(self, anchor: Anchor) -> Rule | None:
-        """The given optimizer has stepped, or a scaler steps it: that one's calls are all that is seen of it then."""
+        """Returns the rule of the given optimizer after its step. If a scaler steps it, only calls of the scaler are seen."""
         if anchor == (Part.STEP, self._optimizer):
             text = "a step ends with the step of the given optimizer"
         elif anchor[0] is Part.SCALER_UPDATE and sum(step.anchor == anchor for step in self._optimizers) > 1:
@@ -209,7 +209,7 @@ class Learner:
         return Rule(*anchor, frozenset(), text, is_given=True)
 
     def _periodic(self, token: Token) -> Rule | None:
-        """The rule, if this is the second time that this optimizer ends the same period, which holds every other."""
+        """Returns the rule if this optimizer ends the same period for the second time, and the period has every other optimizer."""
         anchor = self._optimizers[-1].anchor
         periods = self._periods(anchor)
         shape = _shape(periods[0])
@@ -232,7 +232,7 @@ class Learner:
         return None
 
     def _periods(self, anchor: Anchor) -> list[list[_Optimizer]]:
-        """What came until each time that it stepped, the latest first, as far back as another optimizer is expected."""
+        """Returns the optimizer steps up to each step of the anchor, the latest period first; at most :data:`_RARE` periods."""
         steps = self._optimizers
         periods: list[list[_Optimizer]] = []
         end = len(steps)
@@ -245,12 +245,12 @@ class Learner:
         return [*periods, steps[:end]]
 
     def _asks_alike(self, periods: list[list[_Optimizer]]) -> bool:
-        """Whether each of both periods has a batch of its own, or there is no loader: else it may take several to use one up."""
+        """Whether both of the latest periods have a batch, or no period has one: else one batch may last for several periods."""
         asks = [any(step.has_next for step in period) for period in periods]
         return all(asks[:2]) or not any(asks)
 
     def _single(self) -> Rule | None:
-        """The rarest optimizer of which one period holds a backward pass and every other."""
+        """Returns the rule of the rarest optimizer whose latest period has a backward pass and every other optimizer."""
         counts = Counter(step.anchor for step in self._optimizers)
         updates = [anchor for anchor in counts if anchor[0] is Part.SCALER_UPDATE]
         for anchor in sorted(updates or counts, key=lambda anchor: counts[anchor]):
@@ -294,7 +294,7 @@ class Learner:
         return self._forward_rule() if self._pattern_rounds >= self._needed() and not self._rounds else None
 
     def _is_round(self, zeroings: int) -> bool:
-        """Whether a step without an optimizer may have ended, since there were so many zeroings: what is not zeroed accumulates."""
+        """Whether a step without an optimizer may have ended: not if gradients accumulate, without a zeroing since ``zeroings``."""
         return not self._zeroed or zeroings < self._zeroings
 
     def _needed(self) -> float:

@@ -1,4 +1,4 @@
-"""Tokens, from which the cycle of a training loop is learned, and the rule that says what ends a training step."""
+"""Tokens, from which the cycle of a training loop is learned, and the rule that ends a training step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_torchprof._native.python_sources import untracked
 if TYPE_CHECKING:
     from otel_torchprof._columns.phases import Segment
 
-# ---- What the cycle of a training loop is learned from, and what it gives: tokens and boundaries ----
+# ---- Input and output of learning: tokens and boundaries ----
 
 OPTIMIZERS = frozenset({Part.STEP, Part.SCALER_STEP, Part.SCALER_UPDATE})
 """Parts that can end a step of training."""
@@ -26,29 +26,29 @@ RELEVANT = OPTIMIZERS | {
     Part.ZEROING,
     Part.SAVE,
 }
-"""Parts that say something about the cycle; the others may come anywhere."""
+"""Parts that are evidence of the cycle; the others may be anywhere in it."""
 
 
 @untracked
 @dataclass
 class Token:
-    """A phase event that is in no other phase of its thread."""
+    """A top-level phase of a thread."""
 
     id: int
     """Id of the event."""
     part: Part
     key: int
-    """Address of its dataset, root module, optimizer or scaler; 0 where it is unknown."""
+    """Address of its dataset, root module, optimizer or scaler; 0 if unknown."""
     start: int
     """Unix ns."""
     end: int
-    """Unix ns; NEVER while it is open."""
+    """Unix ns; :data:`NEVER` while it is open."""
     thread: int
     """``threading.get_ident()``."""
     context: int
     """Number of the OpenTelemetry span, 0 for none."""
     holds_backward: bool = False
-    """A backward pass ran in it: an optimizer was given a closure."""
+    """Whether a backward pass ran in it, as in an optimizer step with a closure."""
     is_cut: bool = False
     """Whether an exception ended it."""
 
@@ -56,52 +56,52 @@ class Token:
 @untracked
 @dataclass
 class Boundary:
-    """A segment begins, and the one before ends."""
+    """The end of a segment and the start of the next."""
 
     time: int
     """Unix ns."""
     thread: int
     token: int
-    """Id of the phase that begins it; 0 where it begins with none."""
+    """Id of the phase with which the segment begins; 0 if it begins with none."""
     segment: Segment | None
     """Kind of the following segment; None if nothing follows."""
 
 
-# ---- The rule that says what ends a step of training, and whether a loop still goes by it ----
+# ---- The rule that ends a training step, and whether a loop still follows it ----
 
 MANY_ROUNDS = 256
-"""Backward passes without an optimizer's step after which an optimizer that is there is not used."""
+"""Backward passes without an optimizer step after which an existing optimizer counts as unused."""
 _FEW_ROUNDS = 3
 _MISFITS = 3
 _AGE = (1 << 32) - 1
-"""Misfits count among the last 32 periods: what an optimizer does once in a thousand steps is no new loop."""
+"""Mask of the last 32 periods, in which misfits count: a rare event every thousand steps is no new loop."""
 
 Anchor = tuple[Part, int]
-"""A part and the object that it is of."""
+"""A part, and the key of its object."""
 
 
 class Rule(NamedTuple):
-    """A rule that says what ends a step."""
+    """A rule that ends a step."""
 
     part: Part
-    """STEP, SCALER_STEP, SCALER_UPDATE: it ends with that object's; NEXT, FORWARD: the next one begins with it, after a backward pass."""
+    """With STEP, SCALER_STEP and SCALER_UPDATE the step ends with it; with NEXT and FORWARD the next step begins with it, after a backward pass."""
     key: int
-    """The object; 0 for any module, or for an optimizer that is not known yet."""
+    """Key of the object; 0 for any module, or for an optimizer that is not known yet."""
     optimizers: frozenset[Anchor]
-    """The optimizers that step in a period."""
+    """Optimizers that step in a period."""
     text: str
-    """The rule and its reason, for people."""
+    """The rule and its reason, for users."""
     is_given: bool = False
     """Whether the program has set the rule; then it is never replaced."""
 
     @property
     def is_provisional(self) -> bool:
-        """Whether the first step of an optimizer replaces it: none has stepped so far."""
+        """Whether the first step of an optimizer replaces the rule, as none has stepped so far."""
         return not self.optimizers and not self.is_given
 
     @property
     def rounds(self) -> int:
-        """After how many backward passes without an optimizer a rule without one may replace it."""
+        """Backward passes without an optimizer after which a rule without one may replace this rule."""
         return MANY_ROUNDS if self.part in OPTIMIZERS else _FEW_ROUNDS
 
 
@@ -110,7 +110,7 @@ class RuleFit:
 
     Args:
         rule: the current rule.
-        work: backward passes and steps of optimizers in the longest period that it was learned from.
+        work: backward passes and optimizer steps in the longest period from which the rule was learned.
     """
 
     def __init__(self, rule: Rule, work: int = 0) -> None:
@@ -128,7 +128,7 @@ class RuleFit:
 
     @property
     def is_broken(self) -> bool:
-        """Whether three periods did not fit."""
+        """Whether three recent periods did not fit."""
         return self._is_overdue or self._misfits.bit_count() + self._is_odd >= _MISFITS
 
     @property
@@ -136,7 +136,7 @@ class RuleFit:
         return bool(self._usual) and self._work > _MISFITS * max(self._learned_work, *self._usual)
 
     def take(self, token: Token, ended: bool) -> None:
-        """A token that was walked, and whether a period ended with it."""
+        """Takes a token after the walk; ``ended``: whether a period ended with it."""
         is_optimizer = token.part in OPTIMIZERS
         if ended and not is_optimizer:
             self._end()
@@ -150,6 +150,6 @@ class RuleFit:
     def _end(self) -> None:
         self._usual.append(self._work)
         ages = self._rule.part in OPTIMIZERS
-        if ages or self._is_odd:  # a loop without an optimizer has none, however rarely it steps
+        if ages or self._is_odd:  # without an optimizer, misfits do not age: however rarely one steps, the loop has one
             self._misfits = (self._misfits << 1 | self._is_odd) & _AGE
         self._work, self._is_odd = 0, False

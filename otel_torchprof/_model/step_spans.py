@@ -155,15 +155,15 @@ class Step:
     usage: Usage | None = None
     """When it began."""
     starts_earlier: bool = False
-    """Whether it is the first step, of which only the end is known: its begin follows from the next events."""
+    """Whether it is the first step, with only its end known; its start follows from later events."""
     trace: Trace | None = None
-    """Its own; asked for when something of it happens outside of any context, or is about to."""
+    """Trace of the step, created when it has, or is about to have, an event without a context."""
     link: tuple[int, int] | None = None
     job: tuple[int, int] | None = None
     spans: dict[int, StepSpan] = field(default_factory=dict)
     """By context."""
     planned: dict[int, StepSpan] = field(default_factory=dict)
-    """Spans whose ids were asked for before anything was in them."""
+    """Spans whose ids were requested before they had events."""
     phases: PhaseTimes = field(default_factory=PhaseTimes)
 
 
@@ -171,7 +171,7 @@ JOB_NAME = "torch.job"
 
 
 class Job:
-    """The sections of one recording. For one thread at a time, but for :meth:`link` and :meth:`begin`.
+    """The sections of one recording. Not thread-safe, except :meth:`link` and :meth:`begin`.
 
     Args:
         interval_ns: after which a section ends; 0: there is no such span.

@@ -25,13 +25,13 @@ _MOST_KEYS = 64
 
 
 class Walk:
-    """Goes through the tokens of one thread, in order, and makes the boundaries.
+    """Walks the tokens of one thread, in order, and creates the boundaries.
 
-    A step begins with the first batch, pass or zeroing after the anchor of the step before. Whether these are of training is
-    known when a pass follows: until then they are pending.
+    A step begins with the first batch, pass or zeroing after the anchor of the previous step. Only a later pass shows
+    whether these are for training; until then they are pending.
 
     Args:
-        rule: what ends a step; it may be replaced.
+        rule: the rule that ends a step; it may be replaced.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -45,23 +45,23 @@ class Walk:
         self._segment: Segment | None = None
         self._first: Token | None = None
         self._latest: Token | None = None
-        self._end = 0  # of the latest token of the segment, NEVER while it is open
+        self._end = 0  # end of the segment's latest token, NEVER while that is open
         self._trained_end = 0
         """End of the latest training pass or optimizer step."""
         self._pauses: deque[int] = deque(maxlen=8)
-        """Times from there to the next step, if one followed."""
+        """Times from ``_trained_end`` to the start of the next step, for the latest steps."""
         self._segment_start = self._period = 0
         self._has_compute = self._has_backward = False
         self._strange: int | None = None
-        """An optimizer that the rule does not know, and that has stepped since."""
+        """Key of an optimizer that the rule does not have, and that stepped in the current step."""
         self._pending: list[Token] = []
         self._zeroing_ends_steps = False
         self._of_training: dict[int, None] = {}
         self._of_evaluation: dict[int, None] = {}
         self._inferred = 0
-        """When the latest call without gradients since the latest token ended; 0 for none."""
+        """End of the latest call without gradients since the latest token; 0 for none."""
         self._anew = 0
-        """Id of the latest batch that continues no evaluation: it follows training, or its loader has begun again."""
+        """Id of the latest batch that continues no evaluation: it follows training, or is its loader's first."""
 
     def walk(self, token: Token) -> None:
         """Takes the next token."""
@@ -93,7 +93,7 @@ class Walk:
         self._inferred = 0
 
     def close(self, end: int) -> None:
-        """The latest token, which was open, has ended."""
+        """Sets the end of the latest token, which was open."""
         if self._pending and self._pending[-1].end == NEVER:
             self._pending[-1] = replace(self._pending[-1], end=end)
         if self._inferred == NEVER:
@@ -104,13 +104,13 @@ class Walk:
             self._trained_end = end
 
     def is_settled(self, watermark: int) -> bool:
-        """Whether all that has happened belongs to the segment that runs."""
+        """Whether everything up to the watermark belongs to the current segment."""
         if self.waits and (self._pending or (self._segment is Segment.STEP and self._end < watermark)):
             return False
         return not self._is_silent(watermark)
 
     def settle(self, watermark: int) -> None:
-        """Decides what is pending: the batch that a loader is at is one more for training, and a silent loop is over."""
+        """Decides pending tokens: a batch that is still loading is for training if its loader was, and a silent loop is over."""
         if self.waits and self._is_asking and self._pending[-1].key in self._of_training:
             self._begin(self._pending[-1])
             self._end = NEVER
@@ -120,7 +120,7 @@ class Walk:
             self.finish(watermark)
 
     def finish(self, end: int) -> None:
-        """The loop is over: its last segment ends with its last token."""
+        """Ends the loop: its last segment ends with its last token."""
         self._release()
         if self._segment is not None and self._latest is not None:
             self._emit(min(self._end, end), self._latest, None)
@@ -148,7 +148,7 @@ class Walk:
         return key in self._of_training and key not in self._of_evaluation
 
     def _precedes_step(self, token: Token) -> bool:
-        """Whether a step has ended before this token: of a loop without an optimizer, or with one that the rule does not know."""
+        """Whether a step ended before this token, in a loop without an optimizer, or with one that the rule does not have."""
         rule = self.rule
         if self._strange is not None and not self.waits:
             is_alone = token.part is Part.ZEROING and token.key == self._strange and not self._of_training
@@ -160,7 +160,7 @@ class Walk:
         return token.part in {Part.EVALUATION, Part.SAVE}
 
     def _ask(self, token: Token, before: Token | None) -> None:
-        """Holds a batch until a pass shows what it is for."""
+        """Makes a batch pending until a pass shows whether it is for training or evaluation."""
         self._release(token.key)
         key = token.key
         is_evaluating = bool(self._inferred) or (before is not None and before.part is Part.EVALUATION)
@@ -177,7 +177,7 @@ class Walk:
             self._pending.append(token)
 
     def _try(self, key: int) -> None:
-        """Before all steps: a pass made lazy parameters, or counted them; nothing is trained between batches of an evaluation."""
+        """Handles a batch before all steps: a pass between two batches of a loader without training, such as a dry run, is evaluation."""
         batch = next((one for one in reversed(self._pending) if one.part is Part.NEXT), None)
         has_passed = bool(self._pending) and self._pending[-1].part is Part.FORWARD
         if (self._inferred or has_passed) and batch is not None and batch.key == key:
@@ -186,9 +186,9 @@ class Walk:
             self._pending.clear()
 
     def _evaluate_batches(self, key: int = 0) -> None:
-        """Batches with passes and no training were of an evaluation, once their loader, or that of training, is asked for another one.
+        """Makes pending batches with passes and no training an evaluation, when their loader or that of training gets the next request.
 
-        A single batch of another loader may be for training, as the data set of the next epoch is.
+        A single batch of another loader may be for training, such as the dataset of the next epoch.
         """
         pending = self._pending
         has_passed = bool(pending) and pending[-1].part is Part.FORWARD
@@ -211,7 +211,7 @@ class Walk:
 
     @property
     def _is_done(self) -> bool:
-        """Whether all that is known of a step without an optimizer has come."""
+        """Whether the backward pass of a step without an optimizer has come."""
         return self.rule.part not in OPTIMIZERS and self._has_backward
 
     def _zero(self, token: Token) -> None:
@@ -220,9 +220,9 @@ class Walk:
         self._end = token.end
 
     def _evaluate(self, token: Token) -> None:
-        """An evaluation has its batches with it: those just before it, of a data set that is not only trained with.
+        """Begins an evaluation with the batches just before it, unless their dataset is only used for training.
 
-        After a batch of training it may be a pass over that batch, for labels or actions: what follows shows it.
+        After a training batch it may be a pass over that batch, for labels or actions; the following tokens decide.
         """
         pending, first = self._pending, token
         latest = pending[-1] if pending else None
@@ -238,7 +238,7 @@ class Walk:
         self._cut(first, Segment.EVALUATION, token.end)
 
     def _release(self, key: int = 0) -> None:
-        """Passes of evaluation after a batch of training were over something else: no training follows them."""
+        """Makes pending evaluation passes after a training batch an evaluation, as no training followed them."""
         places = [place for place, one in enumerate(self._pending) if one.part is Part.EVALUATION]
         if places:
             before, first, after = (
@@ -254,7 +254,7 @@ class Walk:
             self._evaluate_batches()
 
     def _cut(self, first: Token, segment: Segment, end: int) -> None:
-        """An evaluation or a checkpoint is a segment between steps, and a part of a step that has begun."""
+        """Begins an evaluation or a checkpoint; inside a step with training passes, it stays a part of the step."""
         begin = self._end_of_step(first) if self._segment is Segment.STEP else first.start
         self._pending.clear()
         self._end = end
@@ -265,16 +265,16 @@ class Walk:
         self.waits = True
 
     def _end_of_step(self, first: Token) -> int:
-        """Where the step ends that something else follows: after all of its phases, and as long after its passes as other steps do.
+        """Returns the end of a step before another segment: after all its phases, with the usual pause after its passes.
 
-        The rest, such as the wait for another loader's workers, belongs to what follows.
+        The time after that, such as the wait for another loader's workers, belongs to the next segment.
         """
         usual = round(statistics.median(self._pauses)) if self._pauses else 0
         ends = [self._end, *(one.end for one in self._pending if one.start < first.start)]
         return min(first.start, max(self._trained_end + usual, max(ends) + 1))
 
     def _train(self, token: Token) -> None:
-        """A pass of training, or a step of an optimizer."""
+        """Takes a training pass or an optimizer step."""
         part = token.part
         is_optimizer = part in OPTIMIZERS
         if self._is_given_loader and self.waits and not self._nexts():
@@ -301,14 +301,14 @@ class Walk:
             self.waits = self.has_ended_period = True
 
     def _note_strange(self, token: Token) -> None:
-        """Keeps an optimizer whose step may have ended a step, though the rule knows only others."""
+        """Stores an optimizer whose step may have ended a training step, though the rule does not have it."""
         rule = self.rule
         is_known = rule.is_given or rule.part not in OPTIMIZERS or (token.part, token.key) in rule.optimizers
         if token.part in OPTIMIZERS and self._has_backward and not is_known:
             self._strange = token.key
 
     def _begin(self, token: Token) -> None:
-        """Begins a step of which this token is the first pass."""
+        """Begins a step with this token as its first pass."""
         first = self._first_of_step(token)
         if self._segment is Segment.STEP and first.start >= self._trained_end:
             self._pauses.append(first.start - self._trained_end)
@@ -318,10 +318,9 @@ class Walk:
         self._strange = None
 
     def _first_of_step(self, token: Token) -> Token:
-        """The first batch, else the first zeroing, else the pass itself.
+        """Returns the first batch, else the first zeroing, else the pass itself.
 
-        Zeroing before the batch belongs to the step that ends, and so it does then where no batch comes, because the loader
-        was asked ahead.
+        Zeroing before the batch belongs to the step that ends; in such a loop also if no batch follows because it was prefetched.
         """
         nexts = self._nexts()
         zeroing = next((place for place, one in enumerate(self._pending) if one.part is Part.ZEROING), None)
@@ -338,15 +337,15 @@ class Walk:
 
     @property
     def _may_evaluate(self) -> bool:
-        """Whether the latest batch is none of the loaders that the loop has trained with."""
+        """Whether the latest batch is from a loader that the loop has not used for training."""
         batch = next((one for one in reversed(self._pending) if one.part is Part.NEXT), None)
         is_unknown = batch is not None and batch.key not in self._of_training
         return is_unknown and bool(self._of_training) and not self._is_given_loader
 
     def _nexts(self) -> list[Token]:
-        """The pending batches that are for training: not those of an evaluation, nor the ones before them.
+        """Returns the pending batches that are for training: not those of an evaluation, nor the ones before them.
 
-        A pass of training follows. A batch of a data set that was evaluated first is for training where it continues no evaluation.
+        Called when a training pass follows. A batch of a dataset used for evaluation is for training if it continues no evaluation.
         """
         if self._is_given_loader:
             return [one for one in self._pending if (one.part, one.key) == (Part.NEXT, self.rule.key)]
@@ -359,7 +358,7 @@ class Walk:
             nexts.append(one)
         nexts.reverse()
         if self._segment is not Segment.STEP and len(nexts) > 1 and nexts[0].key in self._of_evaluation:
-            del nexts[0]  # the evaluation's loader, asked once more than it had batches
+            del nexts[0]  # the request that found the evaluation's loader exhausted
         return nexts
 
     def _emit(self, time: int, token: Token, segment: Segment | None) -> None:

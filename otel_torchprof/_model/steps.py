@@ -1,7 +1,7 @@
 """Steps of a live recording: assigns times to steps, and creates the spans of steps.
 
-A step is a segment of time. It becomes a span in every context in which something of it happened: one, as a rule. Outside of
-any context that span is the root of a trace and links to the one before; inside a span of the application it is its child.
+A step is a segment of time. It becomes a span in every context in which it has events, usually one. Without a context the step span
+is the root of a trace and links to the previous step; inside an application span it is a child of that span.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from .step_spans import RecordedStep
 
 _MOST = 100_000
-"""Steps that are remembered for a drain; the oldest of more are forgotten."""
+"""Steps stored for a drain; beyond it the oldest are dropped."""
 
 
 def _all(_step: int, _trace_id: int) -> bool:
-    """Every step is traced in full."""
+    """Selects every step."""
     return True
 
 
 def _none() -> None:
-    """There is no span of the job."""
+    """Returns None: there is no job span."""
 
 
 class Steps:
-    """The steps of the process. Thread-safe: :meth:`boundary` comes from the loop's thread, the rest from the one that drains.
+    """The steps of the process. Thread-safe: the loop's thread calls :meth:`boundary`, the draining thread the other methods.
 
     Args:
-        new_trace: asked once per step that is the root of a trace: its name, number, and the step that it links to.
-        new_span_id: as ``generate_span_id`` of OpenTelemetry's IdGenerator.
-        current_span: the span that a context stands for, and when it began (Unix ns) where that is known.
-        selects: whether the step of that number, in the trace of that id, is traced in full.
-        job: trace and span id of what the steps of this time link to.
+        new_trace: creates the trace of a step that is a root, from the step's name, its number, and the step that it links to.
+        new_span_id: ``generate_span_id`` of OpenTelemetry's IdGenerator.
+        current_span: returns the span of a context, and its start (Unix ns) if known.
+        selects: whether the step with a number, in the trace with an id, is traced in full.
+        job: returns trace and span id of the current job span, to which steps link.
         first: number of the first step.
     """
 
@@ -84,40 +84,40 @@ class Steps:
 
     @property
     def active(self) -> bool:
-        """Whether there are steps at all."""
+        """Whether there are any steps."""
         return bool(self._steps)
 
     @property
     def origin(self) -> int | None:
-        """When the first segment began, Unix ns; None where that is not known."""
+        """Start of the first segment, Unix ns; None if unknown."""
         return self._origin
 
     @property
     def running(self) -> int:
-        """The number of the step that runs; 0 before the first has ended. Any thread."""
+        """Number of the running step; 0 before the first one ended. Thread-safe."""
         steps = self._steps
         return steps[-1].number if steps else 0
 
     @property
     def completed(self) -> int:
-        """Number of steps that have ended, including skipped ones. Any thread."""
+        """Number of ended steps, including skipped ones. Thread-safe."""
         running = self._steps[-1:]
         return self._number - self._first - sum(step.segment is Segment.STEP and step.end is None for step in running)
 
     @property
     def next_number(self) -> int:
-        """The number of the step that begins next."""
+        """Number of the next step."""
         return self._number
 
     @property
     def begun(self) -> bool:
-        """Whether it is known when the first segment began."""
+        """Whether the start of the first segment is known."""
         return self._origin is not None
 
     def begin(
         self, start: int, segment: Segment = Segment.STEP, *, setup: int | None = None, usage: Usage | None = None
     ) -> None:
-        """The first segment began then, whether it has ended yet or not; ``setup``: when the set-up before it did."""
+        """Sets the start of the first segment, which may have ended. ``setup``: start of the set-up before it."""
         with self._lock:
             if not self._steps:
                 self._steps.append(self._new(segment, start, None, usage))
@@ -134,9 +134,9 @@ class Steps:
                 self._ended.insert(0, self._ended.pop())
 
     def first_step_is(self, start: int | None) -> None:
-        """The program says itself where steps end, and none has ended yet: the first one began then, after its set-up.
+        """Sets the start of the first step, after the set-up, for a program that marks its steps and has not ended one yet.
 
-        None: with the set-up, since more than that is not known.
+        None if unknown: the step then begins with the set-up.
         """
         with self._lock:
             if not self._steps:
@@ -156,9 +156,9 @@ class Steps:
     def boundary(
         self, segment: Segment, now: int, context: int, thread: int | None, usage: Usage | None = None
     ) -> bool:
-        """Ends the current segment, on a thread (its ident) that was in a context (0: none), and begins another.
+        """Ends the current segment, on a thread (its ident) with a current context (0: none), and begins another.
 
-        Returns whether what comes outside of contexts is to be recorded.
+        Returns whether events without a context are recorded.
         """
         with self._lock:
             self.end(now, context, thread, usage)
@@ -167,12 +167,12 @@ class Steps:
     def change(
         self, change: SegmentChange, now: int, context: int, thread: int | None, usage: Usage | None = None
     ) -> bool:
-        """As :meth:`boundary`, for what the program says: the first segment may begin, and the current one end without another."""
+        """As :meth:`boundary`, for a change that the program reports: may begin the first segment, or end the current one without another."""
         with self._lock:
             if change.replaces_step and (replaced := self._replace_step(change.begins)) is not None:
                 return self._is_recorded(replaced, context)
             running = self._steps[-1].segment if self._steps else None
-            if change.begins is None and running is Segment.SETUP:  # the loop has begun, and not its first segment
+            if change.begins is None and running is Segment.SETUP:  # the loop has begun, but not its first segment
                 return True
             if self._steps or change.ends_step:
                 self.end(now, context, thread, usage, change.attributes)
@@ -189,7 +189,7 @@ class Steps:
         return self._is_recorded(following, context)
 
     def _is_recorded(self, step: Step, context: int) -> bool:
-        """Whether what comes outside of contexts is to be recorded."""
+        """Whether events without a context are recorded."""
         if context:
             self._contexts.add(context)
             return True
@@ -197,12 +197,12 @@ class Steps:
         return trace.recorded and self._selects(step.number, trace.trace_id)
 
     def _replace_step(self, segment: Segment | None) -> Step | None:
-        """Makes the running step a segment of this kind, or nothing; None where none runs, or where it has to end as it is."""
+        """Changes the running step to a segment of this kind, or removes it. Returns None if it is removed, has to end as it is, or none runs."""
         running = self._steps[-1] if self._steps else None
         if running is None or running.end is not None or running.segment is not Segment.STEP:
             return None
         if segment is None:
-            if not running.spans:  # else some of its events were sent under it already
+            if not running.spans:  # else some of its events were sent with it as their parent
                 self._number -= 1
                 self._steps.pop()
             return None
@@ -223,7 +223,7 @@ class Steps:
         usage: Usage | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Ends the current segment; where there is none yet, a first step, of which nothing but the end is known."""
+        """Ends the current segment; if there is none yet, a first step of which only the end is known."""
         with self._lock:
             if thread is not None:
                 self.threads.add(thread)
@@ -231,14 +231,14 @@ class Steps:
                 self._steps.append(replace(self._new(Segment.STEP, now, None), starts_earlier=True))
             step = self._steps[-1]
             if step.end is None:
-                # Of several threads, one may read the clock first and tell last.
+                # Threads may report in another order than they read the clock.
                 self._link = self._end(step, max(now, step.start), context, thread, usage)
                 step.spans[context].attributes |= attributes or {}
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Begin and end, Unix ns, of what is in none of them: before one that is known another had ended, or nothing followed.
+        """Returns start and end, Unix ns, of the times in no step: between two steps, or after the last one.
 
-        There is none between steps of which all was told at once.
+        Steps from :meth:`add` have none.
         """
         with self._lock:
             if self._are_recorded or not self._steps:
@@ -248,7 +248,7 @@ class Steps:
             return [(end, start) for end, start in zip(ends, starts, strict=True) if end is not None and end < start]
 
     def skip(self, steps: int) -> None:
-        """Numbers the first known step as if ``steps`` came before it, as the program and its other ranks count."""
+        """Numbers the first known step as if ``steps`` steps preceded it, to match the counts of the program and the other ranks."""
         with self._lock:
             if self._number == self._first:
                 self._number += steps
@@ -263,7 +263,7 @@ class Steps:
         return self._number - 1
 
     def add(self, recorded: Iterable[RecordedStep]) -> None:
-        """Adds steps that are over, in order. What happened between two of them belongs to the earlier one."""
+        """Adds ended steps, in order. Events between two of them belong to the earlier one."""
         with self._lock:
             self._are_recorded, link = True, None
             for number, start, end, thread, name in recorded:
@@ -272,31 +272,31 @@ class Steps:
                 self.threads |= set() if thread is None else {thread}
 
     def known(self) -> Sequence[Step]:
-        """The steps to which what is drained now can belong, in order: the running one, those taken last, and new ones."""
+        """Returns the steps to which events of this drain can belong, in order: those taken last, new ones, and the running one."""
         with self._lock:
             return list(self._steps)
 
     def note_contexts(self, contexts: Iterable[int]) -> None:
-        """Contexts that were seen on a thread of the loop: what happens in them belongs to steps."""
+        """Stores contexts seen on a thread of the loop: their events belong to steps."""
         with self._lock:
             self._contexts.update(contexts)
 
     def owns(self, context: int) -> bool:
-        """Whether what happens in this context belongs to steps; a request that is served meanwhile does not."""
+        """Whether events in this context belong to steps; those of a request that is served meanwhile do not."""
         return context == 0 or context in self._contexts
 
     def span(self, step: Step, context: int) -> StepSpan:
-        """The span of a step in a context, made where there is none yet."""
+        """Returns the span of a step in a context; creates it if there is none yet."""
         with self._lock:
             return self._span(step, context)
 
     def running_span(self) -> StepSpan | None:
-        """The span of the step that runs; None where none does, or its context is not known yet. Any thread."""
+        """Returns the span of the running step; None if none runs, or its context is not known yet. Thread-safe."""
         with self._lock:
             step = self._steps[-1] if self._steps else None
             if step is None or step.end is not None:
                 return None
-            if not step.spans:  # nothing of it has ended yet: it will be in the context that the step before was in
+            if not step.spans:  # none of its events has ended: it will have the context of the previous step
                 before = self._steps[-2].spans if len(self._steps) > 1 else {}
                 for context in [context for context, span in before.items() if span.is_whole]:
                     if context not in step.planned:
@@ -305,7 +305,7 @@ class Steps:
             return max(step.spans.values(), key=lambda span: span.end, default=None)
 
     def settle(self) -> None:
-        """Moves the begin of a step to the end of the step before, if the loop was still inside that at the boundary.
+        """Moves the start of a step to the end of the previous one, if events of the loop were open at the boundary.
 
         The optimizer's own label ends microseconds after the boundary, since torch calls the hook inside it. Labels that
         last for several steps, and other threads, do not affect where a step begins.
@@ -321,9 +321,9 @@ class Steps:
                         span.end = max(span.end, span.start)
 
     def take_ended(self, *, everything: bool = False) -> list[Step]:
-        """The steps that have ended since the last call, in order; ``everything``: the running one too.
+        """Returns the steps that ended since the last call, in order; with ``everything`` the running one too.
 
-        With them goes what is known of those taken before.
+        Drops the steps that were returned before.
         """
         with self._lock:
             ended, self._ended = self._ended, []
@@ -338,19 +338,19 @@ class Steps:
             return ended
 
     def put_back(self, ended: Sequence[Step]) -> None:
-        """They were taken in vain: they come again with the next call of :meth:`take_ended`."""
+        """Returns steps to the queue: the next call of :meth:`take_ended` returns them again."""
         with self._lock:
             self._ended[:0] = ended
 
     def forget_contexts(self, known: Callable[[int], bool]) -> None:
-        """Forgets contexts whose spans no longer exist."""
+        """Drops contexts whose spans no longer exist."""
         with self._lock:
             self._contexts = {context for context in self._contexts if known(context)}
 
     def _end(
         self, step: Step, end: int, context: int, thread: int | None, usage: Usage | None = None
     ) -> tuple[int, int] | None:
-        """Ends a step; returns what the next one links to."""
+        """Ends a step; returns trace and span id for the link from the next one."""
         step.end = end
         main = self._span(step, context)
         main.end = max(main.end, end)
@@ -397,7 +397,7 @@ class Steps:
 
 
 def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str, Any]:
-    """Attributes of what a thread used in so many ns; none where that is not known, or these are two threads."""
+    """Returns attributes of the resources a thread used in ``duration`` ns; none if unknown, or if the threads differ."""
     if before is None or after is None or before[0] != after[0]:
         return {}
     runnable, *counts, running, of_process = (now - then for then, now in zip(before[1:], after[1:], strict=True))
@@ -409,5 +409,5 @@ def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str,
 
 
 def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:
-    """When a step begins inside a span of the application: not before that span. Unix ns."""
+    """Returns the start of a step, Unix ns: inside an application span, not before that span."""
     return step.start if current is None else max(step.start, current[1] or 0)

@@ -1,9 +1,8 @@
-"""The events of a batch as torch's profiler shows them: which remain, under which parent, with how much time of their own.
+"""The events of a batch as torch's profiler displays them: which are displayed, with which parent and self time.
 
-torch rebuilds the tree from intervals when a profile ends (``EventList._build_tree``). Here the parents are already
-recorded, so what is left is arithmetic on columns that ends in the same tree: utility operators disappear, asynchronous
-events stand alone, an event hangs under an ancestor that contains it in time, and an operator that only forwards to one
-of its own name is merged with it.
+torch rebuilds the tree from intervals when a profile ends (``EventList._build_tree``). Here the parents are recorded, and arithmetic on
+columns gives the same tree: utility operators are hidden, asynchronous events have no parent, the parent of an event is
+an ancestor that contains it in time, and an operator that only forwards to one of the same name is merged with it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ HIDDEN_NAMES: tuple[str, ...] = (
 
 STEP_PREFIX = "ProfilerStep#"
 STEP_KEY = "ProfilerStep*"
-"""The one name under which torch lists all numbered steps."""
+"""The name under which torch lists all numbered steps."""
 
 
 _VIEW_BYTES = 24
@@ -51,9 +50,9 @@ _VIEW_BYTES = 24
 
 @dataclass(frozen=True, eq=False)
 class TreeView:
-    """The events that torch would show, in its order: by start, of equal starts the longer first, else as recorded.
+    """The events that torch displays, in its order: by start, with equal starts the longer first, else as recorded.
 
-    All arrays have one entry per event shown. Immutable, hence safe to share between threads.
+    All arrays have one entry per displayed event. Immutable, hence thread-safe.
     """
 
     batch: Batch
@@ -68,13 +67,13 @@ class TreeView:
     children: npt.NDArray[np.int32]
     """Number of direct children."""
     display_name: npt.NDArray[np.uint32]
-    """Per row of the batch the index of its displayed name: its own, except for numbered steps."""
+    """Per row of the batch, the index of its displayed name: its own, except for numbered steps."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def children_of(self, event: int) -> list[int]:
-        """Positions of the direct children of one event, in order; looks only as far as its last child."""
+        """Returns the positions of the direct children of an event, in order; reads no further than its last child."""
         requested, positions = int(self.children[event]), list[int]()
         begin, width = event + 1, 64
         while len(positions) < requested:
@@ -83,9 +82,9 @@ class TreeView:
         return positions
 
     def without_child_time(self, child_time: npt.NDArray[np.int64]) -> TreeView:
-        """The same, with less self time: that of children that came with earlier batches. ``child_time``: by row of the batch, ns.
+        """Returns the view with ``child_time``, the time of children in earlier batches, subtracted from self times.
 
-        That of a row that is not displayed is its nearest displayed ancestor's.
+        ``child_time`` is in ns, by row of the batch; that of a row that is not displayed is subtracted from its nearest displayed ancestor.
         """
         position = np.full(len(child_time), -1, dtype=np.int64)
         position[self.rows] = np.arange(len(self))
@@ -100,11 +99,10 @@ class TreeView:
 
 
 def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
-    """Brings a batch into the form of torch's event list, in which there are no modules, or with them.
+    """Returns a batch as torch's event list, which has no modules, or with ``modules``.
 
-    Costs 25 ns per event, 60 where threads are merged and events dropped, and 30 bytes, of which 28 are the result.
-    An event that begins and ends in the very nanosecond in which its parent ends stays its child; torch, which looks at the
-    times only, would put it beside.
+    Costs 25 ns per event, 60 if threads are merged and events dropped, and 30 bytes, 28 of them in the result. An event that begins and
+    ends in the last nanosecond of its parent stays its child; torch, which compares only times, would make it a sibling.
     """
     display_name = display_names(batch)
     hidden, parent = hidden_rows(batch, modules), batch["parent"]
@@ -127,9 +125,9 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
 
 
 def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
-    """Per row the index of its displayed name.
+    """Returns per row the index of its displayed name.
 
-    All numbered profiler steps share the entry of the first of them in the process; :func:`display_name` gives its text.
+    All numbered profiler steps share the index of the first of them in the process; :func:`display_name` returns its text.
     """
     own: npt.NDArray[np.uint32] = batch["name"]
     steps = batch.names.matching((STEP_KEY,), (STEP_PREFIX,))
@@ -137,12 +135,12 @@ def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
 
 
 def display_name(name: str) -> str:
-    """The name under which torch lists an event: its own, save for numbered steps."""
+    """Returns the name under which torch lists an event: its own, except for numbered steps."""
     return STEP_KEY if name.startswith(STEP_PREFIX) else name
 
 
 def hidden_rows(batch: Batch, modules: bool) -> npt.NDArray[np.bool_] | None:
-    """Mask of the rows that are utility operators, or modules unless ``modules``; None if there are none."""
+    """Returns a mask of utility operators, and of modules unless ``modules``; None if there are none."""
     by_name = batch.names.matching(HIDDEN_NAMES)
     hidden = None if by_name is None else by_name[batch["name"]] & (batch["kind"] != MEMORY_KIND)
     if not modules:
@@ -157,11 +155,11 @@ def _union(one: Array | None, other: Array | None) -> Array | None:
 
 
 def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
-    """Parents such that each event lies within its own: the nearest ancestor that ends no earlier and is fit to be one.
+    """Returns for each event its nearest ancestor that does not end before it and is not ``unfit``.
 
-    An event continues its search at the parent that its candidate has already found, which halves the distance each time. That is
-    valid, since the ancestors that the candidate has skipped are unfit or end before the candidate, and so before the event.
-    Events that are unfit themselves pass over the unfit only, lest a child that ends before them miss a parent.
+    The search of an event continues at the parent already found for its candidate, which halves the distance each time. That is
+    valid, since the ancestors that the candidate skipped are unfit or end before the candidate, and so before the event.
+    Unfit events skip only unfit ancestors; otherwise a child that ends before them could miss a parent.
     """
     end = batch["end"]
 
@@ -183,11 +181,11 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
 
 
 def _duplicates(display_name: Array, parent: Array, hidden: Array | None, is_phase: Array) -> Array | None:
-    """Which rows are the only child of a parent of the same name, or phases that are a part of one of theirs; None for none of them.
+    """Returns a mask of only children with the name of their parent, and of phases inside the same phase; None if there are none.
 
-    torch removes them one after another until none is left (``_remove_dup_nodes``). One look at the original tree gives
-    the same: a removed event hands its parent its own children, and has its parent's name, so whether a child of it goes
-    does not depend on whether it went itself.
+    torch removes them one after another until none is left (``_remove_dup_nodes``). One pass over the original tree gives
+    the same result: the children of a removed event move to its parent, which has the same name, so whether one of them is removed
+    does not depend on whether the event itself is.
     """
 
     def namesakes(block: slice) -> Array:
@@ -218,7 +216,7 @@ def lifted(parent: Array, dropped: Array) -> Array:
 
 
 def _order(start: Array, end: Array, dropped: Array | None) -> npt.NDArray[np.int32] | None:
-    """Rows in torch's order; None if these are all rows in their own order."""
+    """Returns the rows in torch's order; None if that is all rows in their recorded order."""
     remaining = None if dropped is None else np.flatnonzero(~dropped).astype(np.int32)
     starts = start if remaining is None else start[remaining]
     if not (starts[1:] < starts[:-1]).any():
@@ -241,7 +239,7 @@ def _order(start: Array, end: Array, dropped: Array | None) -> npt.NDArray[np.in
 
 @dataclass(frozen=True)
 class _Picked:
-    """A column in another order, without the copy."""
+    """A column in another order, without a copy."""
 
     column: Array
     rows: Array
@@ -251,16 +249,16 @@ class _Picked:
         return picked
 
 
-# ---- which events nest in time on the thread that they ran on, as stacked slices have to: ``parent`` does not say so ----
+# ---- Events that nest in time on their thread, as stacked slices must: ``parent`` does not imply it ----
 
 Mask = npt.NDArray[np.bool_]
 
 
 def nested_rows(batch: Batch) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """By thread of the system: its id and the rows that nest on it, by start, the longer of two first.
+    """Yields the id of each thread of the operating system, and the rows that nest on it, by start, the longer of two first.
 
-    Of these rows each begins after the one before it and either ends within it or begins when it has ended; so a stack of open rows
-    is all that a writer of slices needs. :func:`not_nested` says which rows are missing. Costs a sort. Thread-safe.
+    Each row begins no earlier than the one before it, and ends within it or begins after it has ended. A writer of slices so
+    needs only a stack of open rows. :func:`not_nested` masks the missing rows. Costs a sort. Thread-safe.
     """
     nest = ~not_nested(batch)
     tids = _system_threads(batch)
@@ -272,10 +270,10 @@ def nested_rows(batch: Batch) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
 
 
 def not_nested(batch: Batch) -> Mask:
-    """Mask of the asynchronous events, of those that ended on another thread, and of those that cross another event.
+    """Returns a mask of asynchronous events, events that ended on another thread, and events that cross another one.
 
-    A label that is begun by one call and ended by another crosses the first call, from inside. There the call gives way: the
-    label is what people look for on the thread's track. Costs two sorts.
+    A label that begins in one call and ends in another crosses the first call. There the mask has the call: the
+    label is what users look for on the thread's track. Costs two sorts.
     """
     given = ((batch["flags"] & Flag.ASYNC) != 0) | (batch["thread"] != batch["end_thread"])
     is_frame = batch["kind"] == Kind.FRAME
@@ -297,11 +295,11 @@ def _system_threads(batch: Batch) -> npt.NDArray[np.int64]:
     return np.array([thread.os_tid for thread in batch.threads], dtype=np.int64)[batch["thread"]]
 
 
-# ---- self time over several drains: children end, and are drained, before their parents ----
+# ---- Self time over several drains: children end, and are drained, before their parents ----
 
 
 class ChildTimes:
-    """Durations of the children of events that are still open, by the id of the parent. For one thread at a time.
+    """Durations of the children of open events, by the id of the parent. Not thread-safe.
 
     Memory grows with the open events only.
     """
@@ -313,13 +311,13 @@ class ChildTimes:
         return len(self._times)
 
     def settle(self, ended: Array, parents: Array, durations: Array, still_open: Array) -> Array | None:
-        """Child time of each event from earlier drains, ns; None if no event has any. Call it once per drain.
+        """Returns the child time of each event from earlier drains, ns; None if no event has any. Call it once per drain.
 
         Args:
             ended: ids of ended events.
-            parents: for children that have ended before their parents, the ids of these.
+            parents: for each child that ended before its parent, the id of the parent.
             durations: of these children, ns.
-            still_open: ids of all open events; what is known of others is forgotten.
+            still_open: ids of all open events; the child times of others are dropped.
         """
         child_times = self._of(ended) if self._times else None
         ids, which = np.unique(parents, return_inverse=True)

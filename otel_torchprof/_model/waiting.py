@@ -25,15 +25,15 @@ _ids = itertools.count(1)
 
 
 def with_waiting(batch: Batch, stacks: Sequence[WaitingStack], times: tuple[int, int]) -> Batch:
-    """A final batch with calls that were open all the time, marked unfinished, as the top-level of their threads.
+    """Adds to a final batch the calls that were open all the time, marked unfinished, at the top level of their threads.
 
-    A stack is left out where the thread has calls of its own in the batch: it went on in the last moment, and then the recorder has
-    all of it. Costs a copy of everything; nothing where no thread waits.
+    Leaves out the stack of a thread with calls in the batch: it resumed at the last moment, and the recorder has its whole stack. Costs
+    a copy of the batch; nothing if no thread waits.
 
     Args:
-        batch: what was recorded.
+        batch: the recorded events.
         stacks: one per thread.
-        times: when the recording started and stopped, Unix ns.
+        times: start and end of the recording, Unix ns.
     """
     places = {(thread.os_tid, thread.ident): at for at, thread in enumerate(batch.threads)}
     known = [(places.get((stack.thread.os_tid, stack.thread.ident), -1), stack) for stack in stacks]
@@ -60,7 +60,7 @@ def _has_calls(batch: Batch, thread: int) -> bool:
 def _batch_of(
     batch: Batch, stacks: Iterable[tuple[int, WaitingStack]], threads: list[RecordedThread], times: tuple[int, int]
 ) -> Batch:
-    """The calls as a batch with the same names; each stack with the place of its thread."""
+    """Returns the calls as a batch with the same names; ``stacks`` have the index of their thread."""
     columns: dict[str, list[Any]] = {name: [] for name in ("name", "fwd_thread", "thread", "parent")}
     for thread, stack in stacks:
         first, depth = len(columns["name"]), len(stack.names)
@@ -76,7 +76,7 @@ def _batch_of(
 
 
 def _put_inside(batch: Batch, row: int) -> None:
-    """What follows on the thread of a row, memory too, goes into that row unless it is in another."""
+    """Makes later events and memory records on the thread of a row its children, unless they have another parent."""
     thread = batch["thread"][row]
     end = np.searchsorted(batch["thread"], thread, side="right")
     parents: npt.NDArray[np.int32] = batch["parent"][row + 1 : end]

@@ -119,8 +119,8 @@ def leave_collections(consumers: int, /) -> bool: ...
 # Calls of Python and C functions, as events of the session with that bit, on all threads. prefixes: what paths of files lose;
 # own: directory whose functions are left out, with what they call, unless they are in one of the files `passing`; module_call:
 # code that is named after the module that is called; step: code that each step of an optimizer calls; quiet:
-# functions, with their modules, whose calls are left out; book: is told of what
-# is met for the first time; return_generator: the opcode with which generators begin, -1 for none; decide: whether calls of a
+# functions, with their modules, whose calls are left out; notes: gets the objects
+# that are called for the first time; return_generator: the opcode with which generators begin, -1 for none; decide: whether calls of a
 # code are wanted, None for all; max_depth: 0 for any; follows: whether the session follows contexts. Returns how many threads
 # were passed over since they have a profile function. There where can_trace_frames.
 can_trace_frames: int
@@ -135,7 +135,7 @@ def start_frames(
     module_call: types.CodeType | None,
     step: types.CodeType | None,
     quiet: tuple[str, ...],
-    book: Any,
+    notes: Any,
     return_generator: int,
     decide: Callable[[types.CodeType, str | None], bool] | None,
     max_depth: int,

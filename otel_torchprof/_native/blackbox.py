@@ -1,4 +1,4 @@
-"""The black box, typed: the session that writes one, the watch for hangs with the stacks that it writes, and what is in an image of one."""
+"""The black box: the session that writes one, the hang watch with its stacks, and the content of an image."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BoxSession(Session):
     """The session of a black box: its chunks are in a file, it keeps the latest, and is never drained.
 
     Args:
-        descriptor: of the file, which has all of its blocks; may be closed after the start.
-        size: of the file, in bytes.
-        kinds: of events that it wants.
-        hidden: kinds of names (of ``NAME_KINDS``) that are not to stand in the file.
-        shown: patterns of :mod:`fnmatch` for labels that may, though labels are hidden.
-        hides_shapes: whether shapes of collectives are not to stand in it.
-        hides_threads: the same of the names of threads.
+        descriptor: descriptor of the file, with all blocks allocated; may be closed after the start.
+        size: size of the file in bytes.
+        kinds: kinds of events to record.
+        hidden: kinds of names (of ``NAME_KINDS``) to leave out of the file.
+        shown: patterns of :mod:`fnmatch` for labels to write even if labels are hidden.
+        hides_shapes: whether to leave out shapes of collectives.
+        hides_threads: whether to leave out names of threads.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BoxSession(Session):
         self._owner = owner(out[0], "otp_session_free")
 
     def reserve(self, reserved: bool) -> None:
-        """As :meth:`Session.reserve`, once it is open."""
+        """As :meth:`Session.reserve`; no effect before the start."""
         if self._native != ffi.NULL:
             super().reserve(reserved)
 
@@ -110,7 +110,7 @@ def set_info(info: Mapping[str, Any]) -> None:
 
 
 def is_lost() -> bool:
-    """Whether the file of the open box was cut by another process: what is recorded is in no file any more."""
+    """Whether another process truncated the file of the open box, so that events are no longer in a file."""
     return bool(lib.otp_blackbox_is_lost())
 
 
@@ -126,7 +126,7 @@ class Group(NamedTuple):
     """Rank of the process in the group."""
     is_transfers: bool
     is_tracked: bool
-    """Whether the backend says what is complete."""
+    """Whether the backend reports completed collectives."""
     enqueued: int
     completed: int
     last_enqueued: int
@@ -192,18 +192,18 @@ class Contents(NamedTuple):
     """Events that found no chunk."""
     groups: Sequence[Group]
     collectives: Sequence[Collective]
-    """The last, of all groups, in the order in which they were enqueued."""
+    """The last collectives of all groups, in the order in which they were enqueued."""
     info: Mapping[str, str | int | None]
     """The process info; empty if unreadable, with None for values that are neither text nor number."""
     hang_since_ns: int = 0
-    """Unix ns from which on a thread was seen to hang; 0: none was."""
+    """Unix ns since which a thread hung; 0 if none did."""
     hang_os_tid: int = 0
     stacks: str = ""
     """Python's stacks of all threads at the end; empty if they could not be written."""
 
     @property
     def batch(self) -> Batch:
-        """All events as one batch, which may need gigabytes."""
+        """All events as one batch; may need gigabytes."""
         return next(self.events(0))
 
 
@@ -213,12 +213,12 @@ def read_image(image: bytes | memoryview) -> Contents:
 
 
 def read_file(file: BinaryIO) -> Contents:
-    """Reads an image in a file, which may be closed afterwards, and of which nothing is trusted.
+    """Reads an image in a file, whose content is not trusted; the file may be closed afterwards.
 
-    Costs some tens of nanoseconds per event, now and with each turn of ``events``; its names stay in the process.
+    Costs some tens of nanoseconds per event, now and in each iteration of ``events``; its names stay in the process.
 
     Raises:
-        NativeError: it is none, or of another version.
+        NativeError: it is not an image, or of another version.
     """
     return _read(file.fileno(), b"", os.fstat(file.fileno()).st_size)
 
@@ -247,11 +247,11 @@ def _read(descriptor: int, source: Any, size: int) -> Contents:
 
 
 class _Events:
-    """The events of an image, one iteration at a time: a new one ends the one before."""
+    """The events of an image; supports one iteration at a time, as a new one ends the previous one."""
 
     def __init__(self, raw: Any, source: object) -> None:
         self._raw, self._owner = raw, owner(raw, "otp_blackbox_contents_free")
-        self._source = source  # is read as long as this lives
+        self._source = source  # kept alive: native code reads it
 
     def __call__(self, max_bytes: int) -> Iterator[Batch]:
         lib.otp_blackbox_rewind(self._raw)
@@ -309,32 +309,32 @@ def _collective(raw: Any, names: Names) -> Collective:
 def _info(text: bytes) -> Mapping[str, Any]:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # damaged, or there is none
+    except (ValueError, RecursionError):  # damaged or missing
         return {}
     return {key: _sound(value) for key, value in document.items()} if isinstance(document, dict) else {}
 
 
 def _sound(value: Any) -> str | int | None:
-    """Texts that can be encoded, such as a program's name may not be, and numbers of 64 bits; None for all else."""
+    """Returns a text, made encodable, or a number of 64 bits; None for other values."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     return value if type(value) is int and -_MOST_NUMBER <= value < _MOST_NUMBER else None
 
 
 _MARK = 0x5EED123
-"""A line that no code begins at."""
+"""First line that no real code has."""
 _LONGEST = 512
-"""Characters of a file's path, of which the end is read, and calls of a stack."""
+"""Limit of the characters read from the end of a file's path, and of the calls of a stack."""
 
 
 def stacks_writer() -> int:
-    """The address of the function that writes the stacks of all threads, for :func:`start_hang_watch`. Costs under a millisecond.
+    """Returns the address of the function that writes the stacks of all threads, for :func:`start_hang_watch`. Costs under a millisecond.
 
     Raises:
-        NativeError: the stacks cannot be read here. Their place in the interpreter is not part of its API; it is searched for,
-            and accepted only if the stack of the calling thread reads the same as through Python itself.
+        NativeError: the stacks cannot be read here. Their location in the interpreter is not part of its API: it is searched,
+            and accepted only if it gives the same stack of the calling thread as Python's API.
     """
-    problem = next(map(_Probe().run, (None,)))  # with a call of C in between
+    problem = next(map(_Probe().run, (None,)))  # through map, so that the stack has a C call
     if problem is not None:
         raise NativeError(problem)
     return python_sources.stacks_writer()
@@ -342,7 +342,7 @@ def stacks_writer() -> int:
 
 class _Probe:
     def run(self, _: None) -> str | None:
-        frame = sys._getframe()  # noqa: SLF001 - what is compared with
+        frame = sys._getframe()  # noqa: SLF001 - for the comparison
         problem = python_sources.find_stacks(frame, frame.f_code.replace(co_firstlineno=_MARK))
         if problem is not None:
             return problem
@@ -369,7 +369,7 @@ def start_hang_watch(seconds: float, long_seconds: float, write_stacks: int) -> 
 
 
 def next_hang() -> int:
-    """Waits, without Python's lock; the system's id of a thread that hangs, whose stacks are in the box, or 0 once nothing is watched."""
+    """Waits, without the GIL, for a hang, and returns the system's id of the thread, whose stack is in the box; 0 after the watch stopped."""
     return int(lib.otp_hang_watch_wait())
 
 

@@ -1,7 +1,7 @@
 """Builds the native core as the cffi extension ``otel_torchprof._native._core`` (API mode).
 
-``core.cdef`` is what cffi knows of it, and ``torch.cdef`` of the torch library, which is built on the user's machine. Both are made
-from the C headers (:data:`CDEFS`), and a test proves that they still agree. Refresh them with ``python otel_torchprof/_native/build.py``.
+``core.cdef`` has its declarations for cffi, ``torch.cdef`` those of the torch library, which is built on the user's machine. Both are
+generated from the C headers (:data:`CDEFS`), and a test compares them. Update them with ``python otel_torchprof/_native/build.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CDEF = HERE / "core.cdef"
 
 
 def _declarations(header: str) -> str:
-    """What cffi can read of one header: no comments, no preprocessor, no C++, no inline functions."""
+    """Returns the declarations of a header that cffi can read: no comments, preprocessor, C++ or inline functions."""
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
     text = re.sub(r"^static inline .*?^}\n", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -47,32 +47,32 @@ def _declarations(header: str) -> str:
 
 
 def _all_declarations(folder: Path, names: tuple[str, ...], before: str = "") -> str:
-    """Those of some headers, in an order in which each uses only what stands before it."""
+    """Returns the declarations of headers, which must be ordered such that each uses only earlier ones."""
     parts = [f"/* {name} */\n{_declarations((folder / name).read_text())}" for name in names]
     made = f"/* Made from the headers in {folder.relative_to(ROOT).as_posix()} by build.py: do not edit. */\n"
     return made + before + "\n".join(parts)
 
 
 def core_cdef() -> str:
-    """The declarations of every public header of the core."""
+    """Returns the declarations of every public header of the core."""
     return _all_declarations(INCLUDE / "otel_torchprof", HEADERS)
 
 
 def torch_cdef() -> str:
-    """The declarations of the torch library, which is given the core's table of functions and hands it on to nobody."""
+    """Returns the declarations of the torch library; the core's function table is an opaque type in them."""
     return _all_declarations(TORCH, TORCH_HEADERS, "typedef struct otp_api otp_api;\n\n")
 
 
 CDEFS = {CDEF: core_cdef, HERE / "torch.cdef": torch_cdef}
-"""What makes each file."""
+"""The function that generates each file."""
 
 
 def _version() -> str:
-    """The package's version, which the core carries so that the two can be compared when it is loaded."""
-    found = re.search(r'^__version__ = "(.+)"$', (HERE.parent / "version.py").read_text(), re.MULTILINE)
-    if found is None:
+    """Returns the package's version, which is compiled into the core and compared when it is loaded."""
+    match = re.search(r'^__version__ = "(.+)"$', (HERE.parent / "version.py").read_text(), re.MULTILINE)
+    if match is None:
         raise RuntimeError("version.py has no line of the form __version__ = ...")
-    return found.group(1)
+    return match.group(1)
 
 
 def _builder() -> FFI:

@@ -21,7 +21,7 @@ DEVICE_EVENTS = {"ops": 1, "all": 2, "labels": 3}
 """Events that can be timed: ``otp_device_events``."""
 
 STOP_WAIT = 5.0
-"""Seconds that a stop waits for what a device has been given: whoever stops has let it finish before, as a rule."""
+"""Seconds that a stop waits for the device's remaining work, which usually is finished by then."""
 
 _TEXT = 512
 
@@ -48,27 +48,27 @@ class DeviceStats(NamedTuple):
     """State of the timing, of all sessions together."""
 
     events_alive: int
-    """Events of the device's library that exist."""
+    """Existing events of the device's library."""
     events_made: int
     waiting: int
-    """Pairs that the device has not come to."""
+    """Pairs that the device has not reached yet."""
     calibrations: int
     uncertainty_ns: int
     """Maximum error of device times according to the last calibration; -1 without one."""
 
 
 class DeviceTiming:
-    """The times of one session's events, from now until :meth:`stop` or until nothing refers to it any more. Thread-safe.
+    """Times the events of a session on a device, until :meth:`stop` or until this object is freed. Thread-safe.
 
     Args:
-        functions: of the torch library.
-        session: that runs; it has to have been made with ``devices``.
-        device: the type, as ``torch.device`` names it.
+        functions: functions of the torch library.
+        session: a running session, created with ``devices``.
+        device: type of device, as in ``torch.device``.
         events: a key of :data:`DEVICE_EVENTS`.
-        most: times that may wait to be taken; what comes then is lost, and counted.
+        most: limit of buffered times; further ones are dropped, and counted.
 
     Raises:
-        TorchProfError: the device cannot be timed, and why.
+        TorchProfError: the device cannot be timed; the message has the reason.
     """
 
     def __init__(self, functions: TorchFunctions, session: Session, device: str, events: str, most: int) -> None:
@@ -77,7 +77,7 @@ class DeviceTiming:
         which = DEVICE_EVENTS[events]
         self._pid = os.getpid()
         self._last: tuple[Times, DeviceCounts] | None = None
-        # Before the start and the stop, which may be interrupted: what they have come to is found here.
+        # Allocated first, as start and stop may be interrupted: their results are then in here.
         token, self._ended = self._ffi.new("int64_t *"), (self._new_times(), self._ffi.new("otp_device_counts *"))
         self._finalizer = weakref.finalize(self, _abandon, functions, token, self._pid)
         self._finalizer.atexit = False
@@ -87,26 +87,26 @@ class DeviceTiming:
         self._token = int(token[0])
 
     def pause(self, *, paused: bool) -> None:
-        """Pauses timing, or continues it. Microseconds."""
+        """Pauses or resumes timing. Costs microseconds."""
         self._native.otp_torch_devices_pause(self._token, paused)
 
     def collect(self, wait: float) -> int:
-        """Reads back what the device has come to, and waits up to ``wait`` seconds for what has ended so far.
+        """Reads the pairs that the device has reached; waits up to ``wait`` seconds for those of ended events.
 
-        Returns how many pairs of that it has not come to.
+        Returns the number of pairs of ended events that it has not reached.
         """
         return int(self._native.otp_torch_devices_collect(int(wait * 1e9)))
 
     def take(self) -> Times:
-        """The times that are known and were not taken before: see ``DEVICE_COLUMNS``."""
+        """Returns new times since the last call; see ``DEVICE_COLUMNS``."""
         times = self._new_times()
         _check(self._native.otp_torch_devices_take(self._token, times))
         return self._columns(times)
 
     def stop(self, wait: float = STOP_WAIT) -> Times:
-        """Ends it and returns the rest of the times; the same again when called again, after an interrupt too.
+        """Stops timing and returns the remaining times; repeated calls return the same, also after an interrupt.
 
-        Empty in a forked child.
+        Returns no times in a forked child.
         """
         if self._last is None:
             self._last = self._stopped(wait)
@@ -120,7 +120,7 @@ class DeviceTiming:
         return self._columns(times), _counts(counts)
 
     def counts(self) -> DeviceCounts:
-        """Outcomes of the pairs so far, or until the stop."""
+        """Returns the outcomes of the pairs so far, or until the stop."""
         if self._last is not None:
             return self._last[1]
         counts = self._ffi.new("otp_device_counts *")
@@ -128,13 +128,13 @@ class DeviceTiming:
         return _counts(counts)
 
     def failure(self) -> str:
-        """Why nothing is timed any more; empty where all is well."""
+        """Returns why timing has failed; empty if it has not."""
         why = self._ffi.new("char[]", _TEXT)
         self._native.otp_torch_devices_failure(why, _TEXT)
         return self._text(why)
 
     def stats(self) -> DeviceStats:
-        """State of the timing, of all sessions together."""
+        """Returns the state of the timing, of all sessions together."""
         stats = self._ffi.new("otp_device_stats *")
         self._native.otp_torch_devices_stats(stats)
         return DeviceStats(*(int(getattr(stats, name)) for name in DeviceStats._fields))
@@ -152,8 +152,8 @@ class DeviceTiming:
         }
 
     def _text(self, text: Any) -> str:
-        said: bytes = self._ffi.string(text)
-        return said.decode(errors="replace").strip().partition("\n")[0]
+        message: bytes = self._ffi.string(text)
+        return message.decode(errors="replace").strip().partition("\n")[0]
 
 
 def _counts(counts: Any) -> DeviceCounts:
@@ -166,7 +166,7 @@ def _check(status: int) -> None:
 
 
 def _abandon(functions: TorchFunctions, token: Any, pid: int) -> None:
-    # Nobody has stopped it, and nobody will read its times.
+    # Freed without a stop: its times are dropped.
     if token[0] > 0 and os.getpid() == pid:
         ffi, native = functions.ffi, functions.lib
         times, counts = ffi.new("otp_device_times *"), ffi.new("otp_device_counts *")

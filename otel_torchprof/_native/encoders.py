@@ -1,7 +1,7 @@
 """The native encoders: events and spans as Chrome JSON (``encode_chrome.h``, ``device_slices.h``), spans as OTLP. Thread-safe; without the GIL.
 
-Columns are contiguous arrays of integers, by the names that they have in the struct of C; the indices in them must be in range.
-Every function raises MemoryError where there is none left.
+Columns are contiguous arrays of integers, named as in the C struct; indices in them must be in range. Every function raises MemoryError
+if no memory is left.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def encode_spans(
 
 
 def link_targets(spans: SpanColumns, rows: npt.NDArray[np.uint64], link_count: int) -> npt.NDArray[np.int64]:
-    """For each link of the spans, where the span that it points to is in ``rows``, or -1."""
+    """Returns for each link of the spans the position of its target in ``rows``; -1 if it is not there."""
     target = np.empty(link_count, dtype=np.int64)
     _checked(lib.otp_chrome_link_targets(spans.native, pointer(rows), len(rows), pointer(target)))
     return target
 
 
 def detach_overlapping(order: Array, track: Array, start: Array, end: Array, detached: npt.NDArray[np.uint8]) -> None:
-    """Sets 1 for each row that overlaps an earlier one of its track without lying inside it: ``otp_chrome_detach_overlapping``.
+    """Sets ``detached`` to 1 for rows that overlap an earlier one of their track without nesting (``otp_chrome_detach_overlapping``).
 
     The arrays are of int64; ``order`` has the rows by track, then start.
     """
@@ -120,7 +120,7 @@ def detach_overlapping(order: Array, track: Array, start: Array, end: Array, det
 
 
 def _struct(c_type: str, columns: Mapping[str, Array]) -> Any:
-    """A struct of C that points into the columns, which have to live as long."""
+    """Returns a C struct that points into the columns, which must live as long."""
     return ffi.new(c_type, {name: pointer(array) for name, array in columns.items()})
 
 
@@ -136,11 +136,11 @@ def _checked(result: int) -> int:
     return result
 
 
-# ---- spans as OTLP ----
+# ---- Spans as OTLP ----
 
 
 class RequestParts(NamedTuple):
-    """The serialized parts that all spans of a request share (``otp_otlp_common``)."""
+    """Serialized parts shared by all spans of a request (``otp_otlp_common``)."""
 
     resource: bytes
     resource_schema_url: bytes
@@ -149,17 +149,17 @@ class RequestParts(NamedTuple):
 
 
 class LineParts(NamedTuple):
-    """The text of a request around its spans (``otp_otlp_json_frame``)."""
+    """Text of a request before and after its spans (``otp_otlp_json_frame``)."""
 
     head: bytes
     tail: bytes
 
 
 def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Serializes the spans of some rows, without gaps and rising: messages of ``max_bytes``, each with its number of spans.
+    """Serializes the spans of rows (rising, without gaps) as messages of ``max_bytes``; yields each with its number of spans.
 
     Raises:
-        MemoryError: there is none left.
+        MemoryError: no memory is left.
     """
     frame, _alive = _frame("otp_otlp_common *", parts)
     yield from pieces(
@@ -168,7 +168,7 @@ def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes:
 
 
 def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """As :func:`encode_otlp`, but as lines of JSON."""
+    """Like :func:`encode_otlp`, as lines of JSON."""
     frame, _alive = _frame("otp_otlp_json_frame *", parts)
     yield from pieces(
         lambda row, buffer: lib.otp_encode_otlp_json(spans.native, frame, row, rows.stop, max_bytes, buffer), rows
@@ -176,12 +176,12 @@ def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_byte
 
 
 def _frame(c_type: str, parts: RequestParts | LineParts) -> tuple[Any, object]:
-    """A struct of ``otp_bytes``, and what must live as long."""
+    """Returns a struct of ``otp_bytes``, and an object that must live as long."""
     views = {name: ffi.from_buffer("uint8_t[]", part) for name, part in parts._asdict().items()}
     return ffi.new(c_type, {name: {"data": part, "size": len(part)} for name, part in views.items()}), views
 
 
-# ---- spans as the native encoders take them (``otp_spans`` in ``encode.h``) ----
+# ---- Spans for the native encoders (``otp_spans`` in ``encode.h``) ----
 
 
 _POINTERS = {name: field.type.item for name, field in ffi.typeof("otp_spans").fields if field.type.kind == "pointer"}
@@ -194,21 +194,21 @@ class SpanAttribute(NamedTuple):
 
     key: bytes
     type: int
-    """``otp_attribute_type``, which says what the values are."""
+    """Type of the values, ``otp_attribute_type``."""
     values: Array
     rows: Array | None
-    """uint32, rising: which rows have it, of each the value; None: all."""
+    """Rows with a value, uint32, rising; None: all."""
 
 
 class SpanColumns:
-    """The columns of spans, as the encoders see them, for as long as this object lives. Nothing is checked here.
+    """Columns of spans for the encoders, valid while this object lives. Not checked here.
 
     Args:
-        count: of the spans.
-        columns: the arrays of ``otp_spans``, by name, with values as wide as the struct's.
-        attributes: in their order.
-        link_count: of the column ``links``.
-        names: that the columns point into.
+        count: number of spans.
+        columns: arrays of ``otp_spans`` by name, with the struct's element sizes.
+        attributes: the attributes, in order.
+        link_count: length of the column ``links``.
+        names: names to which the columns point.
     """
 
     def __init__(
@@ -260,24 +260,24 @@ class SpanColumns:
         return views
 
 
-# ---- what the encoders write, piece by piece, through a buffer that is used again ----
+# ---- Output of the encoders, in pieces, through a reused buffer ----
 
 
 _LARGEST_SPARE = 4 << 20
-"""Bytes that a buffer has at most after messages of a usual size, which receivers accept."""
+"""Bytes of the largest buffer that is kept for reuse: messages that receivers accept fit into it."""
 _spare: list[Any] = []
-"""The buffer of whoever was done last, if it is not larger than that. The first touch of a new one took half of the time that encoding
-20,000 spans takes (measured: 235 against 125 ns a span)."""
+"""The buffer of the last finished encoding, if not larger than that. Touching the pages of a new one took half of the time of encoding
+20,000 spans (measured: 235 instead of 125 ns per span)."""
 
 
 def pieces(write: Callable[[int, Any], int], items: range) -> Iterator[tuple[bytes, int]]:
-    """Each piece with the number of items in it.
+    """Yields each piece with its number of items.
 
-    ``write`` writes items from one on into an ``otp_buffer`` and returns the next one, negative where no memory is left. What it
-    refers to lives meanwhile.
+    ``write`` writes items, from a given one on, into an ``otp_buffer``, and returns the next item, or a negative number if no memory is
+    left. It keeps the memory that it reads alive.
 
     Raises:
-        MemoryError: there is none left.
+        MemoryError: no memory is left.
     """
     try:
         buffer = _spare.pop()
@@ -295,5 +295,5 @@ def pieces(write: Callable[[int, Any], int], items: range) -> Iterator[tuple[byt
 
 
 def new_buffer() -> Any:
-    """An empty ``otp_buffer`` that is freed with the last reference to it."""
+    """Returns an empty ``otp_buffer`` that is freed with its last reference."""
     return ffi.gc(ffi.new("otp_buffer *"), lib.otp_buffer_free)

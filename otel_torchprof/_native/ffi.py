@@ -10,12 +10,12 @@ from typing import Any
 
 from otel_torchprof.version import __version__
 
-if "t" in sys.abiflags:  # the compiled modules would crash: objects are laid out in another way
+if "t" in sys.abiflags:  # the compiled modules would crash: the layout of objects differs
     raise ImportError(
         "otel_torchprof was imported in a free-threaded build of Python, and does not support these: use the build with "
         "the GIL (python3.14 instead of python3.14t; PYTHON_GIL=1 is not enough)"
     )
-from . import _python  # noqa: I001 - not before the check; and before _core: it refuses sub-interpreters
+from . import _python  # noqa: I001 - after the check, and before _core, since it rejects subinterpreters
 from . import _core  # type: ignore[attr-defined]
 
 ffi: Any = _core.ffi
@@ -34,10 +34,10 @@ python_sources = _python
 
 
 def owner(memory: Any, free: str) -> object:
-    """Owns what the core has given: the function of the core with that name frees it when the last reference to the result goes.
+    """Returns an owner of native memory, which calls the core's function ``free`` when its last reference is dropped.
 
-    Not ``ffi.gc``, which frees in a finalizer: of objects that go in one collection of garbage, other finalizers may run after
-    it, and may use the memory, as that of an object which stops its profile does.
+    Not ``ffi.gc``, which frees in a finalizer: in a garbage collection, finalizers of other objects may run after it and use the memory,
+    such as one that stops its profile.
     """
     as_number = ffi.typeof("uintptr_t")
     function = ffi.addressof(lib, free)

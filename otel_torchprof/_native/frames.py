@@ -1,4 +1,4 @@
-"""The tracer of Python's calls, on and off."""
+"""Starts and stops the tracer of Python's calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._process import process_changes, threads
 
 from .ffi import python_sources
-from .frame_book import ObjectNotes
+from .object_notes import ObjectNotes
 from .recorder import thread_known_by
 
 if TYPE_CHECKING:
@@ -35,27 +35,27 @@ _WRAPPERS = (
 )
 _RUNS_SCRIPTS = ("__main__.py", "_cli/main.py", "_cli/run.py", "_cli/run_program.py")
 _OPEN = tuple(_PACKAGE + name for name in (*_WRAPPERS, *_RUNS_SCRIPTS))
-"""Files of this package that call functions of the program. All else that the package calls is its own affair."""
+"""Files of this package that call functions of the program; calls from the other files are not recorded."""
 _TORCHS_TRACER = "builtins", "TraceContext"
-"""What ``sys.getprofile()`` gives on threads that torch.profiler traces with ``with_stack``: a type without a module."""
+"""Module and name of the type of ``sys.getprofile()`` on threads that torch.profiler traces with ``with_stack``."""
 _TORCHS_REFUSAL = "There is already an active Python tracer. Refusing to register profile functions."
-"""What torch's own tracer says where another one of torch's is active: logs are searched for it."""
+"""Message of torch's own tracer if another one of torch's is active; repeated since users search logs for it."""
 _QUIET = ("torch._dynamo.convert_frame.__call__",)
-"""What ``torch.compile`` compiles with, ten thousand calls at a time: that it is called is shown, and not what it calls."""
+"""Functions recorded without their callees: the compiler of ``torch.compile`` makes ten thousand calls each time."""
 _EVERY_SESSION = (1 << 32) - 1
 _all_threads: set[int] = set()
-"""Sessions that want the threads to come."""
-_lock = threads.RLock()  # what is collected while it is held may stop a recording, which takes it again
-_book_of_run: weakref.ref[ObjectNotes] | None = None
-"""The book that all sessions of the tracer's run share; as long as one of them, or the tracer, has it."""
+"""Sessions that trace threads started later."""
+_lock = threads.RLock()  # reentrant: a finalizer that runs while it is held may stop a recording, which takes it
+_notes_of_run: weakref.ref[ObjectNotes] | None = None
+"""The notes that all sessions of the tracer's run share; they live as long as a session or the tracer uses them."""
 
 
 class FramesError(Exception):
-    """Why calls cannot be recorded; says what is in the way."""
+    """Calls cannot be recorded; the message has the reason."""
 
 
 def path_prefixes() -> tuple[str, ...]:
-    """What the paths of source files lose: the directories that Python imports from, of two within each other the inner first."""
+    """Returns the prefixes to remove from paths of source files: Python's import directories, inner ones first."""
     torch = sys.modules.get("torch")
     raw = [*site.getsitepackages(), *sys.path, site.getuserbase(), site.getusersitepackages()]
     raw += [str(Path(file).parent.parent)] if (file := getattr(torch, "__file__", None)) else []
@@ -63,7 +63,7 @@ def path_prefixes() -> tuple[str, ...]:
 
 
 def _torchs_code(path: str) -> types.CodeType | None:
-    """The code of a function of torch's, once torch is there."""
+    """Returns the code of a function of torch; None before torch is imported."""
     code: types.CodeType | None = None
     with contextlib.suppress(AttributeError):
         code = operator.attrgetter(path)(sys.modules.get("torch")).__code__
@@ -71,7 +71,7 @@ def _torchs_code(path: str) -> types.CodeType | None:
 
 
 def _name_of(profiler: Any) -> str:
-    """How to speak of somebody's profile function."""
+    """Returns the name of a profile function for messages."""
     if (type(profiler).__module__, type(profiler).__name__) == _TORCHS_TRACER:
         return "torch.profiler"
     named = profiler if hasattr(profiler, "__qualname__") else type(profiler)
@@ -79,10 +79,10 @@ def _name_of(profiler: Any) -> str:
 
 
 def check() -> None:
-    """Finds what is in the way of recording calls on this thread.
+    """Checks that calls on this thread can be recorded.
 
     Raises:
-        FramesError: there is something; a profile function of another tool's is named, and never displaced.
+        FramesError: they cannot; the message names the profile function of another tool, which is never replaced.
     """
     if not python_sources.can_trace_frames:
         raise FramesError("this interpreter does not let calls be traced")
@@ -97,7 +97,7 @@ def check() -> None:
 
 
 def _check_tools() -> None:
-    """Whether this package is one of the tools of ``sys.monitoring``, or can be: beside a profile function, and any other tool."""
+    """Raises FramesError if this package is no tool of ``sys.monitoring``, and no tool id is free."""
     monitoring: Any = vars(sys)["monitoring"]
     names = [monitoring.get_tool(number) for number in (1, 2, 3, 4, 5)]
     if None not in names and "otel_torchprof" not in names:
@@ -105,39 +105,39 @@ def _check_tools() -> None:
 
 
 class Tracing:
-    """Calls as events of a session, on every thread, from :meth:`start` to :meth:`stop`.
+    """Records the calls on all threads as events of a session, from :meth:`start` to :meth:`stop`.
 
-    What is on the stack of a thread appears as begun now, once there is a first call or return on it; where there is none
-    see :meth:`waiting`. Costs what the interpreter needs to report a call, which is most of it, and what is done there.
+    Calls that are open on a thread at the start are recorded as begun then, at its first call or return; for threads without one
+    see :meth:`waiting`. Most of the cost is the interpreter's own for reporting a call.
     """
 
     def __init__(self, session: Session) -> None:
         self._consumer = session.consumer
         self._begun = False
-        self._book: ObjectNotes | None = _shared_book()
+        self._notes: ObjectNotes | None = _shared_notes()
         self._info = FrameInfo()
         self.new_threads_tool = ""
-        """What profiles the threads that start from now on, where that is another tool; it keeps them."""
+        """Name of another tool that profiles threads started later, and keeps them; empty for none."""
         self.passed_over = 0
-        """Threads that have another tool's profile function, and keep it."""
+        """Number of threads that have another tool's profile function, and keep it."""
         self.displaced = 0
-        """Threads that another tool had taken by the time of the stop."""
+        """Number of threads whose profile function another tool had replaced by the stop."""
 
     def start(self, session: Session, filtering: Filtering | None = None) -> None:
-        """Begins it, once the session runs. To be stopped also where this is interrupted.
+        """Starts it; the session must be running. Call :meth:`stop` even if this is interrupted.
 
         Raises:
-            FramesError: see :func:`check`; nothing has begun then.
+            FramesError: see :func:`check`; then nothing was started.
         """
         check()
         self._begun = True
         self.new_threads_tool = _follow_new_threads(self._consumer)
-        self.passed_over = _start(session, filtering, self._book or _shared_book())
+        self.passed_over = _start(session, filtering, self._notes or _shared_notes())
 
     def waiting(self) -> list[WaitingStack]:
-        """The stacks of the threads that have made no call and no return since the start: they are what they were then.
+        """Returns the stacks of threads without a call or return since the start.
 
-        To be asked for before the session stops, while a thread that continues still is recorded. Costs some microseconds per thread.
+        Call it before the session stops, so that a thread that continues is still recorded. Costs some microseconds per thread.
         """
         stacks = []
         for ident, os_tid, calls in python_sources.waiting_stacks(self._consumer):
@@ -147,67 +147,67 @@ class Tracing:
         return stacks
 
     def stop(self) -> None:
-        """Ends it, from any thread; where this is interrupted, a second call does the rest."""
+        """Stops it. Thread-safe; if it is interrupted, a second call does the rest."""
         if self._begun:
             self.displaced = python_sources.stop_frames(self._consumer)
             _leave_new_threads({self._consumer})
             self._begun = False
-        if self._book is not None:
-            self._info = self._book.finish()
-            self._book = None
+        if self._notes is not None:
+            self._info = self._notes.finish()
+            self._notes = None
 
     def info(self) -> FrameInfo:
-        """What is known of what was called: so far, or at the stop."""
-        book = self._book
-        return self._info if book is None else book.info()
+        """Returns the metadata of the called objects, so far or as of the stop."""
+        notes = self._notes
+        return self._info if notes is None else notes.info()
 
 
 class Filtering(Protocol):
-    """What a session leaves out; see ``FrameFilter``."""
+    """Calls that a session leaves out; see ``FrameFilter``."""
 
     @property
     def max_depth(self) -> int | None:
-        """Of calls around each other."""
+        """Limit of nested recorded calls per thread."""
 
     @property
     def c_functions(self) -> bool:
-        """Whether there are any of these."""
+        """Whether C functions are recorded."""
 
     @property
     def modules_only(self) -> bool:
-        """Whether there is nothing but calls of modules."""
+        """Whether only calls of modules are recorded."""
 
     @property
     def judges_code(self) -> bool:
-        """Whether :meth:`decide` has anything to say."""
+        """Whether :meth:`decide` can return False."""
 
     def decide(self, code: types.CodeType, module_name: str | None, /) -> bool:
-        """Whether calls of that code are wanted."""
+        """Whether calls of that code are recorded."""
 
 
 def pause() -> None:
-    """The calling thread begins no calls until as many :func:`resume`; those that are open continue, and end. Takes 0.1 us."""
+    """Stops recording new calls of this thread until as many calls of :func:`resume`; open ones continue, and end. Takes 0.1 us."""
     if python_sources.can_trace_frames:
         python_sources.pause_frames()
 
 
 def resume() -> None:
-    """The calling thread begins calls again. Without effect where it was not paused."""
+    """Records new calls of this thread again; without effect if it is not paused."""
     if python_sources.can_trace_frames:
         python_sources.resume_frames()
 
 
-def _shared_book() -> ObjectNotes:
-    global _book_of_run  # noqa: PLW0603 - one tracer per process
+def _shared_notes() -> ObjectNotes:
+    global _notes_of_run  # noqa: PLW0603 - one tracer per process
     with _lock:
-        book = None if _book_of_run is None else _book_of_run()
-        if book is None:
-            book = ObjectNotes()
-            _book_of_run = weakref.ref(book)
-        return book
+        notes = None if _notes_of_run is None else _notes_of_run()
+        if notes is None:
+            notes = ObjectNotes()
+            _notes_of_run = weakref.ref(notes)
+        return notes
 
 
-def _start(session: Session, filtering: Filtering | None, book: ObjectNotes) -> int:
+def _start(session: Session, filtering: Filtering | None, notes: ObjectNotes) -> int:
     consumer = session.consumer
     try:
         passed_over: int = python_sources.start_frames(
@@ -218,7 +218,7 @@ def _start(session: Session, filtering: Filtering | None, book: ObjectNotes) -> 
             _torchs_code("nn.Module.__call__"),
             _torchs_code("optim.Optimizer._optimizer_step_code"),
             _QUIET,
-            book,
+            notes,
             opcode.opmap.get("RETURN_GENERATOR", -1),
             filtering.decide if filtering is not None and filtering.judges_code else None,
             0 if filtering is None else filtering.max_depth or 0,
@@ -226,21 +226,21 @@ def _start(session: Session, filtering: Filtering | None, book: ObjectNotes) -> 
             filtering is not None and filtering.modules_only,
             session.contexts,
         )
-    except Exception as error:  # an audit hook may raise anything; the program is to continue without our stacks
+    except Exception as error:  # an audit hook may raise anything; the program continues without calls
         _leave_new_threads({consumer})
         raise FramesError(f"the interpreter refused: {error!r}") from error
     return passed_over
 
 
 def _follow_new_threads(consumer: int) -> str:
-    """Has threads traced that start later; the name of the tool that has them already, and keeps them."""
+    """Traces threads that start later; if another tool already does, returns its name and leaves them to it."""
     if python_sources.monitors_calls:
-        return ""  # they are anyway
+        return ""  # sys.monitoring includes them
     with _lock:
         installed = threading.getprofile()
         if installed is not None and installed is not python_sources.trace_new_thread:
             return _name_of(installed)
-        _all_threads.add(consumer)  # first: whatever interrupts this, the session's stop takes the function away
+        _all_threads.add(consumer)  # first: if this is interrupted, the session's stop removes the function
         threading.setprofile(python_sources.trace_new_thread)
         return ""
 
@@ -253,14 +253,14 @@ def _leave_new_threads(consumers: set[int]) -> None:
 
 
 def off() -> None:
-    """Off, whoever began it: in forked children, and before the interpreter is taken down."""
+    """Stops it for all sessions: in forked children, and at interpreter exit."""
     python_sources.stop_frames(_EVERY_SESSION)
     _leave_new_threads(set(_all_threads))
 
 
 def off_in_child() -> None:
-    """In a forked child: off, as it is in a process that has not begun it."""
-    global _lock  # noqa: PLW0603 - whoever held it is not in this process
+    """Stops it in a forked child."""
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
     _lock = threads.RLock()
     off()
 

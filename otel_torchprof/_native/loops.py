@@ -1,4 +1,4 @@
-"""Loops over columns that numpy has no operation for, as functions of arrays. Thread-safe; none holds the GIL.
+"""Native loops over columns for which numpy has no operation. Thread-safe; without the GIL.
 
 A column is a contiguous array with an entry per row; ``parent`` has the row of each row's parent, -1 for none, and every parent comes
 before its children.
@@ -31,7 +31,7 @@ def _checked(result: int) -> None:
 
 
 def add_to_parents(parent: Array, values: Array) -> npt.NDArray[np.int64]:
-    """The values, to each of which those of all rows below are added."""
+    """Returns the values plus those of all descendants."""
     total: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
     above = np.ascontiguousarray(parent, dtype=np.int32)
     lib.otp_add_to_parents(len(total), pointer(above), pointer(total))
@@ -79,7 +79,7 @@ class Display(NamedTuple):
     """Position of the parent, -1 for none."""
     duration: npt.NDArray[np.int64]
     self_time: npt.NDArray[np.int64]
-    """The duration less those of the children."""
+    """Returns durations minus those of the direct children."""
     children: npt.NDArray[np.int32]
     """Number of these children."""
 

@@ -1,4 +1,4 @@
-"""Names of modules: their full names in the module that was called first."""
+"""Full names of modules within the root module that was called first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WRAPPERS = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
 )
-"""Torch's wrappers, which are called in place of the module that they contain."""
+"""Torch's wrappers: module, class, and attribute with the wrapped module."""
 
 Name = str | tuple[str, int]
-"""A name; with the id of the wrapper that is called in its place, where there is one."""
+"""A name; for a wrapped module, with the id of its wrapper."""
 
 
 class Table(dict[int, Name]):
-    """Names of a root and of all that is in it, by id."""
+    """Names of a root and its submodules, by id."""
 
     def __init__(self, root: Any) -> None:
         super().__init__()
@@ -32,34 +32,34 @@ class Table(dict[int, Name]):
 
 
 class ModuleNames:
-    """Gives modules the names of the tree that they are called in.
+    """Names modules by the tree in which they are called.
 
-    The top-level module that a thread calls is a root, named by its class, and everything in it has its path there, as in
-    ``named_modules()``. A root is walked over once. What is called inside a root and is not in it may have been put there
-    since then, so it is walked over again, the less often the more of these there have been: a forward that makes a new
-    ``nn.ReLU()`` for every call is no reason to walk every time. A module that is not found is a root of its own.
+    The top-level module that a thread calls is a root, named by its class; its submodules are named by their path, as in
+    ``named_modules()``. A root is walked once. If an unknown module is called inside a root, it may be a new submodule, so the root
+    is walked again, but ever more rarely: a forward may create a new ``nn.ReLU()`` for every call. A module that is not found
+    is a root of its own.
 
-    A module that is called on its own keeps the name that it got first. An entry goes with its module, so no other module
-    has its name. Thread-safe under Python's lock; walking costs about a microsecond per module.
+    A module that is called on its own keeps its first name. An entry is removed with its module, so no other module gets its name.
+    Thread-safe under the GIL; a walk costs about a microsecond per module.
     """
 
     def __init__(self) -> None:
         self.tables: dict[int, Table] = {}
-        """By ``id()`` of a module: the table with its name for calls outside of other modules."""
-        # Also the other tables that a module is in: weakly, since they are of no use once their root is freed.
+        """By ``id()`` of a module, the table with its name for calls outside of other modules."""
+        # All tables with a module; weak references, since a table is useless after its root is freed.
         self._members: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Table]]]] = {}
 
     @property
     def size(self) -> int:
-        """Modules that have a name now."""
+        """Number of named modules."""
         return len(self._members)
 
     def find(self, module: Any, inside: Table | None) -> Table:
-        """A table with the module's name. ``inside``: that of the module that calls it, in which it is not."""
+        """Returns a table with the module's name. ``inside``: table of the calling module, which does not have it."""
         known = self.tables.get(id(module))
         if known is not None:
             return known
-        if inside is not None and self._found_again(module, inside):
+        if inside is not None and self._rewalk_finds(module, inside):
             return inside
         declared = _declared.tables.get(id(module))
         root = None if declared is None else declared.root()
@@ -67,11 +67,11 @@ class ModuleNames:
         return table if id(module) in table else self._walk(module, Table(module))
 
     def declare(self, root: Any) -> None:
-        """Names a root and all modules that it contains now, before any of them is called."""
+        """Names a root and its current submodules before any of them is called."""
         known = self.tables.get(id(root))
         self._walk(root, Table(root) if known is None or known.root() is not root else known)
 
-    def _found_again(self, module: Any, table: Table) -> bool:
+    def _rewalk_finds(self, module: Any, table: Table) -> bool:
         table.misses += 1
         root = table.root()
         if root is None or table.misses & (table.misses - 1):
@@ -107,15 +107,15 @@ _declared = ModuleNames()
 
 
 def declare_root(module: Any) -> None:
-    """Makes all modules in ``module`` have their names there, even if a program calls only them, as with a LightningModule.
+    """Names submodules by their path in ``module``, even if a program calls only them, as with a LightningModule.
 
-    Any thread; a microsecond per module.
+    Thread-safe; costs a microsecond per module.
     """
     _declared.declare(module)
 
 
 def full_name(module: Any) -> str:
-    """The name of a module that is called at top level: that in the root that was declared, else its class."""
+    """Returns the name of a module called at top level: its name in a declared root, else its class."""
     table = _declared.tables.get(id(module))
     name = None if table is None else table.get(id(module))
     if name is None:
@@ -124,7 +124,7 @@ def full_name(module: Any) -> str:
 
 
 def _named(root: Any) -> Iterator[tuple[Any, Name]]:
-    """Every module in a root, each once, with its name; a parent before what is in it."""
+    """Yields every module in a root once, with its name; parents first."""
     wrappers = _wrappers()
     seen = set()
     waiting: list[tuple[Any, str, int]] = [(root, "", 0)]
@@ -144,15 +144,15 @@ def _named(root: Any) -> Iterator[tuple[Any, Name]]:
 
 
 def held(owner: Any, name: str) -> Any:
-    """An attribute that the object itself has; None where it has none. Runs nothing that a program can put in its place."""
+    """Returns an attribute in the object's own dictionary, or None. Runs no code of the program."""
     return object.__getattribute__(owner, "__dict__").get(name)
 
 
 def held_items(module: Any, name: str) -> list[tuple[str, Any]]:
-    """The items of ``_modules`` or ``_parameters`` of a module, without those that are None."""
+    """Returns the items of ``_modules`` or ``_parameters`` of a module, without None values."""
     dictionary = held(module, name) or {}
-    # TorchScript has objects that only look like dictionaries.
-    # dict.copy is atomic: another thread, or a finalizer, may add an item meanwhile.
+    # TorchScript modules have objects that are no dictionaries. dict.copy is atomic: another thread, or a finalizer, may add
+    # an item meanwhile.
     items = dict.copy(dictionary).items() if isinstance(dictionary, dict) else list(dictionary.items())
     return [(key, value) for key, value in items if value is not None]
 
@@ -170,7 +170,7 @@ def _wrapped(module: Any, wrappers: list[tuple[type, str]]) -> Any:
 
 
 def root_name(module: Any) -> str:
-    """The name of a top-level module: its class, without wrappers of torch's around it."""
+    """Returns the name of a top-level module: its class, without torch's wrappers."""
     wrappers = _wrappers()
     while (inner := _wrapped(module, wrappers)) is not None:
         module = inner

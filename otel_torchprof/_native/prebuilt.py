@@ -37,7 +37,7 @@ class Library(NamedTuple):
 
 
 def headers_digest(include: Path) -> str:
-    """Digest of those headers of torch that the sources name: there stands what they read of torch's objects.
+    """Returns the digest of torch's headers that the sources include, which define the objects that they read.
 
     Raises:
         OSError: one of them is missing or cannot be read.
@@ -75,7 +75,7 @@ def write_list(folder: Path, libraries: Iterable[Library]) -> None:
 
 def find(torch: Any) -> Path | None:
     """The library for the installed torch; None where none fits. Costs a millisecond, and three more where one does."""
-    if not torch.distributed.is_available():  # the releases of torch have it
+    if not torch.distributed.is_available():  # not a release build of torch
         return None
     target = torch_build.BuildTarget.of(torch)
     version = target.git_version, target.cxx11_abi, torch_build.sources_digest()
@@ -84,13 +84,13 @@ def find(torch: Any) -> Path | None:
             path = FOLDER / library.file
             try:
                 return path if _is_of(target, library) and digest(path) == library.sha256 else None
-            except OSError:  # a file or a header is missing: compiling says which
+            except OSError:  # a file or a header is missing: the compiler will name it
                 return None
     return None
 
 
 def _is_of(target: torch_build.BuildTarget, library: Library) -> bool:
-    """Whether torch's headers are those that it was built from; an image may have been stripped of them."""
+    """Whether torch's headers are those of the build; an image may lack them."""
     return not target.include.is_dir() or headers_digest(target.include) == library.headers
 
 

@@ -1,4 +1,4 @@
-"""The sources of events that need Python's API, as other folders use them; ``_python.pyi`` has what each does."""
+"""The event sources that use Python's C API, for the other folders; documented in ``_python.pyi``."""
 
 from __future__ import annotations
 
@@ -71,47 +71,47 @@ usage_now = python_sources.usage_now
 
 
 _EVERY_SESSION = (1 << 32) - 1
-_lock = threads.RLock()  # a collection, hence any finalizer, may begin wherever it is held
+_lock = threads.RLock()  # a garbage collection, hence any finalizer, may start while it is held
 
 
 class GcPauses:
-    """Collections as events of a session, on whatever thread they happen, from :meth:`start` to :meth:`stop`.
+    """Records garbage collections on all threads as events of a session, from :meth:`start` to :meth:`stop`.
 
-    Each is an event where it happens, in which the finalizers are that it runs. One that runs already is left out; one that
-    still runs at the stop ends there. Costs a microsecond per collection. A function that waits for the end of such a one
-    stays among ``gc.callbacks`` until the next recording has stopped.
+    Finalizers that a collection runs are inside its event. A collection that is running at the start is left out; one that
+    is running at the stop ends there, and the callback for its end stays in ``gc.callbacks`` until the next recording has stopped.
+    Costs a microsecond per collection.
     """
 
     def __init__(self, session: Session) -> None:
         self._consumer = session.consumer
 
     def start(self) -> None:
-        """Begins it, once the session runs. To be stopped also where this is interrupted."""
+        """Starts it; the session must be running. Call :meth:`stop` even if this is interrupted."""
         with _lock:
             python_sources.follow_collections(self._consumer)
             if python_sources.on_collection not in gc.callbacks:
                 gc.callbacks.append(python_sources.on_collection)
 
     def stop(self) -> None:
-        """Ends it, from any thread."""
+        """Stops it. Thread-safe."""
         _leave(self._consumer)
 
 
 def _leave(consumers: int) -> None:
     with _lock:
         if not python_sources.leave_collections(consumers):
-            with contextlib.suppress(ValueError):  # somebody has emptied the list
+            with contextlib.suppress(ValueError):  # other code has cleared the list
                 gc.callbacks.remove(python_sources.on_collection)
 
 
 def off() -> None:
-    """Off, whoever began it: in forked children, and before the interpreter is taken down."""
+    """Stops it for all sessions: in forked children, and at interpreter exit."""
     _leave(_EVERY_SESSION)
 
 
 def no_pauses_in_child() -> None:
-    """In a forked child: off, as it is in a process that has not begun it."""
-    global _lock  # noqa: PLW0603 - whoever held it is not in this process
+    """Stops it in a forked child."""
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
     _lock = threads.RLock()
     off()
 
@@ -121,18 +121,18 @@ process_changes.at_exit(process_changes.Order.SOURCES, off)
 
 _Class = TypeVar("_Class")
 _OWN = frozenset({"__dict__", "__module__", "__weakref__"})
-"""What each class has of its own."""
+"""Attributes that every class defines for itself."""
 
 
 def untracked(cls: type[_Class]) -> type[_Class]:
-    """Makes a dataclass one for objects that are made per step or per event: a thousand bring no collection nearer.
+    """Excludes the objects of a dataclass from garbage collection, so that creating many of them triggers no collection.
 
-    At most 24 fields; no base class, no subclass, no ``super()``. Those in a cycle of references are never freed. An object costs
-    what one of a class with ``__slots__`` costs.
+    At most 24 fields; no base class, no subclass, no ``super()``. Objects in a reference cycle are never freed. An object costs
+    as much as one with ``__slots__``.
     """
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    found: type[_Class] = python_sources.untracked((f"{cls.__module__}.{cls.__qualname__}", *names))
+    untracked_class: type[_Class] = python_sources.untracked((f"{cls.__module__}.{cls.__qualname__}", *names))
     for name, value in vars(cls).items():
         if name not in _OWN and name not in names:
-            setattr(found, name, value)
-    return found
+            setattr(untracked_class, name, value)
+    return untracked_class

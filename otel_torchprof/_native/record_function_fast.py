@@ -20,16 +20,15 @@ _NAME = "_RecordFunctionFast"
 class FastRecords:
     """Makes labels of ``torch._C._profiler._RecordFunctionFast`` effective while operators are recorded.
 
-    The class of that name is replaced meanwhile by one that takes the same arguments and has the same effect, also where
-    torch's own profiler is on for the thread: then the original decides alone. What it labels comes to the observers of
-    torch's operators, with inputs and keyword inputs where one of them wants inputs. Code that has kept the name from
-    before a recording keeps the original; code that keeps it from within one keeps a class that costs half a microsecond
-    more. Thread-safe.
+    Meanwhile the class is replaced by one with the same arguments and the same effect; if torch's own profiler is on for the thread,
+    the original decides alone. Observers of torch's operators get the labels, with inputs and keyword inputs if one of them requests
+    inputs. Code that imported the name before a recording uses the original; code that imported it during one uses a class
+    that costs half a microsecond more. Thread-safe.
     """
 
     def __init__(self) -> None:
         self.with_inputs = False
-        """Whether one of those who record wants inputs."""
+        """Whether any observer requests inputs."""
         self._lock = threads.RLock()  # a finalizer may stop a recording in the middle
         self._users: dict[int, bool] = {}
         self._original: Any = None
@@ -66,13 +65,13 @@ class FastRecords:
         if self._ours is None:
             return
         native: Any = sys.modules["torch"]._C._profiler  # noqa: SLF001 - as above
-        # Where somebody has put a class of their own around it since, it stays, and does what torch's does.
+        # If other code has wrapped it since, it stays, and does what torch's class does.
         if getattr(native, _NAME) is self._ours:
             setattr(native, _NAME, self._original)
         self._original = self._ours = None
 
 
-@functools.lru_cache(maxsize=1)  # made anew it was half of what starting a profile takes (80 of 175 us)
+@functools.lru_cache(maxsize=1)  # creating it took 80 of the 175 us for starting a profile
 def _beginning_here(original: Any, functions: TorchFunctions, records: FastRecords) -> Any:
     """Creates the class that replaces torch's. Each of its objects delegates to an object of torch's class."""
     native = functions.keeping_lock("otp_fast_records_")
@@ -95,7 +94,7 @@ def _beginning_here(original: Any, functions: TorchFunctions, records: FastRecor
                     stand_down()
 
         def __exit__(self, *exc_info: object) -> None:
-            # Torch ends what it began only where it sees a profiler, too.
+            # Torch ends a label only while it sees a profiler.
             is_standing = self._began_here and stand_in(False)
             try:
                 self._original.__exit__(*exc_info)
@@ -109,6 +108,6 @@ def _beginning_here(original: Any, functions: TorchFunctions, records: FastRecor
 
 
 fast_records = FastRecords()
-"""The one of the process."""
+"""The process-wide instance."""
 
 process_changes.at_fork(process_changes.Order.STATE, in_child=fast_records.after_fork_in_child)

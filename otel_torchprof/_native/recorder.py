@@ -38,10 +38,10 @@ CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED
 
 
 def check(status: int, what: str) -> None:
-    """Turns a native status into an exception: the one place where that happens.
+    """Turns a native status into an exception.
 
     Raises:
-        NativeError: naming what was tried and what the core said.
+        NativeError: names the attempted operation and the core's message.
     """
     if status < 0:
         error = NativeError(f"{what}: {ffi.string(lib.otp_status_text(status)).decode()}")
@@ -55,9 +55,9 @@ def now_ns() -> int:
 
 
 def expect_contexts() -> None:
-    """Says that a span of the application is current somewhere: until then nothing looks for spans around what is left out.
+    """Reports that an application span may be current; until then, omitted events are not checked for an enclosing span.
 
-    Any thread; some 100 ns.
+    Thread-safe; costs some 100 ns.
     """
     lib.otp_expect_contexts()
 
@@ -78,7 +78,7 @@ class RecorderStats(NamedTuple):
 
 
 def recorder_stats() -> RecorderStats:
-    """Figures of the whole process. Takes the registry's lock for microseconds; any thread."""
+    """Returns counts of the whole process. Holds the registry's lock for microseconds. Thread-safe."""
     stats = ffi.new("otp_recorder_stats *")
     lib.otp_get_recorder_stats(stats)
     figures: dict[str, Any] = {name: getattr(stats, name) for name in RecorderStats._fields}
@@ -136,7 +136,7 @@ _known: tuple[int, KnownNames] = 0, KnownNames()
 
 
 def current_names() -> Names:
-    """The names so far. Copies nothing: each time the same memory is shown, and what was added to it."""
+    """Returns the names so far as a view of the recorder's memory, without a copy."""
     global _known  # noqa: PLW0603 - there is one table per process
     raw = ffi.new("otp_names *")
     lib.otp_names_view(raw)
@@ -148,36 +148,36 @@ def current_names() -> Names:
 
 
 def living_threads() -> list[threading.Thread]:
-    """The threads that :mod:`threading` knows, without its lock.
+    """Returns the threads of :mod:`threading`, without its lock.
 
-    ``threading.enumerate()`` holds that while it allocates, so that a finalizer may run in the middle; one that stops a recording waits
-    for whoever is stopping it, and that one would wait for the lock (found by ``make stress``).
+    ``threading.enumerate()`` allocates while it holds the lock, so a finalizer may run. One that stops a recording may wait for another
+    thread that stops it, which would wait for the lock (found by ``make stress``).
     """
-    return list(threading._active.copy().values())  # type: ignore[attr-defined]  # noqa: SLF001 - copied in one go
+    return list(threading._active.copy().values())  # type: ignore[attr-defined]  # noqa: SLF001 - an atomic copy
 
 
 def _native_id(thread: threading.Thread) -> int | None:
-    return getattr(thread, "native_id", None)  # those that eventlet makes have none
+    return getattr(thread, "native_id", None)  # threads of eventlet have none
 
 
 class _ThreadNames:
     """Names of Python's threads, including ended ones.
 
-    By ident, of which there are only as many as threads at a time. Idents are reused, so the system's id is stored as well:
-    otherwise threads of torch's pools would get the names of ended Python threads.
+    Stored by ident, which bounds their number. Idents are reused, so the system's id is stored too: otherwise threads of
+    torch's pools would get the names of ended Python threads.
     """
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[int | None, str]] = {}
 
     def refresh(self) -> None:
-        """Looks at the threads that live now."""
+        """Adds the names of the living threads."""
         for thread in living_threads():
             if thread.ident:
                 self._names[thread.ident] = _native_id(thread), thread.name
 
     def get(self, ident: int, os_tid: int, system_name: str) -> str:
-        """Python's name of the thread, else the system's."""
+        """Returns Python's name of the thread, else the system's."""
         native_id, name = self._names.get(ident, (None, ""))
         return name if native_id == os_tid else system_name
 
@@ -186,13 +186,13 @@ _thread_names = _ThreadNames()
 
 
 def thread_known_by(ident: int, os_tid: int) -> RecordedThread | None:
-    """A thread that lives, as batches list it, where the recorder has nothing of it.
+    """Describes a living thread without recorded events, as in batches.
 
     Args:
-        ident: ``threading.get_ident()`` of it.
-        os_tid: its system's id, or 0: then None is the answer for a thread that :mod:`threading` does not know.
+        ident: its ``threading.get_ident()``.
+        os_tid: the system's id; if 0, returns None for a thread that :mod:`threading` does not know.
     """
-    # Not among the names that are kept: a thread that has ended may have had the ident.
+    # Not from the stored names: an ended thread may have had the ident.
     os_tid = os_tid or next((_native_id(t) or 0 for t in living_threads() if t.ident == ident), 0)
     return RecordedThread(os_tid, ident, 0, _thread_names.get(ident, os_tid, "")) if os_tid else None
 
@@ -220,7 +220,7 @@ class _Column(NamedTuple):
 
 
 def batch_columns() -> list[_Column]:
-    """The columns that a drain may fill, in the core's own order: what a batch is made of, beside threads and names."""
+    """Returns the columns that a drain may fill, in the core's order."""
     count = ffi.new("uint32_t *")
     raw = lib.otp_batch_columns(count)
     return [
@@ -274,17 +274,17 @@ class Session:
     releases the GIL meanwhile.
 
     Args:
-        budget_bytes: of memory that may be held for it, in chunks of :data:`CHUNK_BYTES`.
-        keep_newest: at the budget, throw away the oldest events instead of refusing new ones.
-        all_threads: every thread, instead of the one that starts it and what sources add.
+        budget_bytes: memory limit, in chunks of :data:`CHUNK_BYTES`.
+        keep_newest: at the limit, drop the oldest events instead of new ones.
+        all_threads: record every thread instead of the starting one and those that sources add.
         inputs: record the inputs that sources report (shapes).
-        kinds: of events that it wants; none named: every kind.
-        memory: keep what is allocated and freed; not together with ``contexts``.
-        contexts: follow the spans that threads are in: batches have the column ``context``, and what begins in
-            :data:`CONTEXT_MUTED` is left out.
+        kinds: kinds of events to record; default: all.
+        memory: record allocations and releases; not together with ``contexts``.
+        contexts: record the current span of events: batches have the column ``context``, and events that begin in
+            :data:`CONTEXT_MUTED` are left out.
     """
 
-    # A dict, which can be copied in one go: a WeakSet cannot be looked through while another thread adds to it.
+    # A dict, which can be copied atomically; a WeakSet cannot be iterated while another thread adds to it.
     _unread: ClassVar[dict[int, weakref.ref[Session]]] = {}
 
     def __init__(
@@ -326,21 +326,23 @@ class Session:
         """
         _thread_names.refresh()
         status = lib.otp_session_start(self._native)
-        # A session that has stopped keeps its place until its events are read. Looking for one can make a place too: a
-        # collection of garbage comes by, and takes those that nobody refers to.
+        # A stopped session occupies a slot until its events are read, so this reads those of such sessions. The loop may free
+        # slots in another way too: a garbage collection during it frees unreferenced sessions.
         for reference in self._unread.copy().values():
             if status != lib.OTP_E_TOO_MANY_SESSIONS:
                 break
             if (session := reference()) is not None:
-                with contextlib.suppress(NativeError):  # the parent's, in a forked child, or one that is being read
+                with contextlib.suppress(
+                    NativeError
+                ):  # it belongs to the parent of this forked child, or is being read
                     session.final_batch()
             status = lib.otp_session_start(self._native)
         check(status, "starting a recording")
 
     def mute_roots(self, muted: bool) -> None:
-        """Turns on or off that events which begin outside of any span are omitted. May be called before the start.
+        """Sets whether events that begin outside of any span are omitted. May be called before the start.
 
-        Does not affect open events. Any thread; no effect if the session has no contexts or has stopped.
+        Does not affect open events. Thread-safe; no effect if the session has no contexts or has stopped.
 
         Raises:
             NativeError: the session belongs to the parent of this forked process.
@@ -350,7 +352,7 @@ class Session:
     def reserve(self, reserved: bool) -> None:
         """Reserves or releases the bit of a stopped session: while reserved, no other session gets it, since sources may still use it.
 
-        Any thread, in any state; without effect in a forked child.
+        Thread-safe, in any state; no effect in a forked child.
         """
         lib.otp_session_reserve(self._native, reserved)
 
@@ -360,7 +362,7 @@ class Session:
         return int(lib.otp_session_consumer(self._native))
 
     def stop(self) -> None:
-        """Stops recording, from any thread; events still open end now and are marked unfinished. Without effect where it does not run.
+        """Stops recording; open events end now and are marked unfinished. No effect if it does not run.
 
         Raises:
             NativeError: the session belongs to the parent of this forked process.
@@ -371,33 +373,33 @@ class Session:
             self._unread[id(self)] = weakref.ref(self, _forget_unread)
 
     def drain(self, max_bytes: int = 0) -> Batch:
-        """The events that have come since the last drain; those still open stay for a later one.
+        """Returns the events since the last drain; open events stay for a later one.
 
         Args:
-            max_bytes: of records, the oldest; ``Batch.watermark`` says up to when that is. 0: all there are.
+            max_bytes: limit of the record bytes, the oldest first; ``Batch.watermark`` is the time up to which events are complete. 0: no limit.
 
         Raises:
-            NativeError: not started, being drained by another thread, or forked.
+            NativeError: the session is not started, being drained by another thread, or of the parent process.
         """
         _thread_names.refresh()
         out = ffi.new("otp_batch **")
         check(lib.otp_session_drain(self._native, max_bytes, out), "reading a recording")
         batch = batch_of(out[0])
-        if batch.is_last:  # if it has stopped, that was all of it
+        if batch.is_last:  # stopped and drained completely
             self._unread.pop(id(self), None)
         return batch
 
     def discard(self) -> None:
-        """Throws away what was not drained before the stop; the next drain counts it as dropped: ``deadline``.
+        """Drops the events that were not drained before the stop; the next drain counts them as dropped: ``deadline``.
 
         Raises:
-            NativeError: it runs, is being drained by another thread, or forked.
+            NativeError: the session is running, being drained by another thread, or of the parent process.
         """
         check(lib.otp_session_discard(self._native), "throwing away the rest of a recording")
         self._unread.pop(id(self), None)
 
     def final_batch(self) -> Batch:
-        """All events of a stopped session that was never drained; the same object every time."""
+        """Returns all events of a stopped session that was never drained; always the same object."""
         with self._lock:
             if self._final is None:
                 self._final = self.drain()
@@ -408,7 +410,7 @@ class Session:
         self._lock = threads.Lock()
 
     def stats(self) -> SessionStats:
-        """Figures so far.
+        """Returns the counts so far.
 
         Raises:
             NativeError: the session belongs to the parent of this forked process.
@@ -426,6 +428,6 @@ class Session:
 
 
 def _forget_unread(reference: weakref.ref[Session]) -> None:
-    unread = Session._unread  # noqa: SLF001 - of this module
+    unread = Session._unread  # noqa: SLF001 - same module
     for key in [key for key, known in unread.copy().items() if known is reference]:
         unread.pop(key, None)

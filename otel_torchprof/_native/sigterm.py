@@ -1,4 +1,4 @@
-"""Handles SIGTERM if the program does not (``sigterm.h``). Any thread; not active in forked children."""
+"""Handles SIGTERM if the program does not (``sigterm.h``). Thread-safe; not active in forked children."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def watch(milliseconds: int) -> bool:
 
 
 def unwatch() -> bool:
-    """Leaves SIGTERM alone; whether it has come, so that the process is about to end."""
+    """Stops handling SIGTERM; returns whether it was received, so that the process is about to end."""
     return bool(lib.otp_sigterm_unwatch())
 
 
 def wait() -> bool:
-    """Waits; True once SIGTERM has come, False when it is handled no more."""
+    """Waits for SIGTERM; returns True once it is received, False once it is no longer handled."""
     return bool(lib.otp_sigterm_wait())
 
 

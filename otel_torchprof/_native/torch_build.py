@@ -25,8 +25,8 @@ from otel_torchprof.errors import TorchLibraryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Beside an operator's own work the code that records it is in no cache: without gaps for alignment it takes fewer lines, and a
-# begin and an end 26 ns instead of 31 beyond an empty callback (additions in C++, means of the medians of four and eight processes).
+# Between operators the recording code leaves the caches. Without alignment gaps it occupies fewer cache lines: begin and end take
+# 26 ns instead of 31 more than an empty callback (additions in C++, means of the medians of four and eight processes).
 _PACKED = ("-falign-functions=64", "-falign-jumps=1", "-falign-loops=1", "-falign-labels=1")
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-plt", *_PACKED)
 """-DNDEBUG is part of the contract: without it torch's header checks a field that release builds never set, and reading
@@ -49,8 +49,8 @@ OPTIONAL = {
     "torch/ranges.cc": "operators cannot be shown as ranges",
     "torch/record_function_fast.cc": "kernels and phases of torch.compile are not recorded",
 }
-"""Sources that use more of torch than its operators, as a compiler's message names them: where one does not compile, the library
-is built without it."""
+"""Sources that use more of torch than its operators, by their name in compiler messages. If one does not compile, the library is built
+without it."""
 
 
 def _sources() -> Path:
@@ -67,7 +67,7 @@ def source_files() -> list[Path]:
 
 
 def _name(source: Path) -> str:
-    """A source by its name and folder."""
+    """Returns folder and name of a source."""
     return f"{source.parent.name}/{source.name}"
 
 
@@ -94,7 +94,7 @@ class BuildTarget(NamedTuple):
 
     @classmethod
     def of(cls, torch: Any) -> BuildTarget:
-        """The one that is installed."""
+        """Returns the target for the installed torch."""
         root = Path(torch.__file__).parent
         return cls(
             torch.__version__,
@@ -107,7 +107,7 @@ class BuildTarget(NamedTuple):
 
 
 def library_name(torch: Any) -> str:
-    """The file's name, which says all that it depends on."""
+    """Returns the name of the library's file, which contains everything that it depends on."""
     target = BuildTarget.of(torch)
     import hashlib
 
@@ -133,10 +133,10 @@ def folder() -> Path:
 
 
 def _owners_of_parents() -> set[int]:
-    """User ids that may own a parent of the library's folder: the process's and root's.
+    """Returns the user ids that may own a parent of the library's folder: the process's and root's.
 
     In a user namespace without root (Apptainer, bubblewrap), root's folders appear as those of the overflow user. Only a
-    parent may be such a folder: its owner could move the library's folder, but not put a file of ours or root's into it.
+    parent may be such a folder: its owner could move the library's folder, but not put a file of this user or root into it.
     """
     owners = {os.geteuid(), 0}
     with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ def _require_private(path: Path, info: os.stat_result, *, is_parent: bool) -> No
 
 
 def _open(path: Path, flags: int, above: int | None, *, is_parent: bool = False) -> int:
-    """A descriptor of a file or folder in the folder ``above``, once it has passed."""
+    """Opens a file or folder in the folder ``above`` and checks it; returns the descriptor."""
     name = path.name or path.anchor
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
@@ -211,7 +211,7 @@ def open_private(path: Path) -> int:
 def _make_folder(path: Path) -> None:
     import tempfile
 
-    # A folder that the user names may be meant for other users of the machine or image: they may read it.
+    # A folder named by the user may be shared with other users of the machine or image, so they may read it.
     mode = 0o755 if config.BUILD_DIR.read() else 0o700
     try:
         for place in (*reversed(path.parents), path):  # one by one: mkdir(parents=True) gives parents the umask's mode
@@ -227,7 +227,7 @@ def _make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _one_builder(path: Path) -> Iterator[None]:
+def _build_lock(path: Path) -> Iterator[None]:
     """Lets one process build at a time; the others wait for it and use its result.
 
     Does not use ``flock``: a child forked meanwhile would share the lock, and wait for itself.
@@ -238,7 +238,7 @@ def _one_builder(path: Path) -> Iterator[None]:
 
 
 def compiler() -> str:
-    """The C++ compiler to build with.
+    """Returns the C++ compiler.
 
     Raises:
         TorchLibraryError: there is none; says where to get one.
@@ -263,18 +263,18 @@ def include_folders(include: Path) -> tuple[Path, Path]:
 
 
 def _compiling(target: BuildTarget, sources: list[Path], output: Path, *, lighter: bool) -> list[str]:
-    """The command that compiles sources as one unit; ``lighter``: with a few of torch's headers in place of many."""
+    """Returns the command that compiles sources as one unit; ``lighter``: with only a few of torch's headers."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={target.cxx11_abi}"
     own = _sources() / "include"
     folders = (own, *([own / "lighter"] if lighter else []), *include_folders(target.include))
     includes = [f"-I{folder}" for folder in folders]
     unit = [*(word for path in sources for word in ("-include", str(path))), "-x", "c++", os.devnull]
-    # Without warnings, so that what is said is errors.
+    # Without warnings, so that all output is errors.
     return [compiler(), *_FLAGS, "-w", abi, *includes, *unit, "-c", "-o", str(output)]
 
 
 def _linking(target: BuildTarget, objects: list[Path], output: Path) -> list[str]:
-    # Torch's libraries are named in it even where those that it is linked against are empty: see native/prebuild.py.
+    # --no-as-needed: names torch's libraries even if it is linked with empty ones, as in native/prebuild.py.
     options = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--no-as-needed"]
     libraries = [*options, f"-L{target.libraries}", "-ltorch_cpu", "-lc10"]
     return [compiler(), "-shared", *map(str, objects), *libraries, "-o", str(output)]
@@ -286,9 +286,9 @@ def _run_compilers(commands: list[list[str]], output: Path) -> list[subprocess.C
     running: list[tuple[subprocess.Popen[bytes], Path]] = []
     try:
         for number, command in enumerate(commands):
-            said = output.with_suffix(f".{number}.said")
-            with said.open("wb") as file:
-                running.append((subprocess.Popen(command, stdout=file, stderr=file), said))  # noqa: S603 - our own, no shell
+            log = output.with_suffix(f".{number}.said")
+            with log.open("wb") as file:
+                running.append((subprocess.Popen(command, stdout=file, stderr=file), log))  # noqa: S603 - our own, no shell
         for process, _ in running:
             process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as error:
@@ -304,8 +304,8 @@ def _run_compilers(commands: list[list[str]], output: Path) -> list[subprocess.C
             process.kill()
             process.wait()
     return [
-        subprocess.CompletedProcess(process.args, process.returncode, "", said.read_text(errors="replace"))
-        for process, said in running
+        subprocess.CompletedProcess(process.args, process.returncode, "", log.read_text(errors="replace"))
+        for process, log in running
     ]
 
 
@@ -313,7 +313,7 @@ class _Failure(NamedTuple):
     errors: str
     """All messages of the compiler."""
     command_and_errors: str
-    """For people."""
+    """Text for users."""
 
 
 def _make(target: BuildTarget, units: list[list[Path]], output: Path, *, lighter: bool) -> _Failure | None:
@@ -327,18 +327,19 @@ def _make(target: BuildTarget, units: list[list[Path]], output: Path, *, lighter
         return None
     return _Failure(
         "".join(done.stderr for done in failed),
-        f"building the library that records operators of torch {target.version} failed" + "\n".join(map(_said, failed)),
+        f"building the library that records operators of torch {target.version} failed"
+        + "\n".join(map(_command_and_errors, failed)),
     )
 
 
-def _said(failed: subprocess.CompletedProcess[str]) -> str:
+def _command_and_errors(failed: subprocess.CompletedProcess[str]) -> str:
     command = " ".join(failed.args)
     return f" (exit status {failed.returncode}); the command was\n  {command}\nand it said\n{failed.stderr[-4000:]}"
 
 
 def _compile_without(target: BuildTarget, left_out: tuple[str, ...], output: Path, *, lighter: bool) -> _Failure | None:
     """Compiles the sources without some of them; returns the errors."""
-    # A torch without distributed has the headers and lacks what they declare: the library could not be loaded.
+    # A torch without distributed has the headers, but not the symbols that they declare: the library could not be loaded.
     absent = () if target.has_distributed else (COLLECTIVES,)
     sources = [path for path in source_files() if path.suffix == ".cc" and _name(path) not in (*left_out, *absent)]
     second = [path for path in sources if _name(path) in _SECOND_UNIT and os.cpu_count() != 1]
@@ -347,20 +348,20 @@ def _compile_without(target: BuildTarget, left_out: tuple[str, ...], output: Pat
 
 
 def compile_whole(target: BuildTarget, output: Path) -> None:
-    """Compiles all of it; what is made on the way stays beside it.
+    """Compiles all sources; intermediate files stay beside the library.
 
     Raises:
-        TorchLibraryError: it does not compile; has the command and what the compiler said.
+        TorchLibraryError: it does not compile; the message has the command and the compiler's output.
     """
-    left_out, why = _compile_what_can_be(target, output)
+    left_out, why = _compile_possible(target, output)
     if left_out:
         raise TorchLibraryError(why)
 
 
-def _compile_what_can_be(target: BuildTarget, output: Path) -> tuple[tuple[str, ...], str]:
-    """The optional sources that had to be left out, and why.
+def _compile_possible(target: BuildTarget, output: Path) -> tuple[tuple[str, ...], str]:
+    """Compiles without optional sources that fail; returns these, and the errors.
 
-    Every round leaves out all sources that the compiler found errors in. One at a time would take half a minute each.
+    Each round leaves out all sources with errors: one at a time would take half a minute each.
     """
     left_out: tuple[str, ...] = ()
     why, lighter = "", True
@@ -369,7 +370,7 @@ def _compile_what_can_be(target: BuildTarget, output: Path) -> tuple[tuple[str, 
         blamed = [name for name in OPTIONAL if name not in left_out and name in failed.errors]
         if not blamed:
             raise TorchLibraryError(why)
-        if lighter and COLLECTIVES in blamed:  # for want of a header, perhaps
+        if lighter and COLLECTIVES in blamed:  # maybe only a header is missing
             lighter = False
             blamed.remove(COLLECTIVES)
         left_out += (*blamed,)
@@ -378,7 +379,7 @@ def _compile_what_can_be(target: BuildTarget, output: Path) -> tuple[tuple[str, 
 
 @contextlib.contextmanager
 def _work_folder(place: Path) -> Iterator[Path]:
-    """A folder for what is made on the way. Not of ``TemporaryDirectory``: a child that is forked meanwhile removes that at its exit."""
+    """Creates a folder for intermediate files. Not a ``TemporaryDirectory``, which a child forked meanwhile would remove at its exit."""
     import shutil
     import tempfile
 
@@ -390,12 +391,12 @@ def _work_folder(place: Path) -> Iterator[Path]:
 
 
 def _compile(torch: Any, target: Path) -> tuple[str, ...]:
-    """Builds it; returns the optional sources that are not in it."""
+    """Builds the library; returns the optional sources that are not in it."""
     try:
         with _work_folder(target.parent) as folder:
             output = folder / target.name
-            output.touch()  # a compiler that writes nothing leaves an empty library, which is refused when it is loaded
-            left_out, why = _compile_what_can_be(BuildTarget.of(torch), output)
+            output.touch()  # so that a compiler that writes nothing leaves an empty library, which cannot be loaded
+            left_out, why = _compile_possible(BuildTarget.of(torch), output)
             output.chmod(0o755)
             for source in OPTIONAL:
                 _why_file(target, source).unlink(missing_ok=True)
@@ -413,12 +414,12 @@ def _why_file(library: Path, source: str) -> Path:
 
 
 def why_left_out(library: Path, source: str) -> str:
-    """Why an optional source is not in a library: what to tell who needs it."""
+    """Returns the message why an optional source is not in a library."""
     why = _why_file(library, source)
-    said = why.read_text() if why.exists() else "what the compiler said was not kept"
+    errors = why.read_text() if why.exists() else "what the compiler said was not kept"
     return (
         f"{OPTIONAL[source]}: {source} did not compile against the torch that is installed, and the library was built "
-        f"without it; to try again, remove {library}. It was: {said}"
+        f"without it; to try again, remove {library}. It was: {errors}"
     )
 
 
@@ -447,7 +448,7 @@ def is_whole(path: Path) -> bool:
 
 
 def ensure(torch: Any, *, announce: bool = True) -> Path:
-    """The library for this torch, built when it is not there yet or damaged. Safe when several processes call it at once.
+    """Returns the library for this torch; builds it if it is missing or damaged. Several processes may call it at once.
 
     Raises:
         TorchLibraryError: it cannot be built or may not be used; the message names the fix.
@@ -455,7 +456,7 @@ def ensure(torch: Any, *, announce: bool = True) -> Path:
     path = folder() / library_name(torch)
     if not is_whole(path):
         _make_folder(path.parent)
-        with _one_builder(path):
+        with _build_lock(path):
             if not is_whole(path):
                 _build(torch, path, announce=announce)
                 _remove_unused(path.parent)
@@ -464,7 +465,7 @@ def ensure(torch: Any, *, announce: bool = True) -> Path:
 
 
 def _note_use(library: Path) -> None:
-    with contextlib.suppress(OSError):  # a folder that is carried along may be read-only
+    with contextlib.suppress(OSError):  # a shipped folder may be read-only
         if time.time() - library.stat().st_mtime > _DAY:
             os.utime(library)
 
@@ -489,7 +490,7 @@ def _build(torch: Any, path: Path, *, announce: bool) -> None:
             sys.stderr.write(f"otel-torchprof: {text}\n")
             sys.stderr.flush()
 
-    compiler()  # or nothing is begun
+    compiler()  # raises before anything is done
     why = "the kept one is damaged: building again" if path.exists() else "building, once"
     say(f"library that records operators of torch {torch.__version__}: {why} (some seconds) ...")
     begin = time.monotonic()

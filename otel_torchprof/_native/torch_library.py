@@ -1,4 +1,4 @@
-"""The library that records torch's operators: loads it, proves that it records, and reads what it knows of inputs and collectives."""
+"""The library that records torch's operators: loads and probes it, and reads recorded inputs and collectives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# ---- inputs, read natively over whole columns; thread-safe, without the GIL ----
+# ---- Inputs, read natively over whole columns; thread-safe, without the GIL ----
 
 
 STORAGE = np.dtype(
@@ -115,7 +115,7 @@ def input_type_name(header: int) -> str:
     return name.decode()
 
 
-# ---- collectives ----
+# ---- Collectives ----
 
 
 MOST_COLLECTIVES = 1 << 16
@@ -186,20 +186,20 @@ def _stop(native: Any, token: int, pid: int) -> None:
         native.otp_torch_collectives_stop(token)
 
 
-# ---- the library itself ----
+# ---- The library ----
 
 
 def installed_torch() -> Any | None:
-    """The torch module, imported if it can be; None where there is none."""
-    # Not by importing it alone: that takes the module's lock, there or not, and a child that was forked while another thread had
-    # it would wait for ever.
+    """Imports and returns torch; None if it is not installed."""
+    # Checked without an import first: an import takes the module's lock even if there is no torch, and a child that was forked while
+    # another thread held it would wait forever.
     if not is_there("torch"):
         return None
     try:
         import torch
     except ImportError:
         return None
-    # A folder named torch that lies on the path is imported as an empty package.
+    # A folder named torch on the path is imported as an empty package.
     return torch if hasattr(torch, "__version__") else None
 
 
@@ -215,16 +215,16 @@ class Requested(enum.IntFlag):
 
 
 class Observation:
-    """An observer that is registered with torch, until :meth:`stop` or until nothing refers to it any more."""
+    """An observer registered with torch until :meth:`stop`, or until this object is freed."""
 
     ever_requested: ClassVar[Requested] = Requested(0)
-    """All facts about inputs requested so far in this process: no session's records have more, except arguments of labels."""
+    """All facts about inputs requested so far in this process; records have no others, except arguments of labels."""
 
     def __init__(self, functions: TorchFunctions, session: Session, requested: Requested) -> None:
         Observation.ever_requested |= requested & ~Requested.DEVICES
         handle = functions.ffi.new("uint64_t *")
         self._parts = functions.lib, handle, os.getpid()
-        self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: what follows may be interrupted
+        self._finalizer = weakref.finalize(self, _unobserve, *self._parts)  # first: the start may be interrupted
         functions.lib.otp_torch_observe(session.consumer, session.all_threads, requested, handle)
         if handle[0] == 0:
             raise TorchLibraryError("torch refused to register an observer of its operators")
@@ -241,7 +241,7 @@ class Observation:
 
 
 def _unobserve(library: Any, handle: Any, pid: int) -> None:
-    # A child that was forked while another thread held torch's lock would wait for it for ever.
+    # Not in a child, which would wait forever if another thread held torch's lock at the fork.
     if os.getpid() == pid:
         fast_records.leave(handle[0])
         library.otp_torch_unobserve(handle[0])
@@ -254,10 +254,10 @@ class MemoryObservation:
         self._parts = library, session.consumer, token, os.getpid()
         self._finalizer = weakref.finalize(self, _unobserve_memory, *self._parts)
         self.was_cut = False
-        """Whether it was found out at its stop that torch had ended it before."""
+        """Whether the stop found that torch had ended it before."""
 
     def stop(self) -> None:
-        """Ends it, from any thread; does nothing in a forked child, and when called again."""
+        """Stops recording. Thread-safe; no effect in a forked child and for repeated calls."""
         self.was_cut |= not _unobserve_memory(*self._parts)
         self._finalizer.detach()
 
@@ -322,11 +322,11 @@ class TorchLibrary:
         return DeviceTiming(self.functions, session, device, events, most)
 
     def collect_devices(self, wait: float) -> int:
-        """Reads back for all sessions what devices have come to; as :meth:`DeviceTiming.collect`."""
+        """Reads device times for all sessions, as :meth:`DeviceTiming.collect`."""
         return int(self.functions.lib.otp_torch_devices_collect(int(wait * 1e9))) if self.functions.times_devices else 0
 
     def report_collectives(self, session: Session, most: int) -> Collecting:
-        """Reports a running session's collectives, of which ``most`` may wait to be taken: see :class:`Collecting`.
+        """Reports a running session's collectives; ``most``: limit of buffered ones. See :class:`Collecting`.
 
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
@@ -362,7 +362,7 @@ def _open(path: Path, opened: Callable[[Path], int]) -> int:
     try:
         descriptor = opened(path)
         name = _name_of(descriptor, path)
-        # Never unloaded, not even when the interpreter ends: torch keeps pointers to its functions until its own end.
+        # Never unloaded, not even at interpreter exit: torch keeps pointers to its functions.
         return int(ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NODELETE)._handle)  # noqa: SLF001 - as ctypes documents it
     except OSError as error:
         if descriptor is not None:
@@ -417,18 +417,18 @@ class _NotTriedError(TorchLibraryError):
 def _probe(torch: Any, library: TorchLibrary) -> None:
     """Records one operator and reads its name and its input's shape back.
 
-    A library that was built with other flags than torch itself can load well and read the wrong fields. In a thread of its own, so that
-    a profiler, a dispatch mode or a default device of the caller's has no part in it.
+    A library built with other flags than torch may load and read the wrong fields. Runs on a thread of its own, so that a
+    profiler, dispatch mode or default device of the caller has no effect.
     """
     batches: list[Batch] = []
     errors: list[BaseException] = []
 
     def record() -> None:
         _thread.probes = True
-        lib.otp_mute_thread()  # not for others who record
+        lib.otp_mute_thread()  # other recordings must not contain it
         try:
             batches.append(_recorded_negation(torch, library))
-        except BaseException as error:  # noqa: BLE001 - a finalizer's SystemExit too: raised by the caller's thread
+        except BaseException as error:  # noqa: BLE001 - even a finalizer's SystemExit: raised in the caller's thread
             errors.append(error)
 
     thread = threads.Thread(target=record, name="otel-torchprof-probe")
@@ -443,7 +443,7 @@ def _probe(torch: Any, library: TorchLibrary) -> None:
     names = [batch.names[index] for index in batch["name"]]
     if "aten::neg_" not in names:
         raise TorchLibraryError(f"the library was loaded, but recorded {names} where aten::neg_ ran")
-    # Other sessions may have requested storages and overloads, which are in the same words.
+    # If other sessions requested storages and overloads, the words have them too.
     all_words: Array = np.empty(0, np.int64) if batch.inputs is None else batch.inputs
     reduced = InputWords(all_words, batch["inputs"]).kept(lib.OTP_KEEP_INPUTS)
     words, offsets = (all_words, batch["inputs"]) if reduced is None else reduced
@@ -464,7 +464,7 @@ def _recorded_negation(torch: Any, library: TorchLibrary) -> Batch:
 
 
 def _prebuilt(torch: Any) -> TorchLibrary | None:
-    """The one that came with the package, where there is one for this torch, and it can be loaded and records what it should."""
+    """Returns the library shipped for this torch, if there is one, and it loads and records correctly."""
     path = prebuilt.find(torch)
     if path is None:
         return None
@@ -473,15 +473,16 @@ def _prebuilt(torch: Any) -> TorchLibrary | None:
         _probe(torch, library)
     except _NotTriedError:
         raise
-    except TorchLibraryError as error:  # another C library than where it was built, for one
+    except TorchLibraryError as error:  # for example, an incompatible C library
         warn_once(f"{error}; it came with the package, so one is built here instead")
         return None
     return library
 
 
 _EXPENSIVE_SECONDS = 1.0
-_KEPT_TIMES = 100
-"""A failed attempt that took longer is not repeated for so many times as long: the wait takes at most one percent of the time."""
+_BACKOFF = 100
+"""After a failed attempt longer than :data:`_EXPENSIVE_SECONDS`, none is made for this many times its duration: attempts so take at most 1 %
+of the time."""
 
 
 class _Loading:
@@ -493,14 +494,14 @@ class _Loading:
         self._ident = 0
         """Ident of the loading greenlet if threads are greenlets, else of the thread."""
         self._loaded: TorchLibrary | None = None
-        self._failure, self._again_at = "", 0.0
+        self._failure, self._next_attempt = "", 0.0
         process_changes.watch(self)
 
     def library(self, torch: Any) -> TorchLibrary:
-        """The library.
+        """Returns the library; loads it on the first call.
 
         Raises:
-            TorchLibraryError: it cannot be had now.
+            TorchLibraryError: it cannot be built or loaded now.
         """
         lock = self._lock
         while self._is_other_greenlets(lock):
@@ -522,21 +523,21 @@ class _Loading:
             return self._loaded
 
     def _is_other_greenlets(self, lock: Any) -> bool:
-        """Whether another greenlet of this thread loads: others have their turn while it waits, for a lock of cffi's if nothing else."""
+        """Whether another greenlet of this thread is loading: greenlets switch while it waits, at least for a lock of cffi."""
         return lock._is_owned() and self._ident not in {0, threads.get_greenlet_ident()}  # noqa: SLF001 - as threads.Condition asks
 
     def _attempt(self, torch: Any) -> TorchLibrary:
         begin = self._clock()
-        if begin < self._again_at:
+        if begin < self._next_attempt:
             raise TorchLibraryError(
-                f"{self._failure}\nNot tried again for another {self._again_at - begin:.0f} s, unless in a new process."
+                f"{self._failure}\nNot tried again for another {self._next_attempt - begin:.0f} s, unless in a new process."
             )
         try:
             return _load(torch)
         except TorchLibraryError as error:
             end = self._clock()
             if end - begin > _EXPENSIVE_SECONDS:
-                self._failure, self._again_at = str(error), end + _KEPT_TIMES * (end - begin)
+                self._failure, self._next_attempt = str(error), end + _BACKOFF * (end - begin)
             raise
 
     def after_fork_in_child(self) -> None:
@@ -556,10 +557,10 @@ def _load(torch: Any) -> TorchLibrary:
 
 
 def load() -> TorchLibrary:
-    """The library, built and loaded on first use.
+    """Returns the library, built and loaded on first use.
 
     Raises:
-        TorchLibraryError: there is no torch, or the library cannot be had; the message names the fix.
+        TorchLibraryError: torch is missing, or the library cannot be built or loaded; the message names the fix.
     """
     torch = installed_torch()
     if torch is None:

@@ -66,7 +66,7 @@ class TorchRanges:
         return handle
 
     def stop(self, handle: int) -> None:
-        """Ends it, from any thread; what is open on the calling thread ends now. Twice is fine."""
+        """Stops the ranges; open ones of the calling thread end now. Thread-safe; repeated calls have no effect."""
         self._native.otp_ranges_stop(handle)
 
     def mark(self, handle: int, text: str) -> None:
@@ -114,11 +114,11 @@ def _open_nvtx(file: str) -> RangeFunctions:
 
 
 def nvtx_functions() -> RangeFunctions:
-    """The way to NVTX: the library that the environment names, else torch's own, else one that is installed.
+    """Returns the functions of NVTX: of the library in the environment variable, else torch's own, else an installed one.
 
     Raises:
-        TorchProfError: there is none; the message says what was looked for and how to get it.
-        TorchLibraryError: the library that observes operators cannot be had.
+        TorchProfError: there is none; the message has the searched libraries and the fix.
+        TorchLibraryError: the library that observes operators cannot be built or loaded.
     """
     chosen = config.NVTX_LIBRARY.read()
     if chosen is None:

@@ -24,7 +24,7 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
 
     Registering a waiting action again has no effect.
 
-    What the action raises is logged, and reaches neither the import nor the caller. Waits for a module that another thread
+    Exceptions of the action are logged, and reach neither the import nor the caller. Waits for a module that another thread
     is importing. Thread-safe. While an action waits, every other import costs one dictionary lookup more.
 
     Args:
@@ -36,7 +36,7 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
     """
     with _lock:
         entry = _added(module_name, action)
-        # It stays: an import in another thread that walks over the list now would miss a finder if one were taken out.
+        # Never removed: another thread's import that iterates over the list would skip a finder.
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
     module = _imported(module_name)
@@ -46,16 +46,16 @@ def when_imported(module_name: str, action: Action) -> Callable[[], None]:
 
 
 def _added(module_name: str, action: Action) -> _AwaitedModule:
-    # Removes cancelled entries now: a finalizer may cancel at any moment, and so must not take the lock.
+    # Removes cancelled entries here: a finalizer may cancel at any moment, so cancelling must not take the lock.
     entries = [awaited for awaited in _waiting.get(module_name, ()) if awaited.action is not None]
-    # A caller that was interrupted here could not cancel, and may add the same action again.
+    # A caller that was interrupted here could not cancel, and may register the same action again.
     entry = next((awaited for awaited in entries if awaited.action == action), None) or _AwaitedModule(action)
     _waiting[module_name] = [*(awaited for awaited in entries if awaited is not entry), entry]
     return entry
 
 
 class _AwaitedModule:
-    """An action, until it is called off."""
+    """A waiting action; None after it was cancelled or called."""
 
     def __init__(self, action: Action) -> None:
         self.action: Action | None = action
@@ -67,7 +67,7 @@ class _AwaitedModule:
 _lock = threads.Lock()
 _waiting: dict[str, list[_AwaitedModule]] = {}
 _never_done: set[str] = set()
-"""Modules that a thread of the parent was importing when this process was forked: who waits for them waits for ever."""
+"""Modules that another thread was importing at the fork: their locks are never released in this process."""
 
 
 def _imported(name: str) -> types.ModuleType | None:
@@ -77,8 +77,8 @@ def _imported(name: str) -> types.ModuleType | None:
     if name in _never_done:
         return None
     try:
-        return importlib.import_module(name)  # waits for the thread that is at it
-    except Exception:  # noqa: BLE001 - raised there too, where somebody asked for the module
+        return importlib.import_module(name)  # waits for the importing thread
+    except Exception:  # noqa: BLE001 - the importing thread gets it too
         return None
 
 
@@ -89,7 +89,7 @@ def _is_initializing(module: types.ModuleType | None) -> bool:
 def _in_child() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threads.Lock()
-    # By the locks of imports that are not done. A look at each of a thousand modules costs 6 ms, since it writes to their pages.
+    # From the locks of running imports: a loop over a thousand modules costs 6 ms, as it writes to their memory pages.
     names = getattr(sys.modules["_frozen_importlib"], "_module_locks", sys.modules).copy()
     _never_done.update(name for name in names if _is_initializing(sys.modules.get(name)))
 
@@ -106,7 +106,7 @@ def _run_waiting(name: str, module: types.ModuleType) -> None:
             continue
         try:
             action(module)
-        except Exception:  # whoever imports the module has asked for nothing of ours
+        except Exception:  # must not reach the program's import
             _logger.warning("what was to be done once %s is imported was not: %r", name, action, exc_info=True)
 
 
@@ -119,7 +119,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        # The others are asked in turn, and one of them may do the same: then it is not this one's turn again.
+        # While it calls the other finders, one of them may do the same, and call this one again.
         if fullname not in _waiting or getattr(self._asking, "name", None) == fullname:
             return None
         self._asking.name = fullname
@@ -128,7 +128,7 @@ class _Finder:
         finally:
             self._asking.name = None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # importlib.abc brings eight modules, for two names
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # importing importlib.abc for the type would load eight modules
         return spec
 
 
@@ -146,7 +146,7 @@ class _Loader:
         return created
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # Not when the module is found: who only looks for it (importlib.util.find_spec) does not import it.
+        # Not in find_spec: importlib.util.find_spec finds a module without importing it.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -157,7 +157,7 @@ class _Loader:
 _finder = _Finder()
 
 
-# ---- where modules are, without importing them ----
+# ---- Finding modules without importing them ----
 
 
 def spec_of(

@@ -21,7 +21,7 @@ _R = TypeVar("_R")
 _logger = logging.getLogger("otel_torchprof")
 
 _stacks: set[CleanupStack] = set()
-"""Every stack that has functions."""
+"""All stacks with functions."""
 
 
 class _CleanupThread(threads.local):
@@ -33,9 +33,9 @@ _thread = _CleanupThread()
 
 
 def without_waiting(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorates what closes or starts something: inside, a stack that another thread closes is left to it (:class:`CleanupStack`)."""
+    """Decorates a function that closes or starts something: in it, a close does not wait for another thread's (:class:`CleanupStack`)."""
 
-    # Not a context manager of contextlib's: the recording that such a start has begun would have its frames.
+    # Not a contextlib context manager: the started recording would contain its calls.
     @functools.wraps(function)
     def inside(*arguments: _P.args, **named: _P.kwargs) -> _R:
         depth = _thread.depth
@@ -53,13 +53,13 @@ def _logged() -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        pass  # cut off, and so called again
+        pass  # cut off: it is called again later
     except Exception:
         _logger.warning("a recording was not stopped whole", exc_info=True)
 
 
 def _was_cut_off(error: RecursionError) -> bool:
-    """Whether the stack was nearly full before, and it is not the function that has filled it."""
+    """Whether the stack was nearly full before the function, which did not fill it itself."""
     depth, at = 0, error.__traceback__
     while at is not None:
         depth, at = depth + 1, at.tb_next
@@ -84,7 +84,7 @@ class CleanupStack:
     """
 
     at_exit: Callable[[], object] | None = None
-    """Called at exit before the stack is closed, unless a close has begun."""
+    """Function to call at exit before the stack is closed, unless a close has begun."""
 
     def __init__(self, owner: object, dropped: Callable[[], object] | None = None) -> None:
         self._dropped = dropped
@@ -95,30 +95,30 @@ class CleanupStack:
         self._functions: list[Callable[[], object]] = []
         self._lock: Any = threads.RLock()
         self._closing = False
-        self._pid = os.getpid()  # last: until then it is the parent's
+        self._pid = os.getpid()  # last: until then the stack counts as the parent's
 
     def _check_process(self) -> None:
-        # Not by a handler of forks: those of the owners, which use this, may come before and after it.
+        # Not in a fork handler: handlers of the owners use the stack, and may run before or after it.
         if self._pid != os.getpid():
             self._reset()
 
     def push(self, function: Callable[[], object]) -> None:
-        """Adds a function, before what it undoes is begun: that may be interrupted too."""
+        """Adds a function. Call it before starting what the function undoes, as the start may be interrupted."""
         self._check_process()
         if not self._functions:
-            self._closing = False  # a close that left the rest to another thread may have said so after that one's end
+            self._closing = False  # a close that left the rest to another thread may have set it after that one ended
         _stacks.add(self)
         self._functions.append(function)
 
     def close(self) -> None:
-        """Calls what is left; does nothing where nothing is.
+        """Calls the remaining functions, if any.
 
         Raises:
             Exception: the first that a function raised, after all others were called.
         """
         self._check_process()
         self._closing = True
-        if self._lock._is_owned():  # noqa: SLF001 - a function, or a finalizer, closes it again
+        if self._lock._is_owned():  # noqa: SLF001 - nested: called by a function of the stack or a finalizer
             self._call_all()
         else:
             self._close(wait=not _thread.depth)
@@ -129,7 +129,7 @@ class CleanupStack:
             if lock.acquire(blocking=wait):
                 self._call_all()
         finally:
-            if lock._is_owned():  # noqa: SLF001 - an interrupt may come right after it was taken, or before
+            if lock._is_owned():  # noqa: SLF001 - an interrupt may come right before or after it is acquired
                 lock.release()
 
     @without_waiting
@@ -143,7 +143,7 @@ class CleanupStack:
                 if isinstance(error, RecursionError) and _was_cut_off(error):
                     raise
                 errors.append(error)
-            with suppress(ValueError):  # it may be closed by now, or another thread may have added to it
+            with suppress(ValueError):  # the function may have closed the stack itself
                 self._functions.remove(function)
         self._closing = False
         _stacks.discard(self)
@@ -152,40 +152,40 @@ class CleanupStack:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left to call."""
+        """Whether no functions remain."""
         return not self._functions or self._pid != os.getpid()
 
     def close_if_due(self) -> None:
-        """Closes where a close was cut off or the owner is freed, unless it is being closed; logs what a function raises."""
+        """Closes the stack if a close was cut off or its owner was freed, unless it is being closed; logs exceptions of functions."""
         self._check_process()
-        if (self._closing or self._owner() is None) and not self._lock._is_owned():  # noqa: SLF001 - it is being closed, here
+        if (self._closing or self._owner() is None) and not self._lock._is_owned():  # noqa: SLF001 - this thread is closing it
             with _logged():
                 self._close(wait=False)
 
     def close_and_log(self) -> None:
-        """As :meth:`close`, but logs what a function raises, calls the other functions, and returns."""
+        """Calls the remaining functions, and logs their exceptions."""
         with _logged():
             self.close()
 
     def close_at_exit(self) -> None:
-        """As :meth:`close_and_log`, for a stack that is still open when the interpreter exits."""
+        """Closes a stack that is open when the interpreter exits."""
         if self.at_exit is not None and not (self.is_empty or self._closing):
             self.at_exit()
         self.close_and_log()
 
     def _owner_died(self, _reference: object) -> None:
-        if not self._functions:  # also where it dies with the interpreter, and modules have lost their globals
+        if not self._functions:  # first: at interpreter exit modules have lost their globals
             return
         try:
             if not self.is_empty and self._dropped is not None and not sys.is_finalizing():
                 self._dropped()
             self.close_if_due()
         except RecursionError:
-            return  # it is due still
+            return  # it remains due
 
 
 def close_due() -> None:
-    """Closes the stacks whose close was cut off. Whoever starts or stops a recording calls it first. Costs under a microsecond."""
+    """Closes the stacks whose close was cut off. Every start and stop of a recording calls it first. Costs under a microsecond."""
     for stack in _stacks.copy():
         stack.close_if_due()
 

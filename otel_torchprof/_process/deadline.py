@@ -38,10 +38,10 @@ class Deadline(NamedTuple):
         return self.remaining() <= 0
 
     def bound(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Calls a function that has no deadline itself, on a daemon thread with the caller's context; what it raises is raised.
+        """Calls a function without a deadline of its own, on a daemon thread with the caller's context; raises its exceptions.
 
-        Raises TimeoutError at the deadline, when the call continues without its caller. Where no thread can be started (an
-        interpreter that is going down) the caller's own makes the call.
+        Raises TimeoutError at the deadline; the call then continues in the background. If no thread can be started (at interpreter
+        shutdown), calls the function directly.
         """
         results: list[_Result] = []
         errors: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Memory beside the C library's heap, and what is free in that heap returned to the system."""
+"""Memory outside of the C library's heap, and release of free memory in that heap to the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SMALLEST_OWN = 64 << 10
-"""Bytes from which on a block is worth pages of its own, of which the last one is used by half."""
+"""Smallest size in bytes of a block with pages of its own; on average half of the last page is unused."""
 
 
 def own_memory(size: int) -> npt.NDArray[np.uint8]:
@@ -28,7 +28,7 @@ def own_memory(size: int) -> npt.NDArray[np.uint8]:
 
 def _mapped(size: int) -> mmap.mmap:
     try:
-        # Private: by default a forked child would write into the parent's.
+        # Private: by default a forked child would write to the parent's memory.
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory left for {size} bytes of columns; read fewer events at a time") from error
@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """Arrays that are made for one purpose, such as the columns of a table, side by side in huge pages. For one thread at a time.
+    """Arrays that are made for one purpose, such as the columns of a table, side by side in huge pages. Not thread-safe.
 
     The first touch of a page costs 2 us in a virtual machine, that of a huge page a fifth as much per byte (measured: 20 MiB in 10.2 and
     2.3 ms), and numpy asks for huge pages from arrays of 4 MiB on. An array keeps the block alive that it is in.
@@ -76,7 +76,7 @@ def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
     block = np.frombuffer(mapped, np.uint8)
     first = -block.ctypes.data % _HUGE_PAGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel that was built without them
+        with contextlib.suppress(OSError):  # a kernel built without it
             mapped.madvise(mmap.MADV_HUGEPAGE, first, filled)
     return block[first : first + size]
 
@@ -122,15 +122,15 @@ one memory refer to that, and not to each other."""
 _used_before = _UsedBlocks()
 
 _WORTH_IT = 64 << 20
-"""Bytes that have to have been held."""
+"""Least peak of the buffered bytes for which the heap is trimmed."""
 
 
 class Heap:
-    """Trims the heap once most of what was held is freed, and the program records nothing. For one thread at a time.
+    """Trims the heap once most of a backlog is freed, and the program is not recording. Not thread-safe.
 
-    glibc keeps what a backlog leaves free: of 600 MiB after an outage 340 (measured). Trimming takes some 80 ms for these, on the
-    caller's thread, and locks one arena after the other: a program whose own heap has 1.5 GiB of holes waits 100 ms for an allocation
-    then (measured), hence not amid its work. Without effect where the C library has no ``malloc_trim``.
+    glibc keeps the freed memory of a backlog: 340 of 600 MiB after an outage (measured). Trimming these takes some 80 ms on the caller's
+    thread, and locks one arena after another: with 1.5 GiB of holes in the heap, the program waits 100 ms for an allocation (measured), so
+    it is not done during a recording. No effect if the C library has no ``malloc_trim``.
     """
 
     def __init__(self) -> None:

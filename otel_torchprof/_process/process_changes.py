@@ -1,21 +1,21 @@
-"""Forks and the end of a process: the one module that Python calls at them, and what it calls then, in which order.
+"""The package's only handlers of forks and of process exit; calls registered functions in a fixed order.
 
-Python's own lists have the order of imports. Here everything has a place by its :class:`Order`, and those with the same place do not
-depend on one another, so that a module may be imported at any time. The package's import puts this module into Python's lists: exit
-functions that a program registers later run before.
+Python calls handlers in the order of imports. Here the :class:`Order` decides, and functions of the same order do not depend on one
+another, so that a module may be imported at any time. The package's import registers this module with Python: exit functions that a
+program registers later run earlier.
 """
 
 from __future__ import annotations
 
 import atexit
 
-# These have locks to release in a child, or state to renew, before ours. The threads' holds a lock of its own over a fork, and
-# releases it in the order of imports: a TracerProvider of the SDK uses it at a fork too, and where it is what imports it, in a child,
-# the next child waits for ever.
+# Imported first, so that their fork handlers release locks and renew state in a child before those of this package.
+# concurrent.futures.thread holds a lock during a fork: if the SDK's TracerProvider imported it in a child only then, the next
+# child would wait forever.
 import concurrent.futures.thread  # noqa: F401
 import enum
 import importlib
-import logging  # noqa: F401 - it also shuts down after us, who may log
+import logging  # noqa: F401 - so that it shuts down after this package, which may log
 import os
 import sys
 import threading
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class Order(enum.IntEnum):
-    """The order of what is called in a forked child, in the parent after a fork, and at exit; before a fork it is the reverse."""
+    """Order of calls in a forked child, in the parent after a fork, and at exit; before a fork it is reversed."""
 
     STATE = 0
-    """State of modules, such as locks that another thread of the parent may have held. Calls no other module."""
+    """State of single modules, such as locks that another thread of the parent may have held."""
     SOURCES = 1
-    """Sources of events: those of the parent are off, ``Source.forked`` for each in the order of the catalog."""
+    """Sources of events: those of the parent stop, with ``Source.forked`` in the order of the catalog."""
     EXPORT = 2
-    """Processors and exporters start anew."""
+    """Processors and exporters restart."""
     RECORDINGS = 3
-    """Recordings continue in the child; at exit they stop, and send."""
+    """Recordings continue in the child; at exit they stop, and send their spans."""
     LAST = 4
 
 
@@ -46,11 +46,11 @@ class HasForkHandler(Protocol):
     """An object for :func:`watch`."""
 
     def after_fork_in_child(self) -> None:
-        """Called in the child, before any other Python code of it, on its only thread."""
+        """Resets state in the child; runs before any other Python code, on the only thread."""
 
 
 LONGEST_WAIT = 1.0
-"""Seconds that a fork may wait for what another thread is doing."""
+"""Seconds that a fork waits at most for another thread."""
 _LOCKS = tuple({type(make()) for make in (threading.Lock, threading.RLock, threads.Lock, threads.RLock)})
 _Calls = dict[Order, "list[Callable[[], object]]"]
 
@@ -61,7 +61,7 @@ _at_exit: _Calls = {order: [] for order in Order}
 _watched: weakref.WeakSet[HasForkHandler] = weakref.WeakSet()
 _importing = threads.RLock()
 _forking = threads.local()
-"""On a thread that forks. ``has_lock``: whether it took the lock above."""
+"""Per forking thread. ``has_lock``: whether it acquired ``_importing``."""
 
 
 def at_fork(
@@ -83,14 +83,14 @@ def at_exit(order: Order, function: Callable[[], object]) -> None:
 
 
 def before_exit(function: Callable[[], object]) -> Callable[[], None]:
-    """Registers a function to be called at exit, before all that are registered now; returns a function that cancels it."""
+    """Registers a function to be called at exit, before the functions registered so far; returns a function that cancels it."""
     atexit.register(function)
     return lambda: atexit.unregister(function)
 
 
-def watch(thing: HasForkHandler) -> None:
-    """Calls ``thing.after_fork_in_child()`` in every child that is forked while ``thing`` lives: a part of its :attr:`Order.STATE`."""
-    _watched.add(thing)
+def watch(handler: HasForkHandler) -> None:
+    """Calls ``handler.after_fork_in_child()`` in every child forked while ``handler`` lives, with :attr:`Order.STATE`."""
+    _watched.add(handler)
 
 
 def imported(module: str) -> Any:
@@ -104,7 +104,7 @@ def imported(module: str) -> Any:
 
 
 def import_now(*modules: str) -> None:
-    """Imports what threads of this package would import later, for the same reason."""
+    """Imports modules that threads of this package would import later, for the same reason."""
     for module in modules:
         importlib.import_module(module)
 
@@ -121,9 +121,9 @@ def release_locks(root: object, package: str) -> None:
             continue
         seen.add(id(thing))
         if isinstance(thing, _LOCKS):
-            if getattr(thing, "_is_owned", bool)():  # by the thread that forked, which is to release it
+            if getattr(thing, "_is_owned", bool)():  # held by the forking thread, which releases it
                 continue
-            thing._at_fork_reinit()  # type: ignore[union-attr]  # noqa: SLF001 - what threading itself calls
+            thing._at_fork_reinit()  # type: ignore[union-attr]  # noqa: SLF001 - as threading does
         elif isinstance(thing, dict):
             waiting += [*thing, *thing.values()]
         elif isinstance(thing, list | tuple | set):
@@ -133,12 +133,12 @@ def release_locks(root: object, package: str) -> None:
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Calls all of them in turn, also those after one that raises; then raises the last exception, with those before as its context."""
+    """Calls all functions even if some raise; then raises the last exception, with the earlier ones as its context."""
     error = None
     for function in functions:
         try:
             function()
-        except:  # noqa: E722, PERF203 - at exit a program may have cleared the builtins, which have the names of exceptions
+        except:  # noqa: E722, PERF203 - names no exception: at exit a program may have cleared the builtins
             error = sys.exc_info()[1]
     if error is not None:
         raise error
@@ -162,7 +162,7 @@ def _after_fork_in_child() -> None:
     global _importing  # noqa: PLW0603 - another thread of the parent may have held it
     _importing = threads.RLock()
     threads.after_fork_in_child()
-    watched = [thing.after_fork_in_child for thing in list(_watched)]
+    watched = [handler.after_fork_in_child for handler in list(_watched)]
     call_each([*watched, *(function for calls in _in_child.values() for function in calls)])
 
 

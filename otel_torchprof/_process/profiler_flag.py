@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class _ProfilerFlag:
-    """Counts who runs, and keeps torch's flag true meanwhile.
+    """Counts the running profiles of this package, and keeps torch's flag true meanwhile. Thread-safe.
 
-    Torch has one flag that each of its profilers sets and the first that stops clears. So the function through which all
-    of them set it is replaced while a profile of ours runs: it remembers what torch wants, which holds again afterwards.
-    Thread-safe.
+    Torch has one flag, which each of its profilers sets, and the first one that stops clears. So the function that sets it is replaced
+    while a profile of this package runs; it stores the value that torch sets, for the time after.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class _ProfilerFlag:
         self._question = _Question()
 
     def up(self, user: object) -> None:
-        """A profile begins to record."""
+        """Reports that a profile begins to record."""
         with self._lock:
             first = not self._users
             self._users.add(user)
@@ -81,15 +80,15 @@ class _ProfilerFlag:
             return
         module = self._module
         module._is_profiler_enabled = self._torchs  # noqa: SLF001
-        # Where somebody has put a function of their own around it since, it stays, and does what torch's does.
+        # If other code has wrapped it since, it stays, and does what torch's function does.
         if module._set_is_profiler_enabled == self._set:  # noqa: SLF001
             module._set_is_profiler_enabled = self._original  # noqa: SLF001
             self._original = None
-        self._holding = False  # last: what was interrupted is done again
+        self._holding = False  # last: an interrupted call is repeated
 
 
 class _Question:
-    """``torch.autograd._profiler_enabled``, which data pipes ask: answers yes between :meth:`take` and :meth:`give_back`."""
+    """Makes ``torch.autograd._profiler_enabled``, which data pipes call, return True between :meth:`take` and :meth:`give_back`."""
 
     def __init__(self) -> None:
         self._module: Any = None
@@ -97,7 +96,7 @@ class _Question:
         self._call_off: Callable[[], None] = lambda: None
 
     def take(self) -> None:
-        """Puts an answer of ours in the place of torch's, now or when torch is imported."""
+        """Replaces torch's function, now or when torch is imported."""
         self._call_off = when_imported("torch.autograd", self._put)
 
     def _put(self, module: Any) -> None:
@@ -118,7 +117,7 @@ def _yes() -> bool:
 
 
 profiler_flag = _ProfilerFlag()
-"""The one of the process."""
+"""The process-wide instance."""
 
-# In a forked child nothing of ours runs, and a lock that another thread held at that moment stays locked for ever.
+# No profile runs in a forked child, and a lock that another thread held would never be released.
 process_changes.at_fork(process_changes.Order.STATE, in_child=profiler_flag.forget)

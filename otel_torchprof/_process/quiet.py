@@ -21,37 +21,37 @@ SECONDS_BETWEEN_LIKE_MESSAGES = 60.0
 
 
 def debug(message: str, *arguments: object) -> None:
-    """Logs for those who look for trouble."""
+    """Logs a message for debugging."""
     _logger.debug(message, *arguments)
 
 
 class LimitedLog:
     """Warnings of the package's logger, each text at most once a minute.
 
-    Two warnings are alike when they have the same text before the arguments are filled in: a receiver that is down gives
-    another reason with every attempt. What was left out is counted in the next one. Thread-safe.
+    Texts are compared without their arguments, since the reason of a failure may differ with each attempt. The next warning
+    has the number of omitted ones. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threads.RLock()  # a signal handler may warn in the middle of a warning
-        self._said: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def warning(self, message: str, *arguments: object) -> None:
-        """Logs, or counts what it does not log. ``message`` takes its arguments by ``%``."""
+        """Logs or counts a warning. ``message`` is formatted with ``%``."""
         with self._lock:
             now = self._clock()
-            last, hidden = self._said.get(message, (-SECONDS_BETWEEN_LIKE_MESSAGES + now, 0))
+            last, hidden = self._logged.get(message, (-SECONDS_BETWEEN_LIKE_MESSAGES + now, 0))
             if now - last < SECONDS_BETWEEN_LIKE_MESSAGES:
-                self._said[message] = (last, hidden + 1)
+                self._logged[message] = (last, hidden + 1)
                 return
-            self._said[message] = (now, 0)
+            self._logged[message] = (now, 0)
         more = f" ({hidden} more like it since the last one)" if hidden else ""
-        with contextlib.suppress(Exception):  # a filter of the program's: there is nobody left to tell
+        with contextlib.suppress(Exception):  # raised by a filter or handler of the program
             _logger.warning("%s%s", printable_lines(message % arguments), more)
 
     def after_fork_in_child(self) -> None:
-        """The lock may have been held by a thread that the child does not have."""
+        """Replaces the lock, which another thread may have held."""
         self._lock = threads.RLock()
 
 
@@ -63,7 +63,7 @@ class DeferredWarnings:
         self._waiting: deque[tuple[str, tuple[object, ...]]] = deque()
 
     def warning(self, message: str, *arguments: object) -> None:
-        """To be said later."""
+        """Adds a warning."""
         self._waiting.append((message, arguments))
 
     def say(self) -> None:

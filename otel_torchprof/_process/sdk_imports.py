@@ -1,4 +1,4 @@
-"""Environment variables whose wrong values make OpenTelemetry raise at its import, or when it is asked for a provider.
+"""Handles environment variables with bad values that make OpenTelemetry raise at its import, or at the access to a provider.
 
 Importing this module imports the OpenTelemetry modules that read such a variable, if it is set. A refused value gives a
 warning and counts as not set.
@@ -21,7 +21,7 @@ _PROVIDERS = {
     "OTEL_PYTHON_METER_PROVIDER": "opentelemetry_meter_provider",
 }
 UNSET: dict[str, str] = {}
-"""Variables that are unset, since OpenTelemetry reads them at each use; what they were."""
+"""Former values of variables that were unset, since OpenTelemetry reads them at each use."""
 
 
 def _import(module: str, variable: str) -> None:

@@ -22,7 +22,7 @@ _SET_NAME = 15
 """Option of ``prctl``."""
 
 
-def _made_anew(name: str) -> types.ModuleType:
+def _fresh_module(name: str) -> types.ModuleType:
     """A fresh, unpatched copy of a built-in module."""
     spec = BuiltinImporter.find_spec(name)
     assert spec is not None  # noqa: S101 - for mypy
@@ -32,7 +32,7 @@ def _made_anew(name: str) -> types.ModuleType:
 
 
 def _original(name: str) -> Any:
-    """A class of ``threading``, as it was."""
+    """Returns an unpatched class of ``threading``."""
     if monkey := sys.modules.get("gevent.monkey"):
         return monkey.get_original("threading", name)
     patcher: Any = sys.modules.get("eventlet.patcher")
@@ -40,7 +40,7 @@ def _original(name: str) -> Any:
     return getattr(patcher.original("threading") if is_patched else threading, name)
 
 
-_thread = _made_anew("_thread")
+_thread = _fresh_module("_thread")
 
 
 _FUNCTIONS = {
@@ -56,13 +56,13 @@ _FUNCTIONS = {
     "Lock": "allocate_lock",
     "RLock": "RLock",
 }
-"""What ``threading`` takes from ``_thread``, by the name it uses."""
+"""Functions that ``threading`` uses from ``_thread``, by their name in ``threading``."""
 _globals: dict[str, Any] = {
     **vars(threading),
     **{own: getattr(_thread, name) for own, name in _FUNCTIONS.items() if hasattr(_thread, name)},
     "__name__": __name__,
 }
-"""The globals of the classes below: Python's own table of threads, and nothing that is patched."""
+"""Globals for the classes below: Python's own table of threads, and unpatched functions."""
 
 
 def _anew(name: str) -> Any:
@@ -88,22 +88,22 @@ def _anew(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from _queue import Empty as Empty  # noqa: PLC0414 - has it too
-    from _queue import SimpleQueue as SimpleQueue  # noqa: PLC0414 - has it too
-    from _thread import RLock as RLock  # noqa: PLC0414 - has it too
-    from threading import Condition as Condition  # noqa: PLC0414 - has it too
-    from threading import Event as Event  # noqa: PLC0414 - has it too
-    from threading import Lock as Lock  # noqa: PLC0414 - has it too
-    from threading import Thread as Thread  # noqa: PLC0414 - has it too
-    from threading import get_ident as get_ident  # noqa: PLC0414 - has it too
-    from threading import get_native_id as get_native_id  # noqa: PLC0414 - has it too
-    from threading import local as local  # noqa: PLC0414 - has it too
-    from time import sleep as sleep  # noqa: PLC0414 - has it too
+    from _queue import Empty as Empty  # noqa: PLC0414 - re-exported
+    from _queue import SimpleQueue as SimpleQueue  # noqa: PLC0414 - re-exported
+    from _thread import RLock as RLock  # noqa: PLC0414 - re-exported
+    from threading import Condition as Condition  # noqa: PLC0414 - re-exported
+    from threading import Event as Event  # noqa: PLC0414 - re-exported
+    from threading import Lock as Lock  # noqa: PLC0414 - re-exported
+    from threading import Thread as Thread  # noqa: PLC0414 - re-exported
+    from threading import get_ident as get_ident  # noqa: PLC0414 - re-exported
+    from threading import get_native_id as get_native_id  # noqa: PLC0414 - re-exported
+    from threading import local as local  # noqa: PLC0414 - re-exported
+    from time import sleep as sleep  # noqa: PLC0414 - re-exported
 else:
     Empty, SimpleQueue = _queue.Empty, _queue.SimpleQueue
     Lock, RLock = _globals["Lock"], _globals["RLock"]
     get_ident, get_native_id = _globals["get_ident"], _globals["get_native_id"]
-    local, sleep = _thread._local, _made_anew("time").sleep  # noqa: SLF001 - as threading does
+    local, sleep = _thread._local, _fresh_module("time").sleep  # noqa: SLF001 - as threading does
     Condition, Event = _anew("Condition"), _anew("Event")
 
     class Thread(_anew("Thread")):
@@ -136,4 +136,4 @@ def after_fork_in_child() -> None:
     _globals["_active_limbo_lock"] = RLock()
 
 
-after_fork_in_child()  # Python's own may be a greenlet's
+after_fork_in_child()  # that of ``threading`` may be a patched lock of greenlets

@@ -20,7 +20,7 @@ class Differences(NamedTuple):
     names_wrong_activities: bool = True
     """The error names values that are not activities even if there are no others."""
     warns_of_cycles: bool = True
-    """A schedule's cycle that clears the events of the one before it says so in a warning."""
+    """Whether a cycle of a schedule warns when it clears the events of the previous one."""
 
 
 _SINCE: dict[tuple[int, int], Differences] = {

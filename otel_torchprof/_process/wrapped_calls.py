@@ -48,14 +48,14 @@ class WrappedCalls(Generic[CallT]):
 
     @property
     def has_users(self) -> bool:
-        """Whether anybody wants them wrapped."""
+        """Whether the calls are wrapped for any user."""
         return bool(self._users)
 
     def install(self, user: object) -> None:
-        """Wraps what is imported already, and the rest as soon as it is."""
+        """Wraps functions of imported modules now, the others once their modules are imported."""
         with self._lock:
             self._users.add(user)
-            if not self._awaits_imports:  # once in a process: what waits for an import waits for good
+            if not self._awaits_imports:  # once per process: these actions are never cancelled
                 self._awaits_imports = True
                 for call in self._calls:
                     when_imported(call.module, functools.partial(self._wrap, call))
@@ -73,18 +73,18 @@ class WrappedCalls(Generic[CallT]):
                 owner, name = place(call, sys.modules.get(call.module))
                 if owner is not None and vars(owner).get(name) is wrapped.now:
                     setattr(owner, name, wrapped.before)
-                else:  # somebody has replaced it, and may call it for good
+                else:  # other code has replaced the wrapper, and may keep calling it
                     wrapped.retire()
                 self._wrapped.pop(call, None)  # a finalizer in between may have removed all
 
     def after_fork_in_child(self) -> None:
-        """Whoever recorded in the parent does not here."""
+        """Removes all users, which do not record in the child."""
         self.renew_lock()
         for user in list(self._users):
             self.remove(user)
 
     def renew_lock(self) -> None:
-        """Call it in a forked child: another thread of the parent may have held the lock."""
+        """Replaces the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threads.RLock()
 
     def _wrap(self, call: CallT, module: Any) -> None:
@@ -93,7 +93,7 @@ class WrappedCalls(Generic[CallT]):
             function = None if owner is None else vars(owner).get(name)
             if not self._users or call in self._wrapped or not callable(function):
                 return
-            # One function that is looked up in two places is one wrapper, as it was one function.
+            # A function with two places gets the same wrapper in both.
             known = (wrapped for wrapped in self._wrapped.values() if function in (wrapped.before, wrapped.now))
             wrapped = next(known, None) or self._made(call, function)
             self._wrapped[call] = wrapped
@@ -106,7 +106,7 @@ class WrappedCalls(Generic[CallT]):
 
 
 def place(call: WrappedCall, module: Any) -> tuple[Any, str]:
-    """The object of which the function is an attribute, or None, and the attribute's name."""
+    """Returns the object that has the function as an attribute, or None, and the attribute's name."""
     *classes, name = call.path.split(".")
     for part in classes:
         module = getattr(module, part, None)

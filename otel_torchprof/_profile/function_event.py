@@ -214,7 +214,7 @@ class FunctionEvent(FormattedTimesMixin):
     end_us: InitVar[float]
     overload_name: str | None = None
     fwd_thread: int | None = None
-    """Of a backward function: the thread of its forward operator; 0 for none."""
+    """Thread of the forward operator, for a backward function; 0 for none."""
     input_shapes: Any = None
     """One list of dimensions per input: ``[[2, 3], [], ...]``; ``[]`` for a list of tensors."""
     stack: list[str] | None = None

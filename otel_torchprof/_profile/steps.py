@@ -212,7 +212,7 @@ def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
 
 
 class ProfileSteps:
-    """Begins of steps, in windows of time in which the profile records. For one thread at a time."""
+    """Begins of steps, in windows of time in which the profile records. Not thread-safe."""
 
     def __init__(self) -> None:
         self._windows: list[_Window] = []

@@ -119,11 +119,11 @@ _MOST_GENERATIONS = 1000
 """Most earlier processes of one rank in the store."""
 
 _own_words: dict[int, str] = {}
-"""A random word for each process id: a forked child has another one."""
+"""A random word by process id: a forked child has another one."""
 
 
-def made_id(store: Any) -> str:
-    """A new run id, or an earlier one if the store has outlived a restart of the processes."""
+def shared_run_id(store: Any) -> str:
+    """Returns the run id in the store; sets a new one if there is none. A store may outlive a restart of the processes."""
     while hasattr(store, "underlying_store"):  # without its prefixes, which may differ per attempt
         store = store.underlying_store
     return _held(store, f"{_KEY}/id", os.urandom(16).hex())
@@ -156,7 +156,7 @@ def _held(store: Any, key: str, offered: str) -> str:
 
 
 def _own_word() -> str:
-    """The random word of this process."""
+    """Returns the random word of this process."""
     return _own_words.setdefault(os.getpid(), os.urandom(8).hex())
 
 
@@ -167,7 +167,7 @@ _SOURCE = "ranks"
 
 
 class _Agreement(NamedTuple):
-    """What the ranks agreed on."""
+    """The run that the ranks agreed on, and this process's place in it."""
 
     run: Run
     place: Place
@@ -256,7 +256,7 @@ class Ranks:
 
     @property
     def exporting(self) -> Exporting | None:
-        """Which ranks export; None if this process is not known to be one of several."""
+        """Selection of the exporting ranks; None if this process is not known to be one of several."""
         place = self.place
         if place is None or place.world_size <= 1:
             return None
@@ -428,7 +428,7 @@ class Ranks:
         name = self._name
         try:
             store = c10d._get_default_store()  # noqa: SLF001 - there is no public one
-            offered = name.text if name is not None else made_id(store)
+            offered = name.text if name is not None else shared_run_id(store)
             restart = self._restart if self._outlives else None
             return agree_on_run(store, Run(offered, self._restart), rank, session=self._session, restart=restart)
         except Exception as error:  # noqa: BLE001 - MPI has no store, and some stores cannot do this
@@ -496,7 +496,7 @@ def identity_in(environ: Mapping[str, str]) -> dict[str, str | int | None]:
 
 
 def restart_in(environ: Mapping[str, str]) -> int:
-    """How often torchrun or SLURM has restarted the run."""
+    """Returns the number of restarts of the run by torchrun or SLURM."""
     for variable in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         if restarts := _number(environ, variable):
             return restarts
@@ -578,7 +578,7 @@ def _tasks_per_node(text: str) -> list[int]:
     return tasks
 
 
-# ---- selection of the ranks that export: all, the first of each node, one, or a share ----
+# ---- Selection of the exporting ranks: all, the first of each node, one, or a share ----
 
 
 Choice = str | float
@@ -596,7 +596,7 @@ class Place(NamedTuple):
 
 
 class Exporting(NamedTuple):
-    """Which ranks export."""
+    """Selection of the exporting ranks."""
 
     own: bool
     """Whether this rank exports."""
@@ -607,7 +607,7 @@ class Exporting(NamedTuple):
 
 
 def exporting(choice: Choice, place: Place, seed: str = "") -> Exporting:
-    """Which ranks export; every rank computes the same result.
+    """Selects the exporting ranks; every rank computes the same result.
 
     If local ranks are unknown, ``node`` selects all ranks. ``seed``, the same on all ranks, varies the sampled ranks from run to
     run.

@@ -85,7 +85,9 @@ def _carried(function: Callable[..., Any], context: otel_context.Context) -> Cal
             otel_context.detach(token)
         return _carried(_awaiting, context)(result) if inspect.iscoroutine(result) else result
 
-    return functools.update_wrapper(called, function, updated=())  # the dictionary of a module is none for a function
+    return functools.update_wrapper(
+        called, function, updated=()
+    )  # not __dict__: that of a module does not fit a function
 
 
 async def _awaiting(coroutine: Any) -> Any:
@@ -100,7 +102,7 @@ class _Method(NamedTuple):
 
 
 def _start(_method: _Method, before: Callable[[threading.Thread], None]) -> Wrapper:
-    """Returns a ``Thread.start`` that runs a model in the span of the starter, and a function that ends that."""
+    """Returns a ``Thread.start`` that runs a model in the span of the starter, and a function that turns this off."""
     carries = True
 
     @functools.wraps(before)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class SourceRequest(NamedTuple):
-    """What a recording shall contain, by which sources are chosen."""
+    """Requested content of a recording, which decides about its sources."""
 
     options: RecordingOptions
     library: TorchLibrary | None
     """Records torch's operators; None if it is missing or not needed."""
     memory_limit: int
-    """Bytes that the recorder may hold."""
+    """Memory limit of the recorder, bytes."""
 
 
 class Entry(NamedTuple):
@@ -37,11 +37,11 @@ class Entry(NamedTuple):
 
     name: str
     kind: type[Source]
-    """Its ``forked`` is called in a forked child."""
+    """Class of the source; its ``forked`` is called in a forked child."""
     make: Callable[[SourceRequest], Source | None]
-    """The source, not started; None where it is not requested or has nothing to record."""
+    """Creates the source, not started; None if it is not requested or has nothing to record."""
     needs_torch: bool = True
-    """A recording that begins before torch is imported starts it only then."""
+    """Whether a recording that begins before torch is imported waits for the import to start it."""
     survives_fork: bool = False
     """Whether it continues in a forked child without a restart."""
 
@@ -113,12 +113,12 @@ SOURCES = (
     Entry("phases", Phases, _phases),
     Entry("compilations", CompileEvents, _compilations, needs_torch=False),
     Entry("modules", Modules, _modules),
-    # Among the last to start and so the first to stop: the calls that stop the others are not recorded.
+    # Late to start, so early to stop: the calls that stop the others are not recorded.
     Entry("frames", Calls, _frames),
-    # A collection that began before the calls around it would have these inside: see look_at_calls in collections.cc.
+    # After frames, so that a collection is not recorded as the parent of its callers: see look_at_calls in collections.cc.
     Entry("collections", Collections, _collections),
 )
-"""A source starts after those before it, stops before them, and is taken back after them in a forked child."""
+"""A source starts after those before it, stops before them, and is reset after them in a forked child."""
 process_changes.at_fork(
     process_changes.Order.SOURCES, in_child=lambda: process_changes.call_each(entry.kind.forked for entry in SOURCES)
 )
@@ -128,7 +128,7 @@ def requested(request: SourceRequest, chooses: Callable[[Entry], bool] = lambda 
     """Creates the sources of a recording, not started, in start order.
 
     Args:
-        request: what the recording shall contain.
+        request: requested content of the recording.
         chooses: filter of the catalog's entries; by default all.
     """
     for entry in SOURCES:

@@ -49,11 +49,11 @@ class CollectiveSource(Source):
         """Starts recording; without effect if torch was built without distributed."""
         try:
             self._collecting = self._library.report_collectives(session, self._most)
-        except TorchLibraryError as error:  # of a torch without distributed: then there are none
+        except TorchLibraryError as error:  # torch was built without distributed, so there are no collectives
             _logger.info("collectives are recorded as any operator: %s", error)
 
     def stop(self) -> None:
-        """Ends it; what there is can still be put to a batch. A second call does nothing."""
+        """Stops recording; :meth:`decorate` still adds the collectives so far. Repeated calls have no effect."""
         with self._lock:
             if self._collecting is not None:
                 self._waiting = _both(self._waiting, self._collecting.stop())
@@ -67,7 +67,7 @@ class CollectiveSource(Source):
         if not len(known["event"]):
             return replace(batch, collectives=known)
         row, is_open = rows_of(batch, known["event"]), np.isin(known["event"], batch.opens.id)
-        # What began after the names were copied is open, and told with the next drain.
+        # Collectives with names newer than the batch's are open; the next drain has them.
         here = ((row >= 0) | is_open) & (np.stack([known[name] for name in _NAMES]).max(axis=0) < len(batch.names))
         self._keep(known, row < 0)
         displayed = _chosen(known, here & _is_collective(batch, known["event"], row))

@@ -50,7 +50,7 @@ class CompileEvents(Source):
 
 
 class _SharedCallbacks:
-    """The callbacks that dynamo has, and for whom."""
+    """The callbacks registered with dynamo, and their users."""
 
     def __init__(self) -> None:
         self._users: set[CompileEvents] = set()
@@ -64,7 +64,7 @@ class _SharedCallbacks:
             self._users.add(user)
             if handler := _handler():
                 self._register_with(handler)
-            elif not self._awaits_dynamo:  # once in a process: what waits for an import waits for good
+            elif not self._awaits_dynamo:  # once per process: the action is never cancelled
                 self._awaits_dynamo = True
                 when_imported("torch._dynamo.callback", self._register)
 
@@ -73,7 +73,7 @@ class _SharedCallbacks:
             self._users.discard(user)
             if not self._users and (handler := _handler()):
                 _take_out(handler.start_callbacks, self._begin)
-                if self._open is None:  # else the thread that compiles is paused until the end is reported
+                if self._open is None:  # else the end callback must still resume the compiling thread
                     _take_out(handler.end_callbacks, self._end)
 
     def after_fork_in_child(self) -> None:
@@ -92,19 +92,19 @@ class _SharedCallbacks:
                 callbacks.append(callback)
 
     def _begin(self, *reported: Any) -> None:
-        """Dynamo calls at the beginning of a compilation, and not for one inside another; older ones tell no number."""
+        """Callback of dynamo at the start of a top-level compilation; older versions pass no id."""
         python_sources.phase_begin(Part.COMPILATION, None)
         self._breaks = len(_reasons())
         self._open = record_function(
             f"{COMPILATION_PREFIX}{getattr(reported[0], 'compile_id', '?') if reported else '?'}"
         )
         self._open.__enter__()
-        frames.pause()  # the calls of a compilation are thousands, and none is the program's
+        frames.pause()  # a compilation makes thousands of calls, none of them the program's
 
     def _end(self, *_reported: Any) -> None:
         compilation, self._open = self._open, None
         if compilation is None:
-            return  # it began before the callbacks were there
+            return  # it began before the callbacks were registered
         frames.resume()
         reasons = _reasons()
         try:

@@ -1,7 +1,7 @@
-"""How torch reads labels and hooks of optimizers inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``.
+"""Makes labels and optimizer hooks work inside ``torch.compile``, ``torch.jit.script`` and ``torch.jit.trace``.
 
-None of these can read a C function. Dynamo and TorchScript have tables in which one object can stand for another, and tracing
-starts in functions that can be replaced. All of this is set up once, when the module of torch is imported.
+None of these can compile a C function. Dynamo and TorchScript have tables of substitutes for objects, and tracing
+starts in functions that can be replaced. Everything is set up once, when the module of torch is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parent.parent
 _READ = ("compiled_code.py", "labels.py", "phase_calls.py", "carrying.py", "device_source.py")
-"""Files of this folder whose functions call the program's in the place of something that it had: what they call is compiled."""
+"""Files of this folder with wrappers of the program's functions; dynamo compiles these, since they call the program."""
 
 
 def _leave_package_out(rules: Any) -> None:
@@ -31,7 +31,7 @@ def _leave_package_out(rules: Any) -> None:
     folders = [path for path in _PACKAGE.iterdir() if path.name != Path(__file__).parent.name]
     own = [path for path in Path(__file__).parent.glob("*.py") if path.name not in _READ]
     rules.SKIP_DIRS.extend(f"{path.as_posix()}/" if path.is_dir() else path.as_posix() for path in (*folders, *own))
-    rules._recompile_re()  # noqa: SLF001 - as its add(), which takes what a name is found to be, one at a time
+    rules._recompile_re()  # noqa: SLF001 - its public add() accepts one module at a time
 
 
 def _leave_generated_out(convert_frame: Any) -> None:
@@ -76,9 +76,9 @@ def _made_label_for_dynamo(label: Any) -> Action:
     """Treats a label that was created outside the compiled code as torch treats its own."""
 
     def teach(builder: Any) -> None:
-        if not hasattr(builder, "RecordFunctionVariable"):  # an older torch, which does the same with none
+        if not hasattr(builder, "RecordFunctionVariable"):  # an older torch, where dynamo ignores labels anyway
             return
-        wrap = builder.VariableBuilder._wrap  # noqa: SLF001 - what finds no type here is taken for any object
+        wrap = builder.VariableBuilder._wrap  # noqa: SLF001 - treats unknown types as plain objects
 
         @functools.wraps(wrap)
         def wrap_label(self: Any, value: Any) -> Any:
@@ -107,7 +107,7 @@ def read_as_torchs_profile(profile: type) -> None:
 def _label_for_torchscript(label: Any) -> Action:
     def teach(script: Any) -> None:
         label._jit_override_qualname = "__torch__.torch.autograd.profiler.record_function"  # noqa: SLF001 - TorchScript's name
-        compile_class = script._recursive_compile_class  # noqa: SLF001 - there is no public place
+        compile_class = script._recursive_compile_class  # noqa: SLF001 - there is no public API
 
         def compile_torchs(obj: Any, loc: Any) -> Any:
             if obj is label:
@@ -120,7 +120,7 @@ def _label_for_torchscript(label: Any) -> Action:
 
 
 def _decorated_for_torchscript(home: dict[str, Any]) -> Action:
-    """TorchScript reads the source of what a decorator wraps; its names are then to be looked up where that stands."""
+    """Makes TorchScript, which reads the source of a decorated function, resolve names in that function's module."""
 
     def teach(internal: Any) -> None:
         get_closure = internal.get_closure
@@ -136,7 +136,7 @@ def _decorated_for_torchscript(home: dict[str, Any]) -> Action:
 
 
 class _TracedGraph(threads.local):
-    """The labels that are open in the graphs that this thread traces, each with the graph's value that ends it there."""
+    """Open labels in the graphs that this thread traces, each with the graph value that ends it."""
 
     def __init__(self) -> None:
         self.labels: list[tuple[Any, Any]] = []
@@ -152,7 +152,7 @@ class _TracedGraph(threads.local):
                     pass
             return
         core: Any = sys.modules["torch._C"]
-        state = core._get_tracing_state()  # noqa: SLF001 - what torch's own modules ask
+        state = core._get_tracing_state()  # noqa: SLF001 - as torch's own modules do
         if state is None:  # the tracer runs untraced code
             return
         graph = state.graph()
@@ -221,7 +221,7 @@ def leave_out_of_graphs(*hooks: Callable[..., None]) -> None:
 
     def teach(dynamo: Any) -> None:
         for hook in hooks:
-            dynamo.substitute_in_graph(hook, skip_signature_check=True)(_nothing)
+            dynamo.substitute_in_graph(hook, skip_signature_check=True)(_do_nothing)
 
     when_imported("torch._dynamo", teach)
 
@@ -242,7 +242,7 @@ def leave_uncompiled(*names: str) -> None:
 
 
 def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
-    """The code of all functions and methods of a module, and of what they define."""
+    """Yields the code of all functions and methods of a module, and of nested functions."""
     waiting: list[Any] = [
         value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__
     ]
@@ -259,7 +259,7 @@ def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
             waiting += [code] if isinstance(code := getattr(definition, "__code__", None), types.CodeType) else []
 
 
-def _nothing(*_arguments: Any) -> None:
+def _do_nothing(*_arguments: Any) -> None:
     return None
 
 
@@ -268,7 +268,7 @@ def _true() -> bool:
 
 
 def _teach_in_graph(dynamo: Any) -> None:
-    """A built-in function that is false wherever it is called: dynamo reads it as one that is true."""
+    """Makes dynamo treat ``in_graph``, a built-in function that returns False, as one that returns True."""
     dynamo.substitute_in_graph(python_sources.in_graph, skip_signature_check=True)(_true)
 
 

@@ -32,11 +32,11 @@ MUTED = CONTEXT_MUTED
 """Number for "do not record": the trace is not sampled, or instrumentation is suppressed."""
 
 SUPPRESSION_KEYS: tuple[str, ...] = (
-    otel_context._SUPPRESS_INSTRUMENTATION_KEY,  # noqa: SLF001 - the key that the SDK itself sets while it exports
-    "suppress_instrumentation",  # what instrumentations set before that key was there, and still do beside it
+    otel_context._SUPPRESS_INSTRUMENTATION_KEY,  # noqa: SLF001 - the key that the SDK sets while it exports
+    "suppress_instrumentation",  # older key, which instrumentations still set too
 )
 
-# Once the interpreter shuts down no thread may be called into any more.
+# While the interpreter shuts down, threads must not run Python.
 process_changes.at_exit(process_changes.Order.STATE, functools.partial(python_sources.set_context_resolver, None))
 
 
@@ -44,7 +44,7 @@ _MOST_ENDED = 100_000
 """Ends of spans that may wait for a drain; of more the oldest are not known."""
 
 _following: list[ContextTable] = []
-"""The tables of the recordings that run; the recorder asks the last one, and what it learns all of them know."""
+"""Tables of the running recordings; the recorder calls the last one, which shares new spans with all of them."""
 
 
 def _runtime_context() -> object:
@@ -52,11 +52,11 @@ def _runtime_context() -> object:
 
 
 class _FirstSpan:
-    """Tells the recorder when the first span becomes current, whoever began it, as long as any recording follows contexts.
+    """Notifies the recorder when the first span becomes current, while any recording follows contexts.
 
-    Operators of steps that are left out are not even looked at until then. The runtime context has ``attach`` of its own meanwhile: all
-    ways to make a span current lead there, and it costs them a microsecond. A span that was current before on another thread, which
-    has run no operator since, is not noticed.
+    Until then, operators of steps that are not traced in full are skipped at once. For this the ``attach`` of the runtime context, through
+    which every span becomes current, is replaced, and takes a microsecond more. A span that is already current on another
+    thread, which has run no operator since, is not noticed.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class _FirstSpan:
         self._attach: Callable[[otel_context.Context], object] | None = None
 
     def watch(self) -> None:
-        """From now on; again without effect."""
+        """Starts watching; repeated calls have no effect."""
         if self._attach is not None:
             return
         self._runtime = _runtime_context()
@@ -83,9 +83,9 @@ class _FirstSpan:
         vars(self._runtime)["attach"] = noticing
 
     def stop(self) -> None:
-        """Leaves the runtime context as it was, unless somebody has replaced the function meanwhile; again without effect."""
+        """Restores the runtime context, unless other code has replaced the function; repeated calls have no effect."""
         if self._attach is not None and vars(self._runtime).get("attach") is self._attach:
-            vars(self._runtime).pop("attach", None)  # another thread may be at the same
+            vars(self._runtime).pop("attach", None)  # another thread may do the same
             self._attach = None
 
 
@@ -95,22 +95,22 @@ def _has_span(context: otel_context.Context) -> bool:
 
 _first_span = _FirstSpan()
 
-_Kept = tuple[int, int, bool, int, trace.TraceState | None, int | None]
+_StoredSpan = tuple[int, int, bool, int, trace.TraceState | None, int | None]
 """A :class:`CurrentSpan` as stored: its values, with None for an empty trace state. There may be thousands between two drains,
 and the garbage collector stops tracking a tuple of plain values."""
 
 
 class CurrentSpan(NamedTuple):
-    """A span that was current while events began: what their parent needs to be known by."""
+    """A span that was current when events began, and becomes their parent."""
 
     span_context: trace.SpanContext
     """Its ids, flags and trace state; ``is_remote`` for a parent in another process."""
     start_ns: int | None
-    """When it began, Unix ns; None where the span object does not tell (a remote parent)."""
+    """Start, Unix ns; None if the span object does not have it (a remote parent)."""
 
 
 class ContextTable:
-    """Numbers the spans that are current, from 1.
+    """Assigns numbers, from 1, to current spans.
 
     A span object has one number, unique while anything may refer to it: an entry is removed when its span has been garbage
     collected and a later drain has ended, so the table grows only with living spans. Thread-safe. A known span costs a
@@ -118,34 +118,34 @@ class ContextTable:
     """
 
     def __init__(self) -> None:
-        # Reentrant: what is collected while it is held may run operators, and these ask for the number again.
+        # Reentrant: a finalizer that runs while it is held may run operators, which ask for the number.
         self._lock = threads.RLock()
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._spans: dict[int, _Kept] = {}
+        self._spans: dict[int, _StoredSpan] = {}
         self._last = 0
-        self._gone: deque[int] = deque()
+        self._collected: deque[int] = deque()
         self._leaving: dict[int, int] = {}
         self._just_ended: deque[tuple[int, int]] = deque(maxlen=_MOST_ENDED)
         self._ends: dict[int, int] = {}
 
     def resolve(self) -> int:
-        """The number of the span that is current in the calling thread or task, :data:`NONE` or :data:`MUTED`."""
+        """Returns the number of the current span of the calling thread or task, :data:`NONE` or :data:`MUTED`."""
         return self.number_of(otel_context.get_current())
 
     def number_of(self, current: otel_context.Context) -> int:
-        """The number of the span that is current in a context, :data:`NONE` or :data:`MUTED`."""
+        """Returns the number of the current span in a context, :data:`NONE` or :data:`MUTED`."""
         for key in SUPPRESSION_KEYS:
             if current.get(key):
                 return MUTED
         span = trace.get_current_span(current)
         known = self._numbers.get(id(span))
-        # An id is used again once its object is freed; the reference tells.
+        # Ids of freed objects are reused; the weak reference shows whether it is the same span.
         if known is not None and known[0]() is span:
             return known[1]
         return self._resolve_new(span)
 
     def get(self, number: int) -> CurrentSpan | None:
-        """The span of a number; None for none (0, muted) and for removed entries."""
+        """Returns the span with a number; None for 0, :data:`MUTED` and removed entries."""
         entry = self._spans.get(number)
         if entry is None:
             return None
@@ -160,17 +160,17 @@ class ContextTable:
         self._just_ended.append((span_id, time.monotonic_ns()))
 
     def ended(self, number: int) -> int | None:
-        """When the span of a number had ended at the latest, Unix ns of the recorder's clock; None while it is open."""
+        """Returns the end of the span with a number, or a later time, Unix ns of the recorder's clock; None while it is open."""
         return self._ends.get(number)
 
     def begin_drain(self, now: int = 0) -> None:
-        """To be called before the recorder is drained, by the thread that does so: spans that are garbage ``now`` (Unix ns) may leave after it."""
-        while self._gone:
-            self._leaving[self._gone.popleft()] = now
+        """Begins a drain; call it on the draining thread. Spans collected before ``now`` (Unix ns) may be removed after the drain."""
+        while self._collected:
+            self._leaving[self._collected.popleft()] = now
         self._learn_ends()
 
     def _learn_ends(self) -> None:
-        """A context may outlive its span: a task or thread that was started inside it keeps it current."""
+        """Stores ends of spans: a context may outlive its span, as in a task or thread that was started inside it."""
         if self._just_ended:
             ahead = recorder_ahead_ns()
             number_of = {entry[1]: number for number, entry in self._spans.copy().items()}
@@ -180,15 +180,15 @@ class ContextTable:
                     self._ends.setdefault(number_of[span_id], end + ahead)
         for reference, number in list(self._numbers.values()):
             if getattr(reference(), "end_time", None) is not None:
-                self._ends.setdefault(number, now_ns())  # now: it may have ended since the drain began
+                self._ends.setdefault(number, now_ns())  # not the drain's time: it may have ended since
 
     def end_drain(self, watermark: int = NEVER, still_open: Iterable[int] = ()) -> None:
-        """To be called when the events of the drain have been looked up.
+        """Ends a drain after the spans of its events were looked up.
 
         Args:
-            watermark: Unix ns, up to which events were drained: a span that became garbage later stays, since its events come
-                with a later drain.
-            still_open: numbers that open events have: their entries stay, for the same reason.
+            watermark: time up to which events were drained, Unix ns; a span that was collected later stays, since a later drain may
+                have events of it.
+            still_open: numbers of open events; their entries stay, for the same reason.
         """
         stay = self._leaving.keys() & still_open
         for number, since in self._leaving.copy().items():
@@ -198,9 +198,9 @@ class ContextTable:
                 self._ends.pop(number, None)
 
     def follow(self) -> bool:
-        """Makes this the table that the recorder asks for the current span. Tables that it asked before still learn all spans.
+        """Makes this the table that numbers current spans for the recorder. Earlier tables still learn all spans.
 
-        All these tables have the same numbers, since an event has only one, however many recordings it is for.
+        All these tables have the same numbers, since an event has one number, which is valid for all its recordings.
 
         Returns:
             Whether the recorder can detect an unchanged context by itself. If not (an unknown interpreter, OpenTelemetry
@@ -211,25 +211,25 @@ class ContextTable:
         if self not in _following:
             _following.append(self)
         _first_span.watch()
-        return self._ask_from_now_on()
+        return self._become_resolver()
 
     def unfollow(self) -> None:
-        """Makes the recorder ask the table before this one again. Without one, new events have no current span."""
+        """Makes the previous table number spans again. Without one, new events have no current span."""
         if self in _following:
             _following.remove(self)
         if _following:
-            _following[-1]._ask_from_now_on()  # noqa: SLF001 - its own kind
+            _following[-1]._become_resolver()  # noqa: SLF001 - same class
         else:
             _first_span.stop()
             python_sources.set_context_resolver(None)
 
-    def _ask_from_now_on(self) -> bool:
+    def _become_resolver(self) -> bool:
         return python_sources.set_context_resolver(
             self.resolve, isinstance(_runtime_context(), ContextVarsRuntimeContext)
         )
 
     def _join(self, other: ContextTable) -> None:
-        """Copies another table's entries; from now on each of the two learns what the other does."""
+        """Copies another table's entries, and shares its lock; later each of the two learns the spans of the other."""
         self._lock = other._lock
         with self._lock:
             self._last = max(self._last, other._last)
@@ -239,11 +239,11 @@ class ContextTable:
 
     @property
     def size(self) -> int:
-        """Spans that are known now."""
+        """Number of stored spans."""
         return len(self._spans)
 
     def _resolve_new(self, span: trace.Span) -> int:
-        # A property of it is a call in Python, and this comes once per request.
+        # Unpacked, since each property would be a Python call, and this runs once per request.
         trace_id, span_id, is_remote, flags, state, is_valid = span.get_span_context()
         if not is_valid:
             return NONE
@@ -253,11 +253,11 @@ class ContextTable:
         current = trace_id, span_id, is_remote, int(flags), state or None, start if isinstance(start, int) else None
         with self._lock:
             known = self._numbers.get(id(span))
-            if known is not None and known[0]() is span:  # by another thread, meanwhile
+            if known is not None and known[0]() is span:  # added by another thread meanwhile
                 return known[1]
             return self._add(span, current)
 
-    def _add(self, span: trace.Span, current: _Kept) -> int:
+    def _add(self, span: trace.Span, current: _StoredSpan) -> int:
         number = self._next_number()
         key = id(span)
         has_ended = getattr(span, "end_time", None) is not None
@@ -266,8 +266,8 @@ class ContextTable:
             table.learn(key, known, current, has_ended=has_ended)
         return number
 
-    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _Kept, *, has_ended: bool) -> None:
-        """Adds an entry that another table has made: a span's number by the span's identity, and whether the span has ended."""
+    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _StoredSpan, *, has_ended: bool) -> None:
+        """Adds an entry of another table. ``key``: id of the span; ``known``: reference and number."""
         self._last = known[1]
         if has_ended:
             self._ends[self._last] = 0
@@ -275,23 +275,23 @@ class ContextTable:
         self._numbers[key] = known
 
     def _next_number(self) -> int:
-        # After four billion spans it starts again, and leaves out those that are still there.
+        # After four billion spans it starts again, and skips numbers in use.
         while True:
             self._last = self._last % (MUTED - 1) + 1
             if self._last not in self._spans:
                 return self._last
 
     def _forget_everywhere(self, key: int, reference: weakref.ref[Any], number: int) -> None:
-        for table in (self, *_following):  # again without effect
+        for table in (self, *_following):  # repeated calls have no effect
             table.forget(key, reference, number)
 
     def forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:
-        """Called when a span was garbage collected: no new event gets its number, but recorded ones may have it."""
-        # No lock: garbage is collected anywhere, also in a thread that holds it.
+        """Marks the number of a collected span for removal: no new event gets it, but recorded ones may have it."""
+        # Without the lock: the garbage collector may run this anywhere.
         known = self._numbers.get(key)
-        if known is not None and known[0] is reference:  # else another recording's, which had its own numbers
+        if known is not None and known[0] is reference:  # else it is an entry of another recording with its own numbers
             del self._numbers[key]
-            self._gone.append(number)
+            self._collected.append(number)
 
 
 process_changes.at_fork(process_changes.Order.STATE, in_child=_following.clear)

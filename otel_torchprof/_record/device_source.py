@@ -59,7 +59,7 @@ def make_ready(device: str) -> None:
     """Initialises the library of a device, as its first use would.
 
     Raises:
-        TorchProfError: there is none.
+        TorchProfError: there is no such device.
     """
     torch = torch_library.installed_torch()
     module = getattr(torch, device, None)
@@ -69,12 +69,12 @@ def make_ready(device: str) -> None:
     if begin is not None and not (is_ready is not None and is_ready()):
         try:
             begin()
-        except (AssertionError, RuntimeError) as error:  # what torch raises where it was built without, or finds none
+        except (AssertionError, RuntimeError) as error:  # torch was built without it, or finds no device
             raise TorchProfError(f"torch.{device} cannot be initialised: {error}") from error
 
 
 def is_capturing(device: str) -> bool:
-    """Whether a graph is being captured: by the calling thread, or by another one since a profile times the device."""
+    """Whether a graph is being captured by this thread, or by another one in a capture that began while devices are timed."""
     module = getattr(torch_library.installed_torch(), device, None)
     is_ready, ask = (getattr(module, name, None) for name in ("is_initialized", "is_current_stream_capturing"))
     if graph_hooks.is_capturing:
@@ -90,7 +90,7 @@ class TimedSteps:
         self._first = 0
 
     def begin(self, step: int) -> None:
-        """A recording begins, with this step."""
+        """Sets the first recorded step."""
         self._first = step
 
     def choose(self, step: int, time_devices: Callable[..., None]) -> None:
@@ -103,10 +103,10 @@ class DeviceSource(Source):
     """Times the events of a session that was made with ``devices``; started once, stopped once, from any thread.
 
     Args:
-        library: of torch's operators.
-        device: the type, as ``torch.device`` names it.
+        library: the library that records torch's operators.
+        device: type of device, as in ``torch.device``.
         events: ``ops``, ``all`` or ``labels``.
-        most: times that may wait to be taken.
+        most: limit of buffered times.
     """
 
     def __init__(self, library: TorchLibrary, device: str, events: str, most: int) -> None:
@@ -118,7 +118,7 @@ class DeviceSource(Source):
         self.state = "off: not started"
         """``on``, or ``off: `` and the reason."""
         self.last_times: Times | None = None
-        """After the stop, the times that were not taken; None where nothing was timed."""
+        """Remaining times after the stop; None if nothing was timed."""
 
     @property
     def timing(self) -> DeviceTiming | None:
@@ -148,7 +148,7 @@ class DeviceSource(Source):
         graph_hooks.after_fork_in_child()
 
     def stop(self) -> None:
-        """Ends it; a second call does nothing. Waits for what the device has under way, seconds at most."""
+        """Stops timing; repeated calls have no effect. Waits some seconds at most for running work of the device."""
         if self._timing is None or self.last_times is not None:
             return
         graph_hooks.remove(self)
@@ -201,7 +201,7 @@ class _GraphHooks:
     """
 
     def __init__(self) -> None:
-        # A signal handler may stop a profile in the middle, as may the collection of one that was dropped.
+        # Reentrant: a signal handler, or a finalizer of a dropped profile, may stop it in the middle.
         self._lock = threads.RLock()
         self._users: list[DeviceSource] = []
         self._originals: dict[str, Any] = {}
@@ -234,18 +234,18 @@ class _GraphHooks:
 
     def _unwrap(self) -> None:
         for name, original in self._originals.items():
-            # Somebody may have put his own around it meanwhile: that stays, and what is left of ours does nothing.
+            # If other code has wrapped it since, that stays, and the wrapper inside does nothing.
             if getattr(self._of.__dict__.get(name), "__wrapped__", None) is original:
                 setattr(self._of, name, original)
         self._originals = {}
 
     @property
     def is_capturing(self) -> bool:
-        """Whether one is being captured whose begin was seen."""
+        """Whether a capture is running whose start was seen."""
         return bool(self._captured)
 
     def begun(self, graph: Any) -> None:
-        """A capture begins."""
+        """Reports that a capture begins."""
         with self._lock:
             if self._users:
                 self._captured.add(id(graph))
@@ -258,7 +258,7 @@ class _GraphHooks:
             self._hold()
 
     def after_fork_in_child(self) -> None:
-        """The child has no part in what its parent records; another thread may have held the lock."""
+        """Removes all sources and wrappers, and renews the lock, which another thread may have held."""
         self._lock = threads.RLock()
         self._users = []
         self._captured = set()
@@ -306,7 +306,7 @@ def _labelled(original: Any) -> Any:
 
 
 WAIT_SECONDS = 2.0
-"""A drain waits so long, on its own thread, for what the device has under way; an event that it has not come to by then has no
+"""Seconds that a drain waits, on its own thread, for running work of the device; events that the device has not reached by then get no
 time."""
 
 _ENERGY_KEPT_NS = 600 * 10**9
@@ -314,7 +314,7 @@ _ENERGY_KEPT_NS = 600 * 10**9
 
 
 class LiveDeviceSource(Source):
-    """Times of a session's events, from when the program first uses the device. For one thread at a time.
+    """Times of a session's events, from when the program first uses the device. Not thread-safe.
 
     A service may be instrumented long before it uses a device, and in a process that is forked before it does: nothing is
     initialised here.
@@ -385,7 +385,7 @@ class LiveDeviceSource(Source):
 
 
 class LiveEnergySource(Source):
-    """Energy counters of devices, read once the program uses the device. For one thread at a time.
+    """Energy counters of devices, read once the program uses the device. Not thread-safe.
 
     Args:
         device: type, as in ``torch.device``; None to read the counters from the start.

@@ -1,4 +1,4 @@
-"""Energy counters as a source of a recording: read by a thread of ours, at the start, at the stop, and in between."""
+"""Energy counters as a source of a recording, read at its start, at its stop, and by a thread in between."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from otel_torchprof._native.recorder import Session
 
 
-# ---- What GPUs consume: their counters, read cheaply ----
-# A series of readings gives any segment of time its joules.
+# ---- Energy counters of GPUs, read cheaply ----
+# From a series of readings the energy of any segment of time is computed.
 
 _OF_THE_CARD = "its card's counter is of all its MIG devices together"
 
@@ -107,18 +107,18 @@ class EnergyCounters:
         return self._nvml.energy(gpu)
 
     def _continued(self, uuid: str, joules: float) -> float:
-        """The reading, above all readings before it."""
+        """Returns the reading, made continuous over restarts of the counter; never below an earlier one."""
         with self._lock:
             last, base = self._last.get(uuid, (joules, 0.0))
             if joules < last * _BEGAN_ANEW:
                 base += last
             elif joules < last:
-                joules = last  # another thread read later and was here first
+                joules = last  # another thread read later but got here first
             self._last[uuid] = (joules, base)
             return base + joules
 
     def close(self) -> None:
-        """Ends it; :meth:`read` has nothing more to tell."""
+        """Closes NVML; :meth:`read` then returns nothing."""
         self._nvml.close()
 
 
@@ -133,7 +133,7 @@ class EnergySeries:
     segment are an average over its surroundings.
 
     Args:
-        limit: most readings that are kept; the oldest go.
+        limit: most stored readings; beyond it the oldest are dropped.
     """
 
     def __init__(self, limit: int = 1 << 16) -> None:
@@ -158,12 +158,12 @@ class EnergySeries:
             else:
                 insort(self._samples, (time_ns, joules))
             if len(self._samples) > self._limit:
-                # A quarter at a time: one by one, each would move all that stay.
+                # A quarter at a time: each deletion moves all remaining readings.
                 del self._samples[: max(1, self._limit // 4)]
             self._arrays = None
 
     def forget(self, before_ns: int) -> None:
-        """Drops what no segment that begins at or after this time needs."""
+        """Drops readings that no segment from this time on needs."""
         with self._lock:
             later = bisect_right(self._samples, (before_ns, float("inf")))
             del self._samples[: max(0, later - 1)]
@@ -174,17 +174,17 @@ class EnergySeries:
         with self._lock:
             if self._arrays is None:
                 times = np.array([time for time, _ in self._samples], np.int64)
-                # A late reading of an earlier time cannot have consumed more than a later one.
+                # Energy never decreases: corrects readings whose time is too early.
                 joules = np.maximum.accumulate(np.array([joules for _, joules in self._samples], np.float64))
                 self._arrays = times, joules
             return self._arrays
 
 
 READ_SECONDS = 0.1
-"""Between two readings. A card brings its counter up to date about as often."""
+"""Seconds between two readings. A card updates its counter about as often."""
 
 STOP_SECONDS = 2.0
-"""How long a stop waits for a driver that does not respond."""
+"""Seconds that a stop waits for a driver that does not respond."""
 
 _UNORDERED = (
     "off: which number a GPU has in torch is not known, since they are unlike: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
@@ -196,10 +196,10 @@ _logger = logging.getLogger("otel_torchprof")
 class EnergySource(Source):
     """Reads the counters of the GPUs that CUDA shows to this process, from :meth:`start` to :meth:`stop`.
 
-    The loop's thread reads nothing: a driver may take its time to answer. Made ready when made; never an error.
+    Reads on a thread of its own, since a driver may be slow. The constructor opens NVML; problems are in :attr:`state`, never raised.
     """
 
-    starts_before_session = True  # its readings reach around all else
+    starts_before_session = True  # so that its readings enclose all events
 
     def __init__(self) -> None:
         self._counters = EnergyCounters()
@@ -213,14 +213,14 @@ class EnergySource(Source):
         """``on``, or ``off: `` and the reason."""
         if devices and not self._series and self.state == ON:
             self.state = _UNORDERED
-        # Many are made and never started, by a profile for its next segment for one.
+        # Many are created and never started, such as by a profile for its next segment.
         self._close = weakref.finalize(self, self._counters.close)
         self._close.atexit = False
         if self.state != ON:
             self._close()
 
     def start(self, _session: Session | None = None) -> None:
-        """Reads from now on, on a thread of its own; the first time at once, on the caller's. No session gets anything of it."""
+        """Reads once on the calling thread, then on a thread of its own. Does not use the session."""
         if self.state != ON:
             return
         self._read()
@@ -228,12 +228,12 @@ class EnergySource(Source):
         self._thread.start()
 
     def stop(self) -> None:
-        """Reads a last time and ends it; a second call does nothing, nor does one in a forked child."""
+        """Reads a last time and stops; no effect for repeated calls and in a forked child."""
         thread = self._thread
         if thread is None or self._pid != os.getpid():
             return
         self._stopping.set()
-        # Where garbage is collected, a recording that was dropped is stopped: on that thread, too.
+        # A finalizer of a dropped recording may run on this source's own thread.
         is_own = thread.ident == threads.get_ident()
         with contextlib.suppress(RuntimeError):  # its start was interrupted
             thread.join(0 if is_own else STOP_SECONDS)
@@ -247,7 +247,7 @@ class EnergySource(Source):
         self._thread = None
 
     def columns(self) -> dict[str, npt.NDArray[Any]] | None:
-        """All readings so far (``ENERGY_COLUMNS``); None if there are none."""
+        """Returns all readings so far (``ENERGY_COLUMNS``); None if there are none."""
         parts = [(*series.readings(), index) for index, series in enumerate(self._series.values()) if len(series)]
         if not parts:
             return None
@@ -261,11 +261,11 @@ class EnergySource(Source):
         return replace(batch, energy=self.columns())
 
     def states(self) -> dict[str, str]:
-        """Under ``energy``."""
+        """Returns the state under ``energy``."""
         return {"energy": self.state}
 
     def forget(self, before_ns: int) -> None:
-        """Drops what nothing needs that begins at or after this time."""
+        """Drops readings that no segment from this time on needs."""
         for series in self._series.values():
             series.forget(before_ns)
 

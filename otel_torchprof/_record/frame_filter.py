@@ -93,8 +93,8 @@ class FrameFilter:
     @classmethod
     def from_environment(cls) -> FrameFilter:
         """Returns the filter in ``OTEL_TORCHPROF_FRAMES``; bad parts of it are ignored, with one warning each."""
-        found: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
-        return cls(**found)
+        arguments: dict[str, Any] = {name: option.read() for name, option in _OPTIONS.items()}
+        return cls(**arguments)
 
 
 def checked_filter(given: FrameFilter | None) -> FrameFilter:

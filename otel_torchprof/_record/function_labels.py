@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# ---- Lists of functions to be labelled: what their lines say, and which function each stands for ----
+# ---- Lists of functions to label: parsing of lines, and search of their functions ----
 
 _FORM = "package.module:function or package.module:Class.method, then a name for the label if you like"
 
@@ -43,7 +43,7 @@ class FunctionLine(NamedTuple):
     """A line that names a function to label."""
 
     target: str
-    """As written in the file: ``package.module:Class.method``."""
+    """The function, as written in the file: ``package.module:Class.method``."""
     label: str
     place: str
     """File and line."""
@@ -53,7 +53,7 @@ class FunctionLine(NamedTuple):
         return kind(f"{self.place}: {self.target!r} cannot be labelled: {why}")
 
     def splits(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Each module that it may be in, with the path of the function there; without a colon any number of parts may be."""
+        """Returns possible pairs of module and path in it; without a colon, each dot may be the separator."""
         module, colon, path = self.target.partition(":")
         if colon:
             return [(module, tuple(path.split(".")))]
@@ -62,10 +62,10 @@ class FunctionLine(NamedTuple):
 
 
 def read_lines(source: str | os.PathLike[str] | Iterable[str]) -> tuple[list[FunctionLine], list[LineError]]:
-    """The functions of a file, or of a list of lines, and what is wrong with other lines.
+    """Parses a file, or a list of lines; returns the functions, and the errors of bad lines.
 
     Raises:
-        TypeError: neither of them.
+        TypeError: ``source`` is neither of them.
         OSError, UnicodeDecodeError: the file cannot be read.
     """
     if isinstance(source, str | os.PathLike):
@@ -297,7 +297,7 @@ class FunctionLabels:
         self.remove()
 
     def _add(self, line: FunctionLine) -> None:
-        # Without the lock: a module that another thread is importing is waited for.
+        # Without the lock: it may wait for another thread's import.
         self._waits.add(line)
         for module, path in line.splits():
             self._calls.append(when_imported(module, functools.partial(self._on_module, line, path)))
@@ -379,11 +379,11 @@ def _function_of(raw: Any) -> Any:
 
 
 _entries: dict[tuple[int, str], _LabelledFunction] = {}
-"""By id of the owner, to which the entry holds a reference, and name."""
+"""By id of the owner, which the entry keeps alive, and name."""
 _lock = threads.RLock()
 
 
-# ---- the file that the environment names ----
+# ---- The file in the environment variable ----
 
 
 _of_environment: dict[str, FunctionLabels] = {}
@@ -424,7 +424,7 @@ def notes_of_environment() -> list[str]:
 
 
 def _in_child() -> None:
-    global _lock  # noqa: PLW0603 - its holder is not in this process
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threads.RLock()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Listener = Callable[[Generation], object]
 
 _MOST = 4096
-"""Calls that are remembered until their events are drained; the oldest of more are forgotten."""
+"""Calls stored until their events are drained; beyond it the oldest are dropped."""
 
 
 _PLACES = (
@@ -38,7 +38,7 @@ _PLACES = (
 
 
 class Generations:
-    """Facts about the latest calls, by the ids of their events; listeners get each request. Any thread, under the GIL."""
+    """Facts about the latest calls, by the ids of their events; listeners get each request. Thread-safe under the GIL."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Generation] = OrderedDict()
@@ -83,7 +83,7 @@ shared = Generations()
 
 
 class GenerateCall(NamedTuple):
-    """A call that has begun: what is known of it from its arguments."""
+    """A running call, with the metadata from its arguments."""
 
     model: str
     batch_size: int | None
@@ -92,10 +92,10 @@ class GenerateCall(NamedTuple):
     echo: int | None
     """Tokens of each sequence of the result that are not generated: a decoder's prompt."""
     prefills: int
-    """Calls of the model up to its first token."""
+    """Number of model calls up to the first token."""
     is_streamed: bool
     gen_ai_span: Any
-    """The current span, where another instrumentation has made it for a call, and this is the first in it; None else."""
+    """The current span if another instrumentation created it for a call, and this is the first call in it; else None."""
 
 
 def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> GenerateCall | None:
@@ -120,7 +120,7 @@ def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> GenerateCall 
 
 
 def ended(call: GenerateCall | None, model: Any, result: Any, error: BaseException | None) -> None:
-    """Before its event ends: whoever drains that finds what is known of it."""
+    """Stores the result of a call; runs before its event ends, so that a drain of the event finds it."""
     try:
         timing = python_sources.generation(model)
         if call is None or timing is None:
@@ -140,7 +140,7 @@ def ended(call: GenerateCall | None, model: Any, result: Any, error: BaseExcepti
 
 
 def _generation(call: GenerateCall, result: tuple[int, ...]) -> Generation:
-    """``result``: shape of the sequences; empty where it is not known."""
+    """Creates the description of a call. ``result``: shape of the sequences; empty if unknown."""
     batch, choices, new = call.batch_size, None, None
     if len(result) == 2 and batch and call.echo is not None:  # noqa: PLR2004 - sequences and tokens
         choices, new = result[0] // batch, max(result[1] - call.echo, 0)
@@ -167,19 +167,19 @@ class _Prompt(NamedTuple):
 
     @classmethod
     def of(cls, model: Any, inputs: Any, keywords: dict[str, Any]) -> _Prompt:
-        """``inputs``: generate's first argument. Models take their main input by its own name too, and embeddings in place of tokens."""
+        """Reads the shapes of a prompt. ``inputs``: generate's first argument; models also accept their main input by name, and embeddings."""
         ids = _shape(keywords.get("input_ids") if inputs is None else inputs)
         embeddings = _shape(keywords.get("inputs_embeds"))
         others = _shape(keywords.get(getattr(model, "main_input_name", "input_ids")))
         given = ids or embeddings or others
         is_translator = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-        if not given and not is_translator:  # it begins with the token for that
+        if not given and not is_translator:  # without input, generation starts from one start token
             return cls(1, 1, 1) if inputs is None else cls(None, None, None)
-        are_ids = len(ids) == 2  # noqa: PLR2004 - prompts and tokens; what else there is, is pictures or sounds
+        are_ids = len(ids) == 2  # noqa: PLR2004 - prompts and tokens; other shapes are images or audio
         tokens = embeddings[1] if embeddings else ids[1] if are_ids else None
         if is_translator:
             decoder = _shape(keywords.get("decoder_input_ids"))
-            # In front of a decoder's prompt a token for the beginning is put, where it has none: only its values say that.
+            # transformers prepends a start token to a decoder prompt without one, which only the values show.
             return cls(given[0] if given else None, tokens, None if decoder else 1)
         return cls(given[0], tokens, ids[1] if are_ids else 0 if embeddings else None)
 
@@ -212,7 +212,7 @@ def _class_of(error: BaseException | None) -> str:
 
 
 _spans_with_call: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Spans of other instrumentations of which a call has begun: they are for no further one."""
+"""Spans of other instrumentations that belong to a call already; each belongs to one call only."""
 
 
 def _gen_ai_span() -> Any:

@@ -14,7 +14,7 @@ from otel_torchprof._native.python_sources import Label
 
 from .compiled_code import teach_label
 
-# ---- Labels that continue until a future is done: torch's, those of ``concurrent.futures`` and those of asyncio ----
+# ---- Labels that end with a future of torch, ``concurrent.futures`` or asyncio ----
 
 
 def after(future: Any, end: Callable[[type[BaseException] | None], object]) -> Any:
@@ -25,7 +25,7 @@ def after(future: Any, end: Callable[[type[BaseException] | None], object]) -> A
     Raises:
         TypeError: it is no future.
     """
-    # Who has a future of asyncio's has imported it; for others it would be a tenth of the time of our import.
+    # Not imported here: a program with asyncio futures has imported it, and for others it would be a tenth of our import time.
     asyncio: Any = sys.modules.get("asyncio")
     if hasattr(asyncio, "Future") and isinstance(future, asyncio.Future):
         return _chained(future, future.get_loop().create_future(), asyncio.CancelledError, end)
@@ -126,7 +126,7 @@ class record_function(Label):  # noqa: N801 - torch's name
             raise RuntimeError("_call_end_callbacks_on_future can only be called once.")
         if not self.is_open():
             raise AssertionError("the label must be entered before a future can end it")
-        # Before the future gets the end: it may be done already, and the label then ends here.
+        # First: if the future is done already, the label ends in the next call.
         self.run_callbacks_on_exit = False
         try:
             return after(fut, self.finish)

@@ -15,23 +15,22 @@ from .compiled_code import leave_uncompiled
 class ModuleCalls:
     """Observes the calls of all modules, for any number of users in a process. Any thread may call it while modules run in others.
 
-    Torch calls every module through one function, ``Module._call_impl``, whose entry point in the interpreter is replaced. So a
-    program notices nothing: no hook is registered, classes and objects are unchanged, and so are torch's paths for modules
-    without hooks and its compiled code. A module inside another costs 20 ns if modules are not events.
+    Torch calls every module through one function, ``Module._call_impl``, whose entry point in the interpreter is replaced. The
+    program is not affected: no hook is registered, classes and objects are unchanged, and so are torch's paths for modules
+    without hooks and its compiled code. A nested module costs 20 ns if modules are not events.
 
-    An event has the full name of the module in the top-level one that its thread is in, the root
-    (``encoder.layers.2.linear1``); the root has the name of its class. Wrappers of torch's (``torch.compile``,
-    ``DataParallel``, ``DistributedDataParallel``) and what they wrap are one module, named as if it were not wrapped. It is there from
-    before the module's own hooks to after them. A module that raises an Exception is marked with its class; one that something else
-    leaves (KeyboardInterrupt) is unfinished. Inside a compiled graph there are no modules any more, so there are no
-    events: the module that was compiled is one. TorchScript's inner modules are none either.
+    An event has the full name of the module within the root (``encoder.layers.2.linear1``), the top-level module of the thread's current
+    call; the root has the name of its class. Wrappers of torch (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``)
+    and the wrapped module are one module, named as if it were not wrapped. An event includes the module's own hooks. If the module
+    raises an Exception, the event has its class; if it ends otherwise (KeyboardInterrupt), the event is unfinished. A
+    compiled graph contains no module calls: only the compiled module itself is an event. TorchScript's inner modules are no events.
     """
 
     def __init__(self) -> None:
         self.names = ModuleNames()
         """Names of the modules called while a user requests them as events."""
         self.is_possible = True
-        """Whether this interpreter lets calls be followed."""
+        """Whether calls can be observed in this interpreter."""
         self._users: dict[object, _ModuleRequest] = {}
         self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
@@ -73,7 +72,7 @@ class ModuleCalls:
         return ["calls of modules are not recorded: this interpreter has no way to follow the calls of a function"]
 
     def after_fork_in_child(self) -> None:
-        """Whoever recorded in the parent does not here, unless it survives; the lock may have been another thread's."""
+        """Removes users that do not survive a fork; replaces the lock, which another thread may have held."""
         self._lock = threads.RLock()
         for user in [user for user, request in self._users.items() if not request.survives_fork]:
             self.remove(user)

@@ -43,16 +43,16 @@ class RefusedError(Exception):
     def __init__(self, reason: str, code: int = 0) -> None:
         super().__init__(reason)
         self.code = code
-        """NVML's own number of the error; 0 where the reason is not NVML's."""
+        """NVML's number of the error; 0 for other reasons."""
 
     @property
     def lost(self) -> bool:
-        """Whether the GPU itself is lost, for now or for good."""
+        """Whether the GPU itself is lost, temporarily or permanently."""
         return self.code in _LOST
 
     @property
     def expected(self) -> bool:
-        """Whether it says no more than that the machine has no GPU of NVIDIA's."""
+        """Whether the only reason is that the machine has no NVIDIA GPU."""
         return self.code in _EXPECTED
 
 
@@ -62,7 +62,7 @@ class Gpu:
 
     uuid: str
     index: int
-    """Among the cards as ``nvidia-smi`` counts them, or among the MIG devices of its card."""
+    """Number of the card in ``nvidia-smi``, or of a MIG device in its card."""
     name: str
     """Name as in ``nvidia-smi -L``: ``GPU 0``, ``GPU 0 MIG 1``."""
     model: str | None
@@ -120,10 +120,10 @@ class Nvml:
         self.is_open = True
 
     def close(self) -> None:
-        """Ends this use of NVML; handles are no good afterwards."""
+        """Shuts NVML down for this user; handles are invalid afterwards."""
         if self.is_open:
             self.is_open = False
-            with contextlib.suppress(RefusedError):  # a library that cannot even shut down has nothing left to free
+            with contextlib.suppress(RefusedError):  # nothing remains to be freed
                 self._call("nvmlShutdown")
 
     def cards(self, known: Mapping[str, Gpu]) -> tuple[list[Gpu], list[str]]:
@@ -171,7 +171,7 @@ class Nvml:
                 handle = self._call("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, index)
                 uuid = self._call("nvmlDeviceGetUUID", handle)
             except RefusedError:
-                continue  # numbers without a MIG device lie between those with one
+                continue  # numbers of MIG devices have gaps
             described = self._described(uuid, index, f"{card.name} MIG {index}", handle)
             numbers = [self._says(f"nvmlDeviceGet{kind}InstanceId", handle) for kind in ("Gpu", "Compute")]
             instances.append(replace(described, parent=card.uuid, place=f"MIG-{card.uuid}/{numbers[0]}/{numbers[1]}"))
@@ -240,7 +240,7 @@ class Nvml:
         }
 
     def status(self, gpu: Gpu) -> str:
-        """``ok``; ``degraded``: memory is faulty, and could not be put out of use or will be with the next reset."""
+        """Returns ``ok`` or ``degraded``: faulty memory was not remapped, or will be with the next reset."""
         rows = self._says("nvmlDeviceGetRemappedRows", gpu.handle, default=(0, 0, 0, 0), where=_LACKING)
         pages = self._says("nvmlDeviceGetRetiredPagesPendingStatus", gpu.handle, default=0, where=_LACKING)
         return "degraded" if rows[2] or rows[3] or pages else "ok"
@@ -267,14 +267,14 @@ class Nvml:
             self._under_way.discard(under_way)
 
     def _refusal(self, error: Any) -> RefusedError:
-        """The reason that an error of NVML is."""
+        """Converts an error of NVML."""
         if error.value == _UNINITIALIZED:
-            self.is_open = False  # another user of it shut it down once too often
+            self.is_open = False  # another user has shut it down once too often
         hint = _HINTS.get(error.value)
         return RefusedError(f"{error} ({hint})" if hint else str(error), error.value)
 
 
-# ---- which GPUs CUDA shows to this process: what ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` mean ----
+# ---- GPUs visible to this process, by ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` ----
 
 
 _UNKNOWN_ORDER = (
@@ -285,22 +285,22 @@ _UNKNOWN_ORDER = (
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """The devices that CUDA shows."""
+    """The devices that CUDA makes visible."""
 
     gpus: tuple[Gpu, ...]
     """Cards, or one MIG device."""
     reason: str = ""
     """Why some devices are missing; empty if none is."""
     ordered: bool = True
-    """Whether they stand in CUDA's order, so that a device's number in torch is its place here."""
+    """Whether they are in CUDA's order, so that a device's number in torch is its index here."""
 
 
 def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> VisibleDevices:
-    """The GPUs that a process with such variables can use.
+    """Returns the GPUs that a process with these environment variables can use.
 
     Args:
-        cards: all there are, in the order of the PCI bus.
-        text: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+        cards: all cards, in the order of the PCI bus.
+        text: ``CUDA_VISIBLE_DEVICES``; None if not set.
         order: ``CUDA_DEVICE_ORDER``.
     """
     by_speed = order != "PCI_BUS_ID" and len({card.model for card in cards}) > 1
@@ -311,9 +311,7 @@ def visible(cards: Sequence[Gpu], text: str | None, order: str | None) -> Visibl
     if text.startswith("MIG-"):
         instances = [instance for card in cards for instance in card.instances]
         devices = _devices_named(text, lambda entry: _by_prefix(entry, "MIG-", instances))
-        return VisibleDevices(
-            devices.gpus[:1], devices.reason
-        )  # CUDA shows only one MIG device to a process, the first
+        return VisibleDevices(devices.gpus[:1], devices.reason)  # a process can use only the first MIG device
     if by_speed and text.strip():
         return VisibleDevices((), _UNKNOWN_ORDER)
     return _devices_named(text, lambda entry: _by_number(entry, cards))

@@ -46,17 +46,17 @@ def _dataset(arguments: tuple[Any, ...]) -> Any:
 
 _CALLS = (
     _Call("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", Part.NEXT, _dataset, is_bare=True),
-    # Where Tensor.backward and torch.autograd.grad look it up: wrapped themselves, these would split compiled graphs.
+    # Called by Tensor.backward and torch.autograd.grad, which must not be wrapped: that would split compiled graphs.
     _Call("torch.autograd", "_engine_run_backward", Part.BACKWARD, is_bare=True),
     _Call("torch.autograd.graph", "_engine_run_backward", Part.BACKWARD, is_bare=True),
-    # Of checkpoints that are not re-entrant, and of the others, in whose backward is another backward pass.
+    # Recomputation of non-reentrant checkpoints, then of reentrant ones, which run a backward pass in their backward.
     _Call("torch.utils.checkpoint", "_CheckpointFrame.__init__", Part.RECOMPUTATION, is_given=True),
     _Call("torch.utils.checkpoint", "CheckpointFunction.backward", Part.RECOMPUTATION),
     _Call("torch.optim.optimizer", "Optimizer.zero_grad", Part.ZEROING, _first),
     _Call("torch.amp.grad_scaler", "GradScaler.step", Part.SCALER_STEP, _first),
     _Call("torch.amp.grad_scaler", "GradScaler.update", Part.SCALER_UPDATE, _first),
     _Call("torch.amp.grad_scaler", "GradScaler.unscale_", Part.UNSCALE, _first),
-    # Programs have clip_grad_norm_ by its name; these two do its work.
+    # Not clip_grad_norm_, which programs import by name; it calls these two.
     _Call("torch.nn.utils.clip_grad", "_get_total_norm", Part.CLIPPING),
     _Call("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", Part.CLIPPING),
     _Call("torch.optim.swa_utils", "AveragedModel.update_parameters", Part.AVERAGING),
@@ -138,7 +138,7 @@ class _BareMethod:
 
 
 def _giving(method: Callable[..., Any], call: _Call) -> Wrapper:
-    """``method``, of which the first argument is a function, with that as a phase."""
+    """Wraps ``method`` such that the function in its first argument becomes a phase."""
     given = True
 
     @functools.wraps(method)
@@ -153,7 +153,7 @@ def _giving(method: Callable[..., Any], call: _Call) -> Wrapper:
 
 
 def _generating(function: Callable[..., Any]) -> Wrapper:
-    """``GenerationMixin.generate`` as a phase of which more is known, and what makes it none again. Some 20 us per call."""
+    """Wraps ``GenerationMixin.generate`` as a phase with metadata; returns the wrapper and its off switch. Costs some 20 us per call."""
     begin, end, is_none = python_sources.generate_begin, python_sources.generate_end, python_sources.in_graph
 
     @functools.wraps(function)

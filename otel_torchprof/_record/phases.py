@@ -55,7 +55,7 @@ class Phases(Source):
         python_sources.follow_phases(
             tuple(names.get(number, "") for number in range(max(Part) + 1)),  # type: ignore[call-overload]
             core.is_grad_enabled,
-            core._C._current_graph_task_id,  # noqa: SLF001 - what torch's own checkpointing asks
+            core._C._current_graph_task_id,  # noqa: SLF001 - as torch's checkpointing does
             _running,
             name_root,
         )
@@ -116,7 +116,7 @@ class _Hooks:
             self._users.discard(user)
             if self._users:
                 return
-            with contextlib.suppress(ValueError):  # not there, or somebody has emptied the list
+            with contextlib.suppress(ValueError):  # not in the list, which other code may have cleared
                 gc.callbacks.remove(python_sources.phase_collection)
             module = sys.modules.get(_OPTIMIZERS)
             if module is None:
@@ -140,7 +140,7 @@ def name_root(module: Any) -> None:
 def _running() -> list[int]:
     """Ids of the optimizers whose steps are running on this thread, innermost first."""
     optimizers = []
-    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
+    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public API
     while frame is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename == _optimizer_file():

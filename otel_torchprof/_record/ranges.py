@@ -222,7 +222,7 @@ def _label_methods(native: TorchRanges) -> dict[str, Any]:
         native.label_end(id(label))
         Label.__exit__(label, *exception)
 
-    # A coroutine that waits is on no thread: others may run there, which are not inside it.
+    # A waiting coroutine does not occupy its thread: other coroutines that run there are not inside it.
     def suspend(label: record_function) -> bool:
         native.label_end(id(label))
         return Label.suspend(label)

@@ -1,7 +1,7 @@
 """A recording: starts and stops a source of batches, safely with respect to interrupts.
 
-Profiles, streams, the instrumentation, metrics and the black box have one each. They differ in their sessions, their sources,
-and in who drains them. A profile has a segment for each cycle of steps and for each restart; every segment is bounded and
+Profiles, streams, the instrumentation, metrics and the black box have one each, with different sessions, sources and
+drains. A profile has a segment for each cycle of steps and for each restart; every segment is bounded and
 drained as a whole, and they are joined at the end.
 """
 
@@ -62,19 +62,19 @@ class Batches(Protocol):
         """Stops; repeated calls have no effect."""
 
     def drain(self, max_bytes: int = 0) -> Batch:
-        """The next events, the oldest first; 0: all there are."""
+        """Returns the next events, the oldest first; 0: all."""
 
     def discard(self) -> None:
-        """Throws away what was not drained before the stop."""
+        """Drops the events that were not drained before the stop."""
 
     def stats(self) -> SessionStats:
-        """Figures so far."""
+        """Returns the counts so far."""
 
     def reserve(self, reserved: bool) -> None:
         """Keeps the session's bit from other sessions until its sources have stopped, even if it was drained."""
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: whoever held its locks is not in this process."""
+        """Renews locks in a forked child, where their holder may not exist."""
 
 
 class State(Enum):
@@ -87,14 +87,13 @@ class State(Enum):
 
 
 class Recording:
-    """Runs a source of batches, and the sources that feed it and decorate its batches. Any thread may call any method.
+    """Runs a source of batches, and the sources that feed it and decorate its batches. Thread-safe.
 
-    It stops what it has started in :meth:`stop`, when it is freed, and at exit: first the source of batches, so that stopping
-    is not recorded, then the others in reverse order. In a forked child nothing of the parent's recording runs, it cannot be
-    read, and it may be started again.
+    Stops everything in :meth:`stop`, when it is freed, and at exit: first the source of batches, so that stopping is not
+    recorded, then the others in reverse order. In a forked child it does not run and cannot be read, but may be started again.
 
     Args:
-        dropped: called if it is freed while it runs.
+        dropped: called if it is freed while running.
         raises: whether a stop raises errors of sources; else they are logged.
     """
 
@@ -104,7 +103,7 @@ class Recording:
     def __init__(self, *, dropped: Callable[[], object] | None = None, raises: bool = False) -> None:
         self.state = State.NEW
         self.lock = threads.RLock()  # a signal handler may stop it in the middle
-        """Held while it starts and stops, and while a source is added."""
+        """Held during start and stop, and while a source is added."""
         self.cleanup = CleanupStack(self, dropped)
         """Functions that the stop calls."""
         self._raises = raises
@@ -124,11 +123,13 @@ class Recording:
         close_due()
         with self.lock:
             self.batches, self._started, self._pid = batches, [], os.getpid()
-            ordered = sorted(sources, key=lambda source: not source.starts_before_session)  # else the order stays
+            ordered = sorted(sources, key=lambda source: not source.starts_before_session)  # stable
             early = sum(source.starts_before_session for source in ordered)
             self.state = State.RUNNING
             try:
-                self.cleanup.push(functools.partial(batches.reserve, False))  # last: the sources have stopped
+                self.cleanup.push(
+                    functools.partial(batches.reserve, False)
+                )  # called last, when the sources have stopped
                 for source in ordered[:early]:
                     self._add(source)
                 self.stop_batches_first()
@@ -137,7 +138,7 @@ class Recording:
                 for source in ordered[early:]:
                     self._add(source)
                 self.stop_batches_first()
-            except BaseException:  # a KeyboardInterrupt too
+            except BaseException:  # including KeyboardInterrupt
                 self.state = State.NEW
                 self.cleanup.close()
                 raise
@@ -154,18 +155,18 @@ class Recording:
         self._started.append(source)
 
     def stop_batches_first(self) -> None:
-        """Before all that is on the cleanup stack by now."""
+        """Makes the source of batches stop before everything on the cleanup stack."""
         self.cleanup.push(self.batches.stop)
 
     def when_torch(self, function: Callable[[Any], object]) -> None:
         """Calls a function with the lock once torch is imported, unless the recording has stopped by then."""
 
-        def there(torch: Any) -> None:
+        def on_import(torch: Any) -> None:
             with self.lock:
                 if self.state is State.RUNNING:
                     function(torch)
 
-        self._call_off = when_imported("torch", there)
+        self._call_off = when_imported("torch", on_import)
 
     def leave(self) -> None:
         """Stops it in a forked child in which it is not restarted: calls the cleanup functions that were pushed in the child."""
@@ -176,7 +177,7 @@ class Recording:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and no stop of it has come to its end."""
+        """Whether it was started and has not completely stopped."""
         return self.state is State.RUNNING or self.state is State.STOPPING
 
     @property
@@ -185,7 +186,7 @@ class Recording:
         return self._pid != os.getpid()
 
     def stop(self) -> None:
-        """Stops recording; again without effect, but for the rest of a stop that was interrupted.
+        """Stops recording. A repeated call only completes an interrupted stop.
 
         Raises:
             NativeError: this process was forked while the parent recorded.
@@ -197,7 +198,7 @@ class Recording:
                     if self._call_off is not None:
                         self._call_off()
                     if self.is_parents and self._raises:
-                        self.batches.stop()  # says so
+                        self.batches.stop()  # raises the error
                     if self._raises:
                         self.cleanup.close()
                     else:
@@ -205,35 +206,35 @@ class Recording:
                 except Exception:
                     self.state = State.STOPPED
                     raise
-                self.state = State.STOPPED  # only now: a stop that was interrupted is to be called again
+                self.state = State.STOPPED  # last: an interrupted stop must be repeated
         close_due()
 
     def drain(self, max_bytes: int = 0) -> Batch:
-        """The next events, with what the sources know of them."""
+        """Returns the next events, decorated by the sources."""
         return self.decorated(self.batches.drain(max_bytes))
 
     def decorated(self, batch: Batch) -> Batch:
-        """A batch with what the sources know of its events; once for each batch."""
+        """Returns a batch decorated by the sources; call it once per batch."""
         for source in self._started:
             batch = source.decorate(batch)
         return batch
 
     def states(self) -> dict[str, str]:
-        """The states of all sources."""
+        """Returns the states of all sources."""
         return {name: state for source in self._started for name, state in source.states().items()}
 
     def notes(self) -> list[str]:
-        """The notes of all sources."""
+        """Returns the notes of all sources."""
         return [note for source in self._started for note in source.notes()]
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: whoever held the locks is not in this process. Called by itself."""
+        """Renews locks in a forked child; called automatically."""
         self.lock = threads.RLock()
         if self.state is not State.NEW:
             self.batches.after_fork_in_child()
 
 
-# ---- what a profile records: one recording a segment ----
+# ---- The recording of a profile: one per segment ----
 
 
 class ProfileSegment:
@@ -311,13 +312,13 @@ class ProfileSegment:
         self._session = session
         try:
             self.recording.start(session, self._requested)
-        except BaseException:  # a KeyboardInterrupt too
+        except BaseException:  # including KeyboardInterrupt
             self._session = None
             raise
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and no stop of it has come to its end."""
+        """Whether it was started and has not completely stopped."""
         return self.recording.running or (self._session is None and self._times[0] > self._times[1])
 
     def time_devices(self, *, on: bool) -> None:
@@ -331,7 +332,7 @@ class ProfileSegment:
         return self.recording.is_parents
 
     def stop(self) -> None:
-        """Stops recording; again without effect, but for the rest of a stop that was interrupted.
+        """Stops recording. A repeated call only completes an interrupted stop.
 
         Raises:
             NativeError: this process was forked while the parent recorded.
@@ -347,7 +348,7 @@ class ProfileSegment:
             self.recording.stop()
 
     def batch(self) -> Batch:
-        """All events; empty when nothing was recorded. The same object every time.
+        """Returns all events; empty if nothing was recorded. Always the same object.
 
         Raises:
             TorchProfError: it has not stopped yet.
@@ -371,12 +372,12 @@ class ProfileSegment:
         return left if info is None else with_info(left, replace(info, since=self.times()[0]))
 
     def drain(self) -> Batch:
-        """The events that have ended since the last drain; may run meanwhile. What is open then comes with a later drain.
+        """Returns the events that ended since the last drain, also while recording; open events follow in a later drain.
 
-        For a recording that is only ever read like this. Threads that only wait have no calls in it.
+        Do not read the recording in another way as well. Threads that only wait have no calls in it.
 
         Raises:
-            NativeError: another thread drains it, or this process was forked from the one that recorded.
+            NativeError: another thread is draining it, or this process was forked from the recording one.
         """
         if self._session is None:
             return Batch.of({"start": []}, [""])
@@ -433,7 +434,7 @@ class ProfileSegment:
         return f"off: {self.options.untimed}" if self.options.device is None else "off: torch is not installed"
 
     def _notes(self) -> list[str]:
-        """Notes on what is off, and notes of the sources; empty before the start."""
+        """Returns notes on sources that are off, and notes of the sources; empty before the start."""
         if self._session is None:
             return []
         notes = []
@@ -543,14 +544,14 @@ class Segments:
         return self.times()[1]
 
     def clear(self) -> None:
-        """Forgets what was recorded."""
+        """Drops all recorded events."""
         with self._lock:
             self._kept, self._times = None, None
             self._recordings = [] if self._running is None else [self._running]
             self._figures = []
 
     def batch(self) -> Batch:
-        """All events; the same object until another segment begins.
+        """Returns all events; the same object until another segment begins.
 
         Raises:
             TorchProfError: a segment is running.
@@ -560,7 +561,7 @@ class Segments:
                 raise TorchProfError("the profile is still recording: read it after its `with` block, or after stop()")
             if self._kept is None or self._recordings:
                 self._keep()
-            return joined([]) if self._kept is None else self._kept  # one without events is false too
+            return joined([]) if self._kept is None else self._kept  # not ``or``: an empty batch is false
 
     def _keep(self) -> None:
         """Joins new events to the stored ones, so that nothing is stored twice."""
@@ -572,15 +573,15 @@ class Segments:
         self._recordings = []
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: whoever held the locks is not in this process. Called by itself."""
+        """Renews locks in a forked child; called automatically."""
         self._lock = threads.RLock()
         self.stopping = threads.RLock()
-        """Held while the profile stops; reentrant, since what is called when a trace is ready may stop it."""
+        """Held while the profile stops; reentrant, since the callback for a ready trace may stop it."""
         self.reading = threads.Lock()
-        """Held while the profile makes its results."""
+        """Held while the profile computes its results."""
 
     def times(self) -> tuple[int, int]:
-        """When the first one started and the last one stopped, Unix ns; now where they have not."""
+        """Returns start of the first and end of the last segment, Unix ns; the current time if there is none yet."""
         with self._lock:
             known = [] if self._times is None else [self._times]
             known += [recording.times() for recording in self._recordings]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._native import frame_book, frames, module_names, record_function_fast
+from otel_torchprof._native import frames, module_names, object_notes, record_function_fast
 from otel_torchprof._native.python_sources import GcPauses, no_pauses_in_child
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof.health import NO_DEVICE, ON
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 
-_UNCOMPILED = (torch_hooks, module_names, frame_book, frame_filter, record_function_fast)
+_UNCOMPILED = (torch_hooks, module_names, object_notes, frame_filter, record_function_fast)
 leave_uncompiled(*(m.__name__ for m in _UNCOMPILED))
 
 
 class Source:
-    """Something that is recorded. What a source does not need is as here: nothing."""
+    """Base class of sources of events; by default its methods do nothing."""
 
     starts_before_session = False
-    """Whether it starts before the session does, with which it then has nothing to do, and stops after it."""
+    """Whether it starts before the session and stops after it; it then does not use the session."""
 
     def start(self, session: Session) -> None:
-        """Feeds a session that runs, from now on. To be stopped also where this fails or is interrupted.
+        """Starts recording into a running session. Call :meth:`stop` even if this fails or is interrupted.
 
         Raises:
-            TorchProfError: something stands in the way, and nothing but an error would be honest.
+            TorchProfError: the source is required and cannot record.
         """
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class Source:
         """
 
     def decorate(self, batch: Batch) -> Batch:
-        """A batch that was just drained, with what the source knows of its events. For one thread at a time."""
+        """Returns a drained batch with the source's data about its events. Not thread-safe."""
         return batch
 
     def states(self) -> dict[str, str]:
@@ -227,7 +227,7 @@ class Calls(Source):
         return {"frames": self.state}
 
     def notes(self) -> list[str]:
-        """On which threads calls are not recorded, and why; whether none was of what is to be included."""
+        """Returns notes on threads without calls, with the reason, and on an ``include`` that matched nothing."""
         tracing = self._tracing
         if tracing is None:
             return []
@@ -246,7 +246,7 @@ class Calls(Source):
         return notes
 
 
-# ---- options of a recording: of profiles, of live recordings and of metrics alike ----
+# ---- Options of a recording: of profiles, live recordings and metrics ----
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,9 @@ class StepMark(NamedTuple):
 class StepMarks:
     """Buffered changes. Thread-safe.
 
-    Inside a model a line of Python costs ten times what it costs in a loop of its own, since a training step leaves no
-    cache warm: calling the sampler, creating ids and looking up the span took 170 us there, 9 us alone (measured, 2
-    cores). So the loop's thread makes five calls into C and one tuple; everything else happens when the recorder is
-    drained.
+    In a training step, a line of Python costs ten times what it costs in a loop of its own, since no cache is warm: calling the
+    sampler, creating ids and looking up the span took 170 us there, 9 us alone (measured, 2 cores). So the loop's thread
+    makes five calls into C and one tuple; everything else is done when the recorder is drained.
     """
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class StepMarks:
         while True:
             try:
                 at, context, thread, usage, change = self._marks.popleft()
-            except IndexError:  # not asked before: a signal handler may take some in between
+            except IndexError:  # a length check before would not do: a signal handler may take some in between
                 return
             yield StepMark(at + ahead, context, thread, usage, change)
 
@@ -77,8 +76,7 @@ class RawMarks:
     """Buffered ends of steps: ``(optimizer, monotonic ns, context, thread)``, with None for the program's own steps. Thread-safe.
 
     Args:
-        ask: called in the loop's thread with the time of an entry, after it was added, if that is not before :attr:`ask_at`. Must
-            not raise.
+        ask: called in the loop's thread with the time of an added entry, if it is not before :attr:`ask_at`. Must not raise.
     """
 
     def __init__(self, ask: Callable[[int], None]) -> None:
@@ -90,7 +88,7 @@ class RawMarks:
 
     @property
     def ask_at(self) -> float:
-        """Monotonic ns."""
+        """Monotonic ns from which on entries call ``ask``."""
         return self._ask_at[0]
 
     @ask_at.setter
@@ -98,7 +96,7 @@ class RawMarks:
         self._ask_at[0] = time_ns
 
     def take(self) -> Iterator[tuple[Any, int, Context, int]]:
-        """Returns the entries buffered so far, in order; not those added meanwhile, since a fast loop would never let it end."""
+        """Returns the entries buffered so far, in order; not those added meanwhile, as a fast loop would add them endlessly."""
         with contextlib.suppress(IndexError):  # a signal handler may take some in between
             for _ in range(len(self._marks)):
                 yield self._marks.popleft()
@@ -107,7 +105,7 @@ class RawMarks:
         return len(self._marks)
 
     def clear(self) -> None:
-        """Forgets what waits."""
+        """Drops all entries."""
         self._marks.clear()
         self.ask_at = float("inf")
 
@@ -125,7 +123,7 @@ class RawMarks:
 
 
 def recorder_ahead_ns() -> int:
-    """Difference between the recorder's clock and the monotonic one, ns; from the shortest of a few readings."""
+    """Returns the recorder's clock minus the monotonic one, ns; from the fastest of a few readings."""
     readings = []
     for _ in range(3):
         before, recorder, after = time.monotonic_ns(), now_ns(), time.monotonic_ns()
@@ -134,7 +132,7 @@ def recorder_ahead_ns() -> int:
 
 
 def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
-    # Not the wall clock: that may be set back, which the recorder's does not follow, and every event would be in the last step.
+    # Not the wall clock: if it is set back, the recorder's clock is not, and every event would be in the last step.
     clock, ident, current, usage = time.monotonic_ns, threads.get_ident, _current_context(), usage_now
 
     def note(change: SegmentChange = NEXT_STEP) -> None:
@@ -150,28 +148,26 @@ def _current_context() -> Callable[[], Context]:
     return variable.get if isinstance(variable, ContextVar) else otel_context.get_current
 
 
-# ---- steps of a training loop: numbered once for the process, by the program itself or by its optimizers ----
+# ---- Steps of a training loop, numbered once per process, by the program or by its optimizers ----
 
 
 Boundary = Callable[[int, int], None]
 
 
 class StepTracker:
-    """Tells where a step ends and the next one begins.
+    """Detects the boundaries between steps.
 
-    Step 0 runs from the start of the program to the first boundary. The program marks boundaries itself by
-    :meth:`step`; until it does so for the first time, its optimizers do: each counts its own calls, and a new step begins
-    when one of them gets beyond the step that is running. So two optimizers that take turns (GAN) make one step per round,
-    and gradient accumulation makes one per call of the optimizer. An optimizer that is new, or has fallen behind, joins
-    the step that is running, unless the optimizer that began it is freed: a program may make a new one for every step.
+    Step 0 runs from the start of the program to the first boundary. The program marks boundaries with :meth:`step`. Until its first call,
+    the optimizers mark them: each counts its own steps, and a new step begins when a count exceeds the number of the running step. So two
+    alternating optimizers (GAN) make one step per round, and gradient accumulation makes one per call of the optimizer. An optimizer
+    that is new or behind joins the running step, unless the optimizer that began it is freed: a program may create one per step.
 
-    Thread-safe. A boundary costs about a microsecond and what ``on_boundary`` costs.
+    Thread-safe. A boundary costs about a microsecond plus ``on_boundary``.
 
     Args:
-        on_boundary: called with the number of the step that begins and the time, Unix nanoseconds of the recorder's clock,
-            in the thread that came upon the boundary, one call at a time. What it raises goes to the caller of
-            :meth:`step` or :meth:`optimizer_stepped`.
-        clock: what tells the time.
+        on_boundary: called with the number of the next step and the time, Unix ns of the recorder's clock, in the thread of the
+            boundary, one call at a time. Its exceptions reach the caller of :meth:`step` or :meth:`optimizer_stepped`.
+        clock: returns the time, Unix ns.
     """
 
     def __init__(self, on_boundary: Boundary, *, clock: Callable[[], int] = now_ns) -> None:
@@ -185,17 +181,17 @@ class StepTracker:
 
     @property
     def number(self) -> int:
-        """The step that is running."""
+        """Number of the running step."""
         return self._number
 
     def step(self) -> None:
-        """Ends the running step; from the first call on, optimizers begin no steps any more."""
+        """Ends the running step; after the first call, optimizers begin no more steps."""
         with self._lock:
             self._explicit = True
             self._begin_next()
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """An optimizer has finished a step of its own. Keeps no reference to it that holds it alive."""
+        """Counts a step of an optimizer. Keeps only a weak reference to it."""
         with self._lock:
             if self._explicit:
                 return
@@ -208,7 +204,7 @@ class StepTracker:
                 self._begin_next()
 
     def expects_steps(self) -> bool:
-        """Whether the program trains: a boundary has come, or an optimizer was ever made, by which one may come."""
+        """Whether the program trains: a step ended, or an optimizer was ever created."""
         return self._number > 0 or optimizers_were_made()
 
     def _begin_next(self) -> None:
@@ -217,7 +213,7 @@ class StepTracker:
 
 
 def optimizers_were_made() -> bool:
-    """Whether an optimizer was ever made. Imports nothing; microseconds, since it looks at every class of optimizer."""
+    """Whether an optimizer was ever created. Imports nothing; costs microseconds, as it checks every class of optimizer."""
     return any(_has_instances(kind) for kind in _optimizer_classes())
 
 
@@ -232,8 +228,7 @@ def _optimizer_classes() -> Iterator[type]:
 
 
 def _has_instances(kind: type) -> bool:
-    # Torch wraps the step function of a class, and marks it, when the first optimizer of that class is made: the hooks of
-    # optimizers are called in the wrapper.
+    # When the first optimizer of a class is created, torch wraps the step function of the class, to call hooks, and marks it.
     return getattr(vars(kind).get("step"), "hooked", False) is True
 
 
@@ -269,7 +264,7 @@ class LoopMarks:
         self._listeners.pop(listener, None)
 
     def change(self, change: SegmentChange) -> None:
-        """A framework's loop changes to another segment, or begins. Until it has ended, changes of a loop in another thread are ignored."""
+        """Reports a change of segment in a framework's loop, or its start. While the loop runs, changes in other threads are ignored."""
         own = threading.current_thread()
         if self._thread not in {None, own} and self._thread.is_alive():
             return
@@ -287,10 +282,10 @@ class LoopMarks:
             listener.change_segment(change)
 
     def after_fork_in_child(self) -> None:
-        """No loop continues in the child."""
+        """Forgets the parent's running loop."""
         self._thread = None
 
 
 loop_marks = LoopMarks()
-"""The marks of the process."""
+"""The process-wide instance."""
 process_changes.at_fork(process_changes.Order.STATE, in_child=loop_marks.after_fork_in_child)

@@ -19,23 +19,23 @@ _logger = logging.getLogger("otel_torchprof")
 
 _TORCHS_OPTIMIZERS = "torch.optim.optimizer"
 AFTER_STEPS, PHASES = -1, -2
-"""Keys of our hooks among torch's. Those that torch gives count up from 0, and are in what a program saves with hooks of its own."""
+"""Keys of this package's hooks in torch's dictionary. Torch's own keys count up from 0; negative ones do not collide with them."""
 
 
 class OptimizerHooks:
     """Calls back after every step of an optimizer.
 
-    One callback at a time; installing and removing is for one thread, optimizers may step in others meanwhile. Called by torch inside
-    its own label for the step (``Optimizer.step#...``), before that ends. Torch has one hook for any number of these: it reads its
-    dictionary of them while it calls them, and one that is put in or taken out by another thread meanwhile raises RuntimeError in
-    the training loop, unless the last is running. So only the first of these puts one in, and only the last takes it out.
+    Has one callback. Install and remove it in one thread; optimizers may step in others meanwhile. Torch calls it inside its
+    label for the step (``Optimizer.step#...``), before that ends. All instances share one hook of torch: torch iterates over its
+    dictionary of hooks while it calls them, so adding or removing one in another thread raises RuntimeError in the training
+    loop, unless the last hook is running. Hence only the first instance adds the hook, and only the last removes it.
     """
 
     def __init__(self) -> None:
         self._hook: _Hook | None = None
 
     def install(self, callback: Callable[[Any], None]) -> None:
-        """Registers ``callback(optimizer)``, in place of one registered before. What it raises is logged, once.
+        """Registers ``callback(optimizer)``, replacing an earlier one. Its first exception is logged, later ones are ignored.
 
         Raises:
             ImportError: torch is not installed.
@@ -43,9 +43,7 @@ class OptimizerHooks:
         self.install_bare(_post_hook(callback))
 
     def install_bare(self, hook: _Hook) -> None:
-        """Registers ``hook(optimizer, args, kwargs)`` with nothing around it, in place of one registered before.
-
-        For one that cannot raise: what it raises would reach the training loop.
+        """Registers ``hook(optimizer, args, kwargs)``, replacing an earlier one. It must not raise: the training loop would get it.
 
         Raises:
             ImportError: torch is not installed.
@@ -62,14 +60,14 @@ class OptimizerHooks:
 
 
 class _AfterSteps:
-    """The hook that torch has for all optimizers, and whom it calls, in the order in which they came."""
+    """The hook in torch for all optimizers; calls the hooks of all instances in the order of their installation."""
 
     def __init__(self) -> None:
         self._called: tuple[_Hook, ...] = ()
         self._lock = threads.RLock()  # a signal handler may shut down in the middle
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if python_sources.in_graph():  # a graph of a step has no place for what they do
+        if python_sources.in_graph():  # compiled code cannot contain the hooks
             return
         for hook in self._called:
             hook(optimizer, args, kwargs)

@@ -25,7 +25,7 @@ class _Constructor(NamedTuple):
     """The constructor of a framework's trainer."""
 
     module: str
-    """Where it is looked up."""
+    """Module with the class."""
     path: str
     mark: Callable[[Any], None]
     """Adds the adapter to a trainer."""

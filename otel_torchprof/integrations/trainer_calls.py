@@ -21,7 +21,7 @@ class _TrainerCall(NamedTuple):
     """A method of a framework's trainer."""
 
     module: str
-    """Where it is looked up."""
+    """Module with the class."""
     path: str
     segment: Segment | None = None
     """Segment of the whole call, if it is called directly and the framework does not report its begin."""
@@ -43,10 +43,10 @@ def _ending(call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
                 Loop().change(call.segment, is_evaluation=True)
             return function(*arguments, **keywords)
 
-    return wrapper, _nothing
+    return wrapper, _stay_active
 
 
-def _nothing() -> None:
+def _stay_active() -> None:
     """Does nothing: a call that is still wrapped only ends its loops."""
 
 

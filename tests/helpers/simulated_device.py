@@ -77,7 +77,7 @@ def _library(torch: Any) -> Path:
         digest.update(path.read_bytes())
     target = torch_build.folder() / "tests" / f"simulated_device-{digest.hexdigest()[:16]}.so"
     torch_build._make_folder(target.parent)
-    with torch_build._one_builder(target):
+    with torch_build._build_lock(target):
         if not torch_build.is_whole(target):
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 output = Path(folder) / target.name

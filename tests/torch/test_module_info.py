@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from otel_torchprof._columns.frame_info import TensorInfo  # noqa: E402
-from otel_torchprof._native.frame_book import ObjectNotes  # noqa: E402
+from otel_torchprof._native.object_notes import ObjectNotes  # noqa: E402
 
 PARAMETER = "torch.nn.parameter.Parameter"
 
@@ -33,10 +33,10 @@ def info_of(tensor):
 
 def noted(*modules):
     """What is known of modules that were called in that order, by the end."""
-    book = ObjectNotes()
+    notes = ObjectNotes()
     for number, module in enumerate(modules, 1):
-        book.add_module(number, module)
-    return list(book.finish().modules.values())
+        notes.add_module(number, module)
+    return list(notes.finish().modules.values())
 
 
 def only(module):
@@ -58,13 +58,13 @@ class Net(nn.Module):
 def test_two_roots_and_a_module_put_in_later():
     """A module outside of the first root is a root of its own; one that was put into a root since has its path there."""
     net, other = Net(), nn.Sequential(nn.ReLU())
-    book = ObjectNotes()
-    book.add_module(1, net)
+    notes = ObjectNotes()
+    notes.add_module(1, net)
     net.late = nn.Linear(1, 1)
-    book.add_module(2, net.late)
-    book.add_module(3, other)
-    book.add_module(4, other[0])
-    found = [(info.qualified_name, info.root) for info in book.finish().modules.values()]
+    notes.add_module(2, net.late)
+    notes.add_module(3, other)
+    notes.add_module(4, other[0])
+    found = [(info.qualified_name, info.root) for info in notes.finish().modules.values()]
     assert found == [("Net", "Net"), ("late", "Net"), ("Sequential", "Sequential"), ("0", "Sequential")]
 
 
@@ -95,13 +95,13 @@ def test_gradients_of_the_first_call_and_of_the_end():
     early, late = nn.Linear(2, 2), nn.Linear(2, 2)
     early(torch.ones(1, 2)).sum().backward()
     first = {name: info_of(p.grad) for name, p in early.named_parameters()}
-    book = ObjectNotes()
-    book.add_module(1, early)
-    book.add_module(2, late)
+    notes = ObjectNotes()
+    notes.add_module(1, early)
+    notes.add_module(2, late)
     early.zero_grad()
     late(torch.ones(1, 2)).sum().backward()
-    before = book.info().modules
-    info = book.finish().modules
+    before = notes.info().modules
+    info = notes.finish().modules
     assert {p.name: p.gradient for p in info[1].parameters} == first
     assert [p.gradient for p in before[2].parameters] == [None, None]  # what was told once stays
     assert {p.name: p.gradient for p in info[2].parameters} == {
@@ -111,28 +111,28 @@ def test_gradients_of_the_first_call_and_of_the_end():
 
 def test_gradients_of_what_another_thread_calls_are_left_alone():
     """A stop does not read the gradients of a thread that may be in its backward pass, which torch would not survive."""
-    book, net = ObjectNotes(), nn.Linear(2, 2)
+    notes, net = ObjectNotes(), nn.Linear(2, 2)
 
     def train():
-        book.add_module(1, net)
+        notes.add_module(1, net)
         net(torch.ones(1, 2)).sum().backward()
 
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
-    assert [parameter.gradient for parameter in book.finish().modules[1].parameters] == [None, None]
+    assert [parameter.gradient for parameter in notes.finish().modules[1].parameters] == [None, None]
 
 
 def test_gradients_are_of_the_parameter_that_was_noted():
     """Where a program puts another parameter in the place of one, its gradient is not taken for the first one's."""
     layer = nn.Linear(2, 2, bias=False)
     before = info_of(layer.weight)
-    book = ObjectNotes()
-    book.add_module(1, layer)
+    notes = ObjectNotes()
+    notes.add_module(1, layer)
     first = layer.weight
     layer.weight = nn.Parameter(torch.ones(5, 2))
     layer(torch.ones(1, 2)).sum().backward()
-    (weight,) = book.finish().modules[1].parameters
+    (weight,) = notes.finish().modules[1].parameters
     assert (weight.tensor, weight.gradient) == (before, None)
     assert first.grad is None
 
@@ -140,12 +140,12 @@ def test_gradients_are_of_the_parameter_that_was_noted():
 def test_a_lazy_module_is_known_once_it_has_seen_an_input():
     """Parameters without a shape have no facts at the first call, and those that they came to have at the end."""
     layer = nn.LazyLinear(2)
-    book = ObjectNotes()
-    book.add_module(1, layer)
-    weight, _ = book.info().modules[1].parameters
+    notes = ObjectNotes()
+    notes.add_module(1, layer)
+    weight, _ = notes.info().modules[1].parameters
     assert (weight.type, weight.tensor) == ("torch.nn.parameter.UninitializedParameter", None)
     layer(torch.ones(1, 3))
-    weight, _ = book.finish().modules[1].parameters
+    weight, _ = notes.finish().modules[1].parameters
     assert weight.tensor == info_of(layer.weight)
 
 
@@ -174,9 +174,9 @@ def test_tensors_of_other_classes_are_not_asked():
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     Loud.ran.clear()
     found = only(layer)
-    book = ObjectNotes()
-    book.add_optimizer(1, optimizer)
-    assert len(book.finish().optimizers[1].groups[0].parameters) == 2
+    notes = ObjectNotes()
+    notes.add_optimizer(1, optimizer)
+    assert len(notes.finish().optimizers[1].groups[0].parameters) == 2
     assert Loud.ran == []
     weight = found["weight"]
     assert (weight.type, weight.requires_grad, weight.tensor) == (f"{__name__}.Loud", False, None)
@@ -202,11 +202,11 @@ def test_modes_see_nothing():
     layer(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.Adam(layer.parameters())
     optimizer.step()
-    book = ObjectNotes()
+    notes = ObjectNotes()
     with Functions(), Dispatches():
-        book.add_module(1, layer)
-        book.add_optimizer(1, optimizer)
-        info = book.finish()
+        notes.add_module(1, layer)
+        notes.add_optimizer(1, optimizer)
+        info = notes.finish()
         assert layer.weight.shape == (2, 2)
     assert len(seen) == 1
     assert len(info.optimizers[1].groups[0].parameters) == len(info.modules[1].parameters) == 2
@@ -261,29 +261,29 @@ def test_odd_tensors():
 
 def test_parameters_inside_vmap():
     """The batched tensors that functional_call puts into a module have no storage; the step goes on."""
-    layer, book = nn.Linear(2, 2, bias=False), ObjectNotes()
-    layer.register_forward_hook(lambda module, *_: book.add_module(1, module))
+    layer, notes = nn.Linear(2, 2, bias=False), ObjectNotes()
+    layer.register_forward_hook(lambda module, *_: notes.add_module(1, module))
     weights = torch.ones(3, 2, 2)
     torch.vmap(lambda w: torch.func.functional_call(layer, {"weight": w}, torch.ones(2)))(weights)
-    (weight,) = book.finish().modules[1].parameters
+    (weight,) = notes.finish().modules[1].parameters
     assert (weight.tensor.shape, weight.tensor.storage_data_ptr) == ((2, 2), 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_what_is_traced_stays_as_it_is():
     """Inside torch.jit.trace, which records every look at a shape, nothing is looked at; at the end what lives is known."""
-    book, layer, during = ObjectNotes(), nn.Linear(2, 2), []
+    notes, layer, during = ObjectNotes(), nn.Linear(2, 2), []
 
     def noted_inside(x):
-        book.add_module(1, layer)
-        during.append(book.info().modules[1].parameters[0])
+        notes.add_module(1, layer)
+        during.append(notes.info().modules[1].parameters[0])
         during.append(str(torch._C._get_tracing_state().graph))
         return x + 1
 
     torch.jit.trace(noted_inside, torch.ones(1, 2), check_trace=False)
     weight, graph = during
     assert (weight.name, weight.tensor, "aten::size" in graph) == ("weight", None, False)
-    assert book.finish().modules[1].parameters[0].tensor == info_of(layer.weight)
+    assert notes.finish().modules[1].parameters[0].tensor == info_of(layer.weight)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -318,11 +318,11 @@ def test_optimizer():
             [{"params": net[0].parameters(), "lr": 0.5}, {"params": net[2].parameters(), "lr": torch.tensor(0.25)}]
         )
     )
-    book = ObjectNotes()
+    notes = ObjectNotes()
     for number, module in enumerate(net.modules(), 1):
-        book.add_module(number, module)
-    book.add_optimizer(9, optimizer)
-    info = book.finish().optimizers[9]
+        notes.add_module(number, module)
+    notes.add_optimizer(9, optimizer)
+    info = notes.finish().optimizers[9]
     assert info.class_name == "torch.optim.adam.Adam"
     first, second = info.groups
     assert (first.hyperparameters["lr"], first.hyperparameters["betas"]) == (0.5, (0.9, 0.999))
@@ -341,10 +341,10 @@ def test_optimizer():
 def test_names_that_an_optimizer_was_given():
     """Parameters that were given with names have those; those of no known module have none."""
     net = nn.Linear(2, 2)
-    book = ObjectNotes()
-    book.add_optimizer(1, torch.optim.SGD([(f"my.{name}", p) for name, p in net.named_parameters()]))
-    book.add_optimizer(2, torch.optim.SGD(net.parameters()))
-    names = [[p.name for p in info.groups[0].parameters] for info in book.finish().optimizers.values()]
+    notes = ObjectNotes()
+    notes.add_optimizer(1, torch.optim.SGD([(f"my.{name}", p) for name, p in net.named_parameters()]))
+    notes.add_optimizer(2, torch.optim.SGD(net.parameters()))
+    names = [[p.name for p in info.groups[0].parameters] for info in notes.finish().optimizers.values()]
     assert names == [["my.weight", "my.bias"], ["", ""]]
 
 
@@ -352,15 +352,15 @@ def test_optimizer_is_completed_at_the_end():
     """What an optimizer did not have at first sight, state, gradients and groups, is there at the end."""
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9)
-    book = ObjectNotes()
-    book.add_optimizer(1, optimizer)
+    notes = ObjectNotes()
+    notes.add_optimizer(1, optimizer)
     optimizer.param_groups[0]["lr"] = 0.2
     optimizer.add_param_group({"params": net[1].parameters()})
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    book.add_module(1, net)
-    book.add_module(2, net[0])
-    first, second = book.finish().optimizers[1].groups
+    notes.add_module(1, net)
+    notes.add_module(2, net[0])
+    first, second = notes.finish().optimizers[1].groups
     assert (first.hyperparameters["lr"], second.hyperparameters["lr"]) == (0.1, 0.1)
     (parameter,) = first.parameters
     assert parameter.name == "0.weight"
@@ -371,20 +371,20 @@ def test_optimizer_is_completed_at_the_end():
 
 def test_several_threads():
     """Threads that call models of their own at the same time lose nothing, and each part has its own root's name."""
-    book, begin = ObjectNotes(), threading.Barrier(4)
+    notes, begin = ObjectNotes(), threading.Barrier(4)
     nets = [nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))) for _ in range(4)]
 
     def note(place):
         begin.wait(60)
         for number, module in enumerate(nets[place].modules()):
-            book.add_module(100 * place + number, module)
+            notes.add_module(100 * place + number, module)
 
     threads = [threading.Thread(target=note, args=(place,)) for place in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    modules = book.finish().modules
+    modules = notes.finish().modules
     assert len(modules) == 4 * 51
     for number, info in modules.items():
         assert info.qualified_name == (str(number % 100 - 1) if number % 100 else "Sequential")

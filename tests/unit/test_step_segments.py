@@ -50,7 +50,7 @@ class Loop:
         return [len(held.batch) for held in iter(self.segments.next, None)]
 
     def say(self, change, time, thread=1):
-        self.segments.say(StepMark(time, Context(), thread, None, change), 0)
+        self.segments.report(StepMark(time, Context(), thread, None, change), 0)
 
     def found(self):
         """Segment, number and begin of all that have begun."""

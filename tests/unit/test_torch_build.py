@@ -343,7 +343,7 @@ def attempts(monkeypatch):
 
 
 def compile_what_can_be(tmp_path):
-    return torch_build._compile_what_can_be(torch_build.BuildTarget.of(torch), tmp_path / "library.so")
+    return torch_build._compile_possible(torch_build.BuildTarget.of(torch), tmp_path / "library.so")
 
 
 @pytest.mark.parametrize(("names", "runs"), [(("devices", "ranges"), 2), (("ops",), 1), (("ops", "memory"), 2)])

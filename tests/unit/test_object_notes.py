@@ -19,7 +19,7 @@ from otel_torchprof._columns.frame_info import (
     TensorInfo,
 )
 from otel_torchprof._columns.joined import joined, without
-from otel_torchprof._native.frame_book import ObjectNotes
+from otel_torchprof._native.object_notes import ObjectNotes
 from otel_torchprof._profile.events import EventList
 
 FRAME = 4
@@ -48,20 +48,20 @@ class Outer:
 )
 def test_functions(function, module, name, before_3_11):
     """A function is known by its qualified name behind its module, its file and its first line."""
-    book, code = ObjectNotes(), function.__code__
-    book.add_code((7, code, module))
+    notes, code = ObjectNotes(), function.__code__
+    notes.add_code((7, code, module))
     expected = name if sys.version_info >= (3, 11) else before_3_11
-    assert dict(book.finish().functions) == {7: FunctionInfo(expected, __file__, code.co_firstlineno)}
+    assert dict(notes.finish().functions) == {7: FunctionInfo(expected, __file__, code.co_firstlineno)}
 
 
 class Calls:
     """Calls another module as garbage."""
 
-    def __init__(self, book, number):
-        self.book, self.number, self.itself = book, number, self
+    def __init__(self, notes, number):
+        self.notes, self.number, self.itself = notes, number, self
 
     def __del__(self):
-        self.book.add_module(self.number, Module())
+        self.notes.add_module(self.number, Module())
 
 
 class Module:
@@ -73,82 +73,82 @@ class Module:
 
 def test_modules_that_are_called_while_info_are_taken():
     """A collection of garbage may begin while facts are taken, and its finalizers may call modules."""
-    book, module, many = ObjectNotes(), Module(), 10_000  # more than there are tuples to be had without an allocation
+    notes, module, many = ObjectNotes(), Module(), 10_000  # more than there are tuples to be had without an allocation
     for number in range(many):
-        book.add_module(number, module)
+        notes.add_module(number, module)
     before = gc.get_threshold()
     for number in range(many, many + 5):
-        Calls(book, number)
+        Calls(notes, number)
         gc.set_threshold(3000)
         try:
-            found = book.info()
+            found = notes.info()
         finally:
             gc.set_threshold(*before)
         assert {*range(many)} <= {*found.modules}
     gc.collect()
-    assert len(book.info().modules) == many + 5
+    assert len(notes.info().modules) == many + 5
 
 
 def test_first_function_of_a_name_has_it():
     """Of two functions that have one name the first that was called is told of."""
-    book = ObjectNotes()
-    book.add_code((7, Outer.method.__code__, "first"))
-    book.add_code((7, Outer.method.__code__, "second"))
-    assert book.finish().functions[7].qualified_name.startswith("first.")
+    notes = ObjectNotes()
+    notes.add_code((7, Outer.method.__code__, "first"))
+    notes.add_code((7, Outer.method.__code__, "second"))
+    assert notes.finish().functions[7].qualified_name.startswith("first.")
 
 
 def test_info_go_on_after_they_were_read():
     """What was read stays as it is, and a later reading has what has come since too."""
-    book = ObjectNotes()
-    book.add_code((1, Outer.method.__code__, "first"))
-    before = book.info()
-    book.add_code((2, Outer.method.__code__, "second"))
+    notes = ObjectNotes()
+    notes.add_code((1, Outer.method.__code__, "first"))
+    before = notes.info()
+    notes.add_code((2, Outer.method.__code__, "second"))
     assert list(before.functions) == [1]
-    assert list(book.finish().functions) == [1, 2]
+    assert list(notes.finish().functions) == [1, 2]
     assert 2 not in before.functions
     assert (1 in before.functions, len(before.functions), before.functions.get(2)) == (True, 1, None)
 
 
 def test_no_function_is_kept():
     """After the end no code is alive that was noted, and what is known of it is there still."""
-    book = ObjectNotes()
+    notes = ObjectNotes()
     function = FunctionType(compile("def f(): return 1", "some file", "exec").co_consts[0], {})
     code = weakref.ref(function.__code__)
-    book.add_code((1, function.__code__, "m"))
+    notes.add_code((1, function.__code__, "m"))
     del function
-    info = book.finish()
+    info = notes.finish()
     assert code() is None
     assert info.functions[1] == FunctionInfo("m.f", "some file", 1)
 
 
 def test_several_threads_note_and_read():
     """Nothing that threads note at the same time is lost, whoever reads meanwhile."""
-    book, code = ObjectNotes(), Outer.method.__code__
+    notes, code = ObjectNotes(), Outer.method.__code__
     begin = threading.Barrier(4)
 
     def note(first):
         begin.wait(60)
         for number in range(first, first + 2000):
-            book.add_code((number, code, "m"))
+            notes.add_code((number, code, "m"))
 
     threads = [threading.Thread(target=note, args=(first,)) for first in (0, 2000, 4000)]
     for thread in threads:
         thread.start()
     begin.wait(60)
     while any(thread.is_alive() for thread in threads):
-        book.info()
+        notes.info()
     for thread in threads:
         thread.join()
-    assert sorted(book.finish().functions) == list(range(6000))
+    assert sorted(notes.finish().functions) == list(range(6000))
 
 
 @pytest.mark.parametrize("what", [None, 3, object()])
 def test_what_is_no_module_and_no_optimizer_is_left_out(what):
     """Nothing is raised for objects of another kind, and nothing is told of them."""
-    book = ObjectNotes()
-    book.add_module(1, what)
-    book.add_optimizer(1, what)
-    info = book.finish()
+    notes = ObjectNotes()
+    notes.add_module(1, what)
+    notes.add_optimizer(1, what)
+    info = notes.finish()
     assert (dict(info.modules), dict(info.optimizers)) == ({}, {})
 
 

@@ -1,4 +1,4 @@
-"""What the tracer of Python's calls meets, noted at first sight: functions, modules, optimizers, and tensors of these."""
+"""Notes of the functions, modules and optimizers that the tracer of Python's calls sees, and of their tensors, taken at the first call."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from .module_names import Table
 
 Note = tuple[Any, ...]
-"""What :data:`_SEEN` gets, strides, and the address of the storage, as torch has them: nothing that keeps a tensor alive."""
-_SEEN = attrgetter("_cdata", "shape", "dtype", "layout", "device")
+"""The attributes of a tensor in :data:`_NOTED`, its strides, and the address of its storage. Keeps no tensor alive."""
+_NOTED = attrgetter("_cdata", "shape", "dtype", "layout", "device")
 
 
 class ParameterNote(NamedTuple):
-    """What was noted of a parameter."""
+    """Note of a parameter."""
 
     name: str
     type: str
@@ -44,12 +44,12 @@ class ParameterNote(NamedTuple):
     gradient: Note | None
     state: Mapping[str, Note] = {}
     has_late_gradient: bool = False
-    """Whether only a later look has found the gradient."""
+    """Whether only a later note has the gradient."""
     late_state: frozenset[str] = frozenset()
-    """What of the state only a later look has found."""
+    """Keys of the state that only a later note has."""
 
     def completed(self, later: ParameterNote) -> ParameterNote:
-        """With what a later look has found and this one had not; as it is where another tensor has taken its place."""
+        """Returns this note with missing parts taken from a later one; unchanged if that is of another tensor."""
         if self.tensor is not None and (later.tensor is None or later.tensor[0][0] != self.tensor[0][0]):
             return self
         return self._replace(
@@ -62,7 +62,7 @@ class ParameterNote(NamedTuple):
         )
 
     def info(self) -> ParameterInfo:
-        """What the note says."""
+        """Converts the note to public data."""
         state = {key: info_field for key, note in self.state.items() if (info_field := _tensor_info(note)) is not None}
         tensor, gradient = _tensor_info(self.tensor), _tensor_info(self.gradient)
         late = self.has_late_gradient, self.late_state
@@ -70,45 +70,45 @@ class ParameterNote(NamedTuple):
 
 
 class TensorNotes:
-    """Takes notes of tensors, where torch is imported. Costs about half a microsecond per tensor; any thread.
+    """Takes notes of tensors; torch must be imported. Costs about half a microsecond per tensor. Thread-safe.
 
-    Only of ``torch.Tensor`` and ``torch.nn.Parameter`` themselves: classes derived from them may answer with code of their
-    own. :attr:`without_modes` must surround every use, since a mode of the program's would be asked for each attribute.
+    Only of ``torch.Tensor`` and ``torch.nn.Parameter`` themselves: their subclasses may run code of their own. Every use must be
+    inside :attr:`without_modes`, since the program's torch function modes would be called for each attribute.
     """
 
     def __init__(self) -> None:
         torch: Any = sys.modules["torch"]
-        native = torch._C  # noqa: SLF001 - no other module has these
+        native = torch._C  # noqa: SLF001 - there is no public API
         self._plain = {kind: class_name(kind) for kind in (torch.nn.Parameter, torch.Tensor)}
         self._strided = torch.strided
         self._requires_grad = native.TensorBase.requires_grad.__get__
-        self._is_tracing: Callable[[], bool] = native._is_tracing  # noqa: SLF001 - nor another name for it
+        self._is_tracing: Callable[[], bool] = native._is_tracing  # noqa: SLF001 - there is no public API
         self._address: Callable[[Any], int] = getattr(native, "_data_address", _address)
         self.without_modes: Callable[[], Any] = native.DisableTorchFunction
 
     def note_of(self, tensor: Any) -> Note | None:
-        """The note of a tensor; None of what is no tensor, of another class, or has no shape to tell."""
+        """Returns the note of a tensor; None for another class, or if it has no shape."""
         if type(tensor) not in self._plain:
             return None
         try:
-            return _SEEN(tensor), tensor.stride(), self._address(tensor)
-        except Exception:  # noqa: BLE001 - no strides or no storage, or not even a shape
+            return _NOTED(tensor), tensor.stride(), self._address(tensor)
+        except Exception:  # noqa: BLE001 - it has no strides, no storage or no shape
             return self._of_odd(tensor)
 
     def _of_odd(self, tensor: Any) -> Note | None:
-        """Of a sparse tensor, which has neither strides nor storage, or of one inside ``torch.vmap``; nested ones have no shape."""
+        """Returns the note of a sparse tensor, which has no strides and no storage, or of one in ``torch.vmap``; None for a nested one."""
         try:
-            return _SEEN(tensor), tensor.stride() if tensor.layout is self._strided else (), 0
-        except Exception:  # noqa: BLE001 - the program is to continue whatever it is
+            return _NOTED(tensor), tensor.stride() if tensor.layout is self._strided else (), 0
+        except Exception:  # noqa: BLE001 - must not fail in the program
             return None
 
     def of_parameter(self, name: str, parameter: Any, state: Any = None) -> ParameterNote:
-        """The note of a parameter with its gradient; ``state``: what an optimizer keeps of it, by name."""
+        """Returns the note of a parameter with its gradient; ``state``: its optimizer state by name."""
         kind = self._plain.get(type(parameter))
-        # To ask for a shape while torch.jit.trace runs puts operators into what it traces.
+        # While torch.jit.trace runs, reading a shape adds operators to the traced graph.
         if kind is None or self._is_tracing():
             return ParameterNote(name, class_name(type(parameter)), self._requires_gradient(parameter), None, None)
-        # Torch warns where somebody asks for a gradient that is not kept.
+        # Torch warns if a gradient is read that is not retained.
         kept = parameter.is_leaf or parameter.retains_grad
         gradient = self.note_of(parameter.grad) if kept else None
         note = ParameterNote(name, kind, parameter.requires_grad, self.note_of(parameter), gradient)
@@ -122,17 +122,17 @@ class TensorNotes:
     def _requires_gradient(self, parameter: Any) -> bool:
         try:
             return bool(self._requires_grad(parameter))
-        except Exception:  # noqa: BLE001 - no tensor at all
+        except Exception:  # noqa: BLE001 - it is no tensor
             return False
 
 
 def class_name(kind: type) -> str:
-    """A class with its module."""
+    """Returns the name of a class with its module."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _address(tensor: Any) -> int:
-    """Where the storage begins, in versions of torch that have no function for it."""
+    """Returns the address of the storage, for versions of torch without a function for it."""
     first: int = tensor.data_ptr()
     return first and first - tensor.storage_offset() * tensor.element_size()
 
@@ -180,46 +180,46 @@ class _OptimizerNote(NamedTuple):
 
 
 def _completed(first: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Notes of the same things, taken twice; what has come since the first look is at the end of the later ones."""
+    """Completes notes of the same objects from a later list, which may have more of them at its end."""
     both = zip(first, later, strict=False)
     return (*(a.completed(b) for a, b in both), *first[len(later) :], *later[len(first) :])
 
 
 class _NotedObject:
-    """Something that was noted, and may have been collected since. The note is replaced as a whole, never changed."""
+    """A weak reference to an object, and its note, which is replaced as a whole, never changed."""
 
     __slots__ = ("note", "reference", "thread")
 
-    def __init__(self, what: Any, note: Any) -> None:
-        self.reference = weakref.ref(what)
+    def __init__(self, noted: Any, note: Any) -> None:
+        self.reference = weakref.ref(noted)
         self.note = note
         self.thread = threads.get_ident()
 
 
-def _complete(entry: _NotedObject, again: Callable[[Any, Any], Any]) -> None:
-    what = entry.reference()
-    # Not what another thread called, which may be in its backward pass: that replaces gradients without Python's lock, and torch
-    # does not survive it when somebody reads one meanwhile.
-    if what is not None and entry.thread == threads.get_ident():
-        # Whatever the program has made of it meanwhile, the first note is there.
+def _complete(entry: _NotedObject, completed: Callable[[Any, Any], Any]) -> None:
+    noted = entry.reference()
+    # Not objects of other threads: a backward pass there may replace gradients without the GIL, and torch crashes if one is read
+    # meanwhile.
+    if noted is not None and entry.thread == threads.get_ident():
+        # If the program has changed the object so that this fails, the first note remains.
         with suppress(Exception):
-            entry.note = again(what, entry.note)
+            entry.note = completed(noted, entry.note)
 
 
 class ObjectNotes:
-    """Notes of what the tracer meets for the first time. Keeps no module, optimizer or tensor alive; codes until they are read.
+    """Notes of the objects that the tracer sees for the first time.
 
-    Everything may be called by any thread, in the middle of a program's step: no operator is run, nor code of the program's,
-    nothing waits, and what cannot be noted is left out. Costs well under a microsecond per function, some per module and
-    about one for each of its parameters.
+    Keeps no module, optimizer or tensor alive, and code objects only until they are read. Thread-safe, in the middle of the program's
+    step: runs no operator and no code of the program, does not block, and leaves out objects that cannot be noted. Costs well
+    under a microsecond per function, some per module, and about one per parameter.
     """
 
     def __init__(self) -> None:
         self._codes: deque[tuple[int, CodeType, str | None]] = deque()
         self.add_code: Callable[[tuple[int, CodeType, str | None]], None] = self._codes.append
-        """A function is called: (id of its name, its code, the ``__name__`` of the module that it is of).
+        """Called with (id of its name, its code, ``__name__`` of its module) at the first call of a function.
 
-        No Python code: a handler of a signal would run in it, and what that raises would be lost.
+        Not a Python function: a signal handler could run in it, and its exceptions would be lost.
         """
         self._functions: dict[int, tuple[str | None, str, str, int]] = {}
         self._modules: dict[int, _NotedObject] = {}
@@ -229,32 +229,32 @@ class ObjectNotes:
         self._tensors: TensorNotes | None = None
 
     def add_module(self, name_id: int, module: Any) -> None:
-        """A module is called; what is around it has been, already. Takes a name over from another module."""
-        with suppress(Exception):  # no module as torch makes them; the program is to continue
+        """Notes a called module, after the modules that enclose the call. Replaces another module with that name."""
+        with suppress(Exception):  # a module unlike torch's; must not fail in the program
             self._modules[name_id] = _NotedObject(module, self._note_of_module(module))
 
     def add_optimizer(self, identity: int, optimizer: Any) -> None:
-        """An optimizer makes a step. Takes a number over from another one."""
-        with suppress(Exception):  # no optimizer as torch makes them; the program is to continue
+        """Notes an optimizer that makes a step. Replaces another one with that number."""
+        with suppress(Exception):  # an optimizer unlike torch's; must not fail in the program
             self._optimizers[identity] = _NotedObject(optimizer, self._note_of_optimizer(optimizer))
 
     def finish(self) -> FrameInfo:
-        """What is known at the end of a recording, completed by another look at what this thread called and lives still.
+        """Returns the notes at the end of a recording, completed from the living objects that this thread called.
 
-        Others may continue with the same book. Costs about a microsecond per function, and per parameter without a gradient.
+        Other recordings may continue with the same notes. Costs about a microsecond per function, and per parameter without a gradient.
         """
         for entry in list(self._modules.values()):
-            _complete(entry, self._note_again)
+            _complete(entry, self._completed_module)
         for entry in list(self._optimizers.values()):
-            _complete(entry, self._optimizer_again)
+            _complete(entry, self._completed_optimizer)
         return self.info()
 
     def info(self) -> FrameInfo:
-        """What is known so far: plain data."""
-        with suppress(IndexError):  # another thread may take the last one
+        """Returns the notes so far as plain data."""
+        with suppress(IndexError):  # empty, or another thread took the last one
             while True:
                 self._note_function(*self._codes.popleft())
-        # Copies, which take one step: a list of items makes tuples, hence collections of garbage, whose finalizers may call a module.
+        # Atomic copies: a list of items creates tuples, so garbage may be collected, and finalizers may call a module.
         modules = {number: entry.note for number, entry in self._modules.copy().items()}
         optimizers = {number: entry.note for number, entry in self._optimizers.copy().items()}
         return FrameInfo(
@@ -264,50 +264,50 @@ class ObjectNotes:
         )
 
     def _note_function(self, name_id: int, code: CodeType, module_name: str | None) -> None:
-        name = getattr(code, "co_qualname", code.co_name)  # 3.11 and later have it
+        name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
         self._functions.setdefault(name_id, (module_name, name, code.co_filename, code.co_firstlineno))
 
     def _note_of_module(self, module: Any) -> _ModuleNote:
         self._latest = table = self._names.find(module, self._latest)
         name = table[id(module)]
-        # Beside a tuple's text stands the wrapper that is called in the module's place.
+        # A tuple has the name, and the wrapper that is called instead of the module.
         full_name = name if isinstance(name, str) else name[0]
         kind = type(module)
         pointers = id(module), id(kind)
         return _ModuleNote(full_name, table.root_name, class_name(kind), self._parameters_of(module), pointers)
 
     def _parameters_of(self, module: Any) -> tuple[ParameterNote, ...]:
-        found = held_items(module, "_parameters")
-        if not found:
+        parameters = held_items(module, "_parameters")
+        if not parameters:
             return ()
         tensors = self._tensor_notes()
         with tensors.without_modes():
-            return tuple([tensors.of_parameter(name, parameter) for name, parameter in found])
+            return tuple([tensors.of_parameter(name, parameter) for name, parameter in parameters])
 
-    def _note_again(self, module: Any, before: _ModuleNote) -> _ModuleNote:
+    def _completed_module(self, module: Any, before: _ModuleNote) -> _ModuleNote:
         if all(note.gradient is not None for note in before.parameters):
             return before
-        now = {note.name: note for note in self._parameters_of(module)}
-        completed = (note.completed(now.get(note.name, note)) for note in before.parameters)
+        later = {note.name: note for note in self._parameters_of(module)}
+        completed = (note.completed(later.get(note.name, note)) for note in before.parameters)
         return before._replace(parameters=tuple(completed))
 
     def _note_of_optimizer(self, optimizer: Any) -> _OptimizerNote:
-        # Found by identity: a tensor as a key would be asked for its hash.
-        state = {id(parameter): kept for parameter, kept in dict.copy(held(optimizer, "state")).items()}
+        # By id: a lookup by tensor would call its ``__hash__``.
+        state = {id(parameter): values for parameter, values in dict.copy(held(optimizer, "state")).items()}
         names = self._names_of_parameters()
         tensors = self._tensor_notes()
         with tensors.without_modes():
             groups = [_note_of_group(group, state, names, tensors) for group in held(optimizer, "param_groups")]
         return _OptimizerNote(class_name(type(optimizer)), tuple(groups), id(optimizer))
 
-    def _optimizer_again(self, optimizer: Any, before: _OptimizerNote) -> _OptimizerNote:
+    def _completed_optimizer(self, optimizer: Any, before: _OptimizerNote) -> _OptimizerNote:
         notes = [note for group in before.groups for note in group.parameters]
         if any(note.state for note in notes) and all(note.gradient is not None for note in notes):
             return before
         return before._replace(groups=_completed(before.groups, self._note_of_optimizer(optimizer).groups))
 
     def _names_of_parameters(self) -> dict[int, str]:
-        """Full names of the parameters of the modules that live, by id."""
+        """Returns full names of the parameters of living modules, by id."""
         names: dict[int, str] = {}
         for entry in list(self._modules.values()):
             module = entry.reference()
@@ -327,11 +327,11 @@ def _note_of_group(
     group: dict[str, Any], state: dict[int, Any], names: dict[int, str], tensors: TensorNotes
 ) -> _GroupNote:
     parameters = group["params"]
-    # Those that an optimizer was given with their names, which torch has since 2.6.
-    given = group.get("param_names") or [names.get(id(parameter), "") for parameter in parameters]
+    # Names that the program passed to the optimizer, possible since torch 2.6.
+    parameter_names = group.get("param_names") or [names.get(id(parameter), "") for parameter in parameters]
     notes = [
         tensors.of_parameter(name, parameter, state.get(id(parameter)))
-        for name, parameter in zip(given, parameters, strict=True)
+        for name, parameter in zip(parameter_names, parameters, strict=True)
     ]
     hyperparameters = {
         key: value for key, value in group.copy().items() if key not in {"params", "param_names"} and _is_plain(value)
