@@ -37,7 +37,7 @@ def take(values: npt.NDArray[Any], index: npt.NDArray[Any], out: npt.NDArray[Any
 
 
 def is_any_of(values: npt.NDArray[Any], few: Sequence[Any]) -> Flags:
-    """Mask of the values that are any of a few: as ``np.isin``, which takes 15 us for what is a comparison or two."""
+    """Returns a mask of the values that are one of a few: as ``np.isin``, whose overhead alone is 15 us."""
     if not len(few):
         return np.zeros(len(values), dtype=np.bool_)
     is_any: Flags = values == few[0]
@@ -46,7 +46,7 @@ def is_any_of(values: npt.NDArray[Any], few: Sequence[Any]) -> Flags:
     return is_any
 
 
-# ---- different values ----
+# ---- Distinct values ----
 
 
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -176,7 +176,7 @@ class Siblings(NamedTuple):
 
 
 class TraceGroups(NamedTuple):
-    """The trace groups of a table, and what each may be at most."""
+    """The trace groups of a table, and the size limit of each."""
 
     of_row: npt.NDArray[np.int64]
     """Number of each row's group."""
@@ -190,16 +190,16 @@ class TraceGroups(NamedTuple):
     """Row of each row's parent; -1 where it is not in the table."""
 
     def sums(self, rows: Array | slice, values: Array | None = None) -> npt.NDArray[np.int64]:
-        """Sums by group of the values of rows, one each; default: the number of rows."""
+        """Returns sums by group. ``values``: one per entry of ``rows``; default: 1 each."""
         return np.bincount(self.of_row[rows], weights=values, minlength=len(self.roots)).astype(np.int64)
 
     def allow(self, spans: Array, size: Array) -> npt.NDArray[np.bool_]:
-        """Whether each group may have so many spans of so many bytes."""
+        """Returns which groups are within their limits with these numbers of spans and bytes."""
         is_allowed: npt.NDArray[np.bool_] = (spans <= self.max_spans) & (size <= self.max_bytes)
         return is_allowed
 
     def after(self, into: Array) -> TraceGroups:
-        """The groups of the table without the rows that went into others. ``into``: for each row the one that it became."""
+        """Returns the groups after a reduction. ``into``: for each row the row that replaces it, itself if it stays."""
         stays = into == np.arange(len(into))
         place = (np.cumsum(stays) - 1)[into]
         parent = self.parent[stays]
@@ -211,11 +211,11 @@ class TraceGroups(NamedTuple):
 
 
 def aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[SpanTable, Array]:
-    """Aggregates in each trace group that is too large as few spans as necessary, of those that are short.
+    """Aggregates as few short spans as necessary, in each trace group that is too large.
 
-    Adjacent siblings of one thread and name become the first of them, if all are short, and so do all those of one name below
-    what was aggregated, whatever their order. Where nothing is enough, all that is short is aggregated. Roots, phases, and what others
-    look for, are not. Returns too for each row the one that it became.
+    Adjacent short siblings with the same thread and name are aggregated into the first of them, and so are all their descendants with
+    the same name, in any order. If that is not enough, all short spans are. Roots, phases and link targets of others are never
+    aggregated. Returns the table, and for each row the row that replaces it.
     """
     siblings = siblings_of(table, groups)
     is_large = ~groups.allow(*sizes.by_group(groups))
@@ -225,7 +225,7 @@ def aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[Spa
         into = _groups(siblings, threshold[groups.of_row])
         return into, groups.allow(*sizes.after(into, groups))
 
-    # Of each group a threshold that is long enough, or the longest; and one that is not.
+    # By group: steps of a threshold that suffices, or of the longest; and of one that does not.
     low, high = np.zeros(len(is_large), dtype=np.int64), np.full(len(is_large), STEPS)
     best, enough = try_out(low)
     searched = is_large & enough
@@ -239,32 +239,32 @@ def aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tuple[Spa
 
 
 class Sizes:
-    """Upper bounds of the bytes of a table's spans, computed once and carried along while spans are aggregated and collapsed."""
+    """Upper bounds of the sizes of a table's spans, in bytes: computed once, then updated as spans are aggregated and collapsed."""
 
     def __init__(self, table: SpanTable, own: Array | None = None) -> None:
-        """``own``: of each span without its links; default: computed."""
+        """``own``: bytes of each span without its links; default: computed."""
         self._links = LINK_SIZE * np.bincount(table.links["row"].astype(np.int64), minlength=len(table))
         self._own = span_sizes(table) - self._links if own is None else own
         self._by_group: tuple[Array, Array] | None = None
 
     @property
     def whole(self) -> Array:
-        """Of each span with its links."""
+        """Bytes of each span including its links."""
         return self._own + self._links
 
     def by_group(self, groups: TraceGroups) -> tuple[Array, Array]:
-        """Number of spans of each of the table's groups, and their bytes."""
+        """Returns the number of spans of each group, and their bytes. Computed once: always call it with the same groups."""
         if self._by_group is None:
             self._by_group = groups.sums(slice(None)), groups.sums(slice(None), self.whole)
         return self._by_group
 
     def after(self, into: Array, groups: TraceGroups) -> tuple[Array, Array]:
-        """As :meth:`by_group`, for what remains after aggregation. ``into``: for each row, the row that replaces it."""
+        """As :meth:`by_group`, after aggregation. ``into``: for each row, the row that replaces it."""
         surviving, own = self._without(into, AGGREGATE_SIZE)
         return groups.sums(surviving), groups.sums(surviving, own) + groups.sums(slice(None), self._links)
 
     def carried(self, table: SpanTable, into: Array, added: int) -> Sizes:
-        """Those of the table that is made of it. ``added``: bytes that a span may grow by when others go into it."""
+        """Returns the sizes for ``table``, the result of a reduction. ``added``: bytes by which a span that replaces others may grow."""
         return self if len(table) == len(into) else Sizes(table, self._without(into, added)[1])
 
     def _without(self, into: Array, added: int) -> tuple[Array, Array]:
@@ -290,7 +290,7 @@ def siblings_of(table: SpanTable, groups: TraceGroups) -> Siblings:
 
 
 def _groups(siblings: Siblings, threshold: Array) -> npt.NDArray[np.int64]:
-    """For each row, the first row of its aggregate; itself if it stays. ``threshold``: by row."""
+    """Returns for each row the first row of its aggregate; itself if it stays. ``threshold``: by row."""
     order = siblings.tree.order
     short = siblings.length[order] <= threshold[order]
     begins = ~siblings.is_next

@@ -38,10 +38,10 @@ class MovedSpans:
         self._ends = np.empty(0, dtype=LINK)
 
     def note(self, before: SpanTable, after: SpanTable, root: int | Array, *, became: Array | None = None) -> None:
-        """The spans of trace groups are in ``after`` now; those that are not there are their root, wherever that is.
+        """Stores where the spans of trace groups, ``before``, are in ``after``; links to missing ones move to their root.
 
-        ``root``: id of the root, of all spans or of each. ``became``: of each span of ``before`` the id of the one that it is part of; by
-        default its own.
+        ``root``: id of the root, one for all spans or one for each. ``became``: for each span of ``before``, the id of the span that
+        replaces it; by default its own id.
         """
         roots = np.broadcast_to(np.asarray(root, dtype=np.uint64), len(before))
         rows = _linked_rows(before, roots)

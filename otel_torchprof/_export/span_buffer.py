@@ -187,9 +187,9 @@ class Pieces(NamedTuple):
     open_roots: Collection[int]
     """Trace groups that continue and have no synthetic root."""
     enclosing: npt.NDArray[np.uint64]
-    """For each entry of ``table.trace_ids`` the span of the application that it is below; 0 where there is none."""
+    """For each entry of ``table.trace_ids``, the application span above it; 0 for none."""
     is_segment: npt.NDArray[np.bool_]
-    """For each entry of ``table.trace_ids`` whether it is the trace of a step, or of what stands between steps."""
+    """For each entry of ``table.trace_ids``, whether it is the trace of a step or of another segment of the job."""
     steps: Mapping[int, StepSpan]
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
@@ -317,7 +317,7 @@ class SpanBuffer:
         passing = ready[~alone]
         others = [part for key in whole_as_is for part in self._buffered.pop(key)]
         whole = [key for key in whole if key not in whole_as_is]
-        others += [*self._looked_at(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
+        others += [*self._decide_groups(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
         out = [joined_tables(others)] if others else []
         out += [table if len(passing) == len(table) else picked(table, passing)] if len(passing) else []
         for step in pieces.ended:
@@ -382,7 +382,7 @@ class SpanBuffer:
         return less, np.arange(len(left))
 
     def _may_pass(self, pieces: Pieces, key: int, sampled: Mapping[int, bool]) -> bool:
-        """Whether a buffered trace group that is whole now is a step that is sent as it is, if it is not too large for its trace."""
+        """Whether a buffered trace group, now complete, is a step that is sent unchanged if it is not too large for its trace."""
         step = pieces.steps.get(key)
         is_plain = key in self._buffered and key not in self._sent_early and key not in self._past
         is_sampled = self._rules.keep_all or sampled.get(key, True)
@@ -461,7 +461,7 @@ class SpanBuffer:
             yield self._in_application(_in_one_trace(joined_tables(parts)), key)
 
     def _is_plain(self, pieces: Pieces, key: int, sampled: Mapping[int, bool], *, was_buffered: bool) -> bool:
-        """Whether a trace group is sent as it is, but for its size. Others were reduced before, are late, or may be left out."""
+        """Whether only its size may prevent a trace group from being sent unchanged: it was not reduced before, and is sampled."""
         if key in self._past or key in self._sent_early:
             return False
         step = pieces.steps.get(key)
@@ -469,7 +469,7 @@ class SpanBuffer:
         return is_decided and (self._rules.keep_all or sampled.get(key, True))
 
     def _reduced_together(self, pieces: Pieces, own: Mapping[int, Array]) -> Iterator[SpanTable]:
-        """Reduces plain trace groups that are whole, each in a trace of its own, to the trace size limit."""
+        """Reduces complete trace groups, each in its own trace, to the trace size limit. ``own``: their rows in this drain."""
         give_way()
         keys = np.fromiter(sorted(own), np.uint64, len(own))
         rows = np.sort(np.concatenate([*own.values()]))

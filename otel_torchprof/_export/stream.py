@@ -31,12 +31,12 @@ class StreamedFile:
     a killed process may leave a partial append, which readers must detect. A file that is not regular (a FIFO, ``/dev/stdout``) gets
     ``closing`` at the end only, and keeps a partial append.
 
-    Of a growing file the kernel keeps a page of each 4 KiB in memory, at the cost of what the program reads again: its data set. So the
-    pages are released while the file grows. That is cheaper too where fresh memory is dear: 0.1 against 0.4 to 1.1 ms per 356 KiB in a
-    virtual machine (2 cores, ext4), for a file of 600 MiB.
+    The kernel would keep the pages of a growing file in memory, instead of those of the program's data set, so they are released while
+    the file grows. That also saves time if fresh memory is expensive: 0.1 instead of 0.4 to 1.1 ms of processor time per 356 KiB, in a
+    file of 600 MiB (virtual machine, 2 cores, ext4).
 
-    The file is made at the first append; one that was there before is replaced, unless another process holds it: then
-    ``beside`` is written instead. For one thread at a time.
+    The file is created at the first append; an existing one is replaced, unless another process holds it: then
+    ``beside`` is written instead. Not thread-safe.
 
     If a program closes all descriptors (to become a daemon), the number may be reused. Other files are never written, truncated or
     closed: this file is reopened by its path, and if another file is there, appends raise OSError.
@@ -170,7 +170,7 @@ class StreamedFile:
             left, at = left[written:], at + written
 
     def _release_pages(self) -> None:
-        """Has the kernel write pages to the disk without waiting for it, and forget those that are there already."""
+        """Advises the kernel to write the file's pages to disk, without waiting, and to release those that are written already."""
         self._released = self._size
         if self._rewritable and hasattr(os, "posix_fadvise"):  # macOS has none
             with contextlib.suppress(OSError):  # advice only: not every file system takes it

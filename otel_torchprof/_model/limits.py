@@ -103,16 +103,18 @@ def most_bytes(table: SpanTable, spans: int) -> int:
 
 
 def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array | int:
-    """Bytes of the attribute on each span that has it; ``texts`` are the sizes of the fields of all names.
+    """Returns the bytes of the attribute on each span that has it; ``texts``: sizes of all names as fields.
 
-    Computed for each text and each width of a number that there is, and not for each span.
+    Computed once per text and per width of a number, not per span.
     """
-    key = len(column.key.encode())
-    key = _field(key) if key else 0
+    key_size = len(column.key.encode())
+    key = _field(key_size) if key_size else 0
     if column.type == AttributeType.NAME:
-        return _field(key + _field(texts))[column.values]
+        sizes: Array = _field(key + _field(texts))
+        return sizes[column.values]
     if column.type == AttributeType.INT64:
-        return _field(key + _field(1 + np.arange(_WIDEST + 1)))[_varint(column.values)]
+        sizes = _field(key + _field(1 + np.arange(_WIDEST + 1)))
+        return sizes[_varint(column.values)]
     return int(_field(key + _field(9 if column.type == AttributeType.DOUBLE else 2)))
 
 
@@ -122,7 +124,7 @@ def _field(size: Any) -> Any:
 
 
 def _varint(values: Any) -> Any:
-    """Bytes of numbers as varints: 7 bits each, ten for a negative one."""
+    """Returns the bytes of numbers as varints: 7 bits per byte, ten bytes for a negative number."""
     if not isinstance(values, np.ndarray):
         return _WIDEST if values < 0 else max((int(values).bit_length() + 6) // 7, 1)
     size = np.ones(len(values), dtype=np.int64)

@@ -66,7 +66,7 @@ def picked(table: SpanTable, rows: Array) -> SpanTable:
 
 
 def _without_ends(table: SpanTable, begin: int, end: int) -> SpanTable:
-    """The spans from one row up to another, as views."""
+    """Returns the spans from row ``begin`` up to ``end``, as views."""
     own = {key: getattr(table, key)[begin:end] for key in ("name", "trace", *_COLUMNS)}
     own |= {key: column[begin:end] for key in _OPTIONAL if (column := getattr(table, key)) is not None}
     attributes = []
@@ -91,7 +91,7 @@ def _without_ends(table: SpanTable, begin: int, end: int) -> SpanTable:
 
 
 def _between(rows: Array, begin: int, end: int) -> list[int]:
-    """Where the rising rows from ``begin`` up to ``end`` are. Of another type, these would have all of them converted."""
+    """Returns the bounds of the rising rows from ``begin`` up to ``end``. With bounds of another type, numpy would convert all rows."""
     cuts: list[int] = np.searchsorted(rows, np.array((begin, end), dtype=rows.dtype)).tolist()
     return cuts
 

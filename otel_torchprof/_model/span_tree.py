@@ -34,9 +34,9 @@ class SpanTree:
 
     def __init__(self, table: SpanTable, root: int = -1, *, parent: Array | None = None) -> None:
         self.parent = rows_of_spans(table, table.parent_span_id) if parent is None else parent
-        """Row of each span's parent; -1 where that is not in the table."""
+        """Row of each span's parent; -1 if it is not in the table."""
         self.root = root
-        """Row of the span that all hang under, which comes first; -1 where it is not in the table."""
+        """Row of the common root, which is ordered first; -1 if it is not in the table."""
         self.thread = _threads(table)
         """Index of the span's thread, from 0."""
         self.by_start = np.argsort(table.start, kind="stable")
@@ -54,12 +54,12 @@ class SpanTree:
         self._levels = np.searchsorted(self.depth[self.order], np.arange(self.depth.max(initial=-1) + 2)).tolist()
 
     def any_below(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Mask of the marked spans and all of their ancestors."""
+        """Returns a mask of the marked spans and all of their ancestors."""
         has_marked: npt.NDArray[np.bool_] = loops.raise_highest(self._forest, marked) != 0
         return has_marked
 
     def highest_below(self, values: Array) -> npt.NDArray[np.int64]:
-        """For each span, the highest of its value and those of all its descendants."""
+        """Returns for each span the highest of its own value and those of its descendants."""
         return loops.raise_highest(self._forest, values)
 
     def preorder(self) -> npt.NDArray[np.int64]:

@@ -133,26 +133,26 @@ def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
 
 
 class Forest(NamedTuple):
-    """A forest of rows, whatever their parents are; see ``otp_span_tree`` in ``model.h``."""
+    """Rows as a forest, for any parents; see ``otp_span_tree`` in ``model.h``."""
 
     above: npt.NDArray[np.int64]
-    """Row of the parent, -1 for none and in a circle of parents; of rows that are too deep a higher ancestor."""
+    """Row of the parent; -1 for none and in a cycle of parents. For rows that are too deep, a higher ancestor."""
     depth: npt.NDArray[np.int64]
     family: npt.NDArray[np.int64]
-    """The same number for rows of one parent: its row and 1. Of those without a parent as given."""
+    """Equal for siblings: the row of the parent + 1; as given for rows without a parent."""
     order: npt.NDArray[np.int64]
-    """The rows by depth, family and thread, those of equal ones as in the order that was given."""
+    """The rows sorted by depth, family and thread, then as in ``by_start``."""
 
 
 def forest(parent: Array, by_start: Array, thread: Array, family: npt.NDArray[np.int64], *, deepest: int) -> Forest:
-    """The forest of some rows, int64 all, linear in their number.
+    """Returns the forest of rows. All arrays are int64; linear in their number.
 
     Args:
-        parent: row of the parent, -1 for none; may come later, and circles are allowed.
-        by_start: the rows, in the order that siblings have.
-        thread: from 0.
-        family: for rows without a parent a number, from 0 up to the number of rows, equal for siblings. Filled in.
-        deepest: most ancestors that a row has.
+        parent: row of the parent, -1 for none; may be a later row, and cycles are allowed.
+        by_start: the rows in the order of siblings.
+        thread: number of the thread, from 0.
+        family: for rows without a parent a number up to the number of rows, equal for siblings. Written for the others.
+        deepest: maximum depth.
 
     Raises:
         MemoryError: memory is short.
@@ -168,14 +168,14 @@ def forest(parent: Array, by_start: Array, thread: Array, family: npt.NDArray[np
 
 
 def raise_sums(forest: Forest, values: Array) -> npt.NDArray[np.int64]:
-    """The values, to each of which those of all rows below it in the forest are added."""
+    """Returns the values, each plus those of all its descendants in the forest."""
     total: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
     lib.otp_raise_sums(len(total), pointer(forest.order), pointer(forest.above), pointer(total))
     return total
 
 
 def raise_highest(forest: Forest, values: Array) -> npt.NDArray[np.int64]:
-    """The highest value of each row and of all rows below it in the forest."""
+    """Returns for each row the highest of its own value and those of its descendants in the forest."""
     highest: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
     lib.otp_raise_highest(len(highest), pointer(forest.order), pointer(forest.above), pointer(highest))
     return highest

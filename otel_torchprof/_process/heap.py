@@ -82,21 +82,21 @@ def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
 
 
 class _UsedBlocks:
-    """Blocks of arenas whose arrays are gone, for the next arenas: a drain needs the same again as the drain before.
+    """Blocks of earlier arenas whose arrays are gone: each drain needs as much memory as the drain before.
 
-    The first touch of memory is what making a table cost most (43,000 events in a virtual machine: 3 of 4 ms). Thread-safe without a lock,
-    which a forked child might inherit: who looks at a block has taken it out of the list.
+    The first touch of fresh memory was most of the cost of a table (43,000 events in a virtual machine: 3 of 4 ms). Thread-safe without a
+    lock, which a forked child might inherit: a thread that examines a block has removed it from the list.
     """
 
     _MOST_BYTES = 24 << 20
-    """Of all blocks that are remembered; they are used or free."""
+    """Limit of the blocks in the list, in use or free."""
     _LARGEST = 8 << 20
 
     def __init__(self) -> None:
         self._blocks: deque[npt.NDArray[np.uint8]] = deque()
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """A block that nothing refers to, of ``size`` bytes."""
+        """Returns a block of ``size`` bytes that no array refers to."""
         for _ in range(len(self._blocks)):
             try:
                 block = self._blocks.popleft()
@@ -112,13 +112,13 @@ class _UsedBlocks:
         return block[:]
 
     def forget(self) -> None:
-        """Has the blocks return to the system once nothing refers to them."""
+        """Empties the list: the blocks return to the system once no array refers to them."""
         self._blocks.clear()
 
 
 _REFERENCES_OF_NO_ARRAY = 2
-"""References to the memory of a block of which no array is left: the block's, and the argument of the question. numpy has all views of
-one memory refer to that, and not to each other."""
+"""References to the memory of a block without arrays: that of the block, and that of the argument of ``sys.getrefcount``. In numpy,
+all views of the same memory refer to its owner, not to each other."""
 _used_before = _UsedBlocks()
 
 _WORTH_IT = 64 << 20

@@ -148,12 +148,12 @@ def test_units_that_come_whole_shrink_all_at_once():
             with otp.record_function("request"), otp.record_function("inner"):
                 pass
         calls = []
-        original = SpanBuffer._decided
-        SpanBuffer._decided = lambda *args, **options: calls.append(args) or original(*args, **options)
+        original = SpanBuffer._spans_to_send
+        SpanBuffer._spans_to_send = lambda *args, **options: calls.append(args) or original(*args, **options)
         try:
             spans = program.spans()
         finally:
-            SpanBuffer._decided = original
+            SpanBuffer._spans_to_send = original
     assert len(spans) == 100
     assert not calls
     assert {s.attributes["torch.recorded_spans"] for s in spans} == {2}
