@@ -110,11 +110,11 @@ def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array | int:
     key_size = len(column.key.encode())
     key = _field(key_size) if key_size else 0
     if column.type == AttributeType.NAME:
-        sizes: Array = _field(key + _field(texts))
-        return sizes[column.values]
+        sizes: Array = _field(key + _field(texts))[column.values]
+        return sizes
     if column.type == AttributeType.INT64:
-        sizes = _field(key + _field(1 + np.arange(_WIDEST + 1)))
-        return sizes[_varint(column.values)]
+        sizes = _field(key + _field(1 + np.arange(_WIDEST + 1)))[_varint(column.values)]
+        return sizes
     return int(_field(key + _field(9 if column.type == AttributeType.DOUBLE else 2)))
 
 
