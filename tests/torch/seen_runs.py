@@ -83,7 +83,7 @@ def run_all(name: str) -> dict[str, dict[str, Any]]:
     end = None if detail == "without" else begin(detail)
     try:
         programs = [
-            each for each in PROGRAMS if each is not loaded_elsewhere or name in {"without-1", "steps", "frames"}
+            each for each in PROGRAMS if each is not loaded_elsewhere or name in {"without-1", "frames"}
         ]
         return {program.__name__: run(program) for program in programs}
     finally:
