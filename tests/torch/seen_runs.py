@@ -82,9 +82,7 @@ def run_all(name: str) -> dict[str, dict[str, Any]]:
     TracerProvider(shutdown_on_exit=False).get_tracer("program")  # puts a filter of warnings in place
     end = None if detail == "without" else begin(detail)
     try:
-        programs = [
-            each for each in PROGRAMS if each is not loaded_elsewhere or name in {"without-1", "frames"}
-        ]
+        programs = [each for each in PROGRAMS if each is not loaded_elsewhere or name in {"without-1", "frames"}]
         return {program.__name__: run(program) for program in programs}
     finally:
         if end is not None:
