@@ -95,7 +95,9 @@ def main(folder: str, details: list[str]) -> None:
     assert torch._inductor.compile_fx
     if hasattr(torch._dynamo.guards, "profile_guard_manager"):
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # see conftest.py
-    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # else torch waits five seconds for a worker that has failed to end
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = (
+        0.5  # else torch waits five seconds for a worker that has failed to end
+    )
     gc.freeze()
     running: dict[int, str] = {}
     while details or running:
