@@ -231,6 +231,17 @@ def test_operators_that_make_no_node_are_remembered_as_one(service):
     assert spans["MulBackward"].links == [(spans["mul"].trace, spans["mul"].span_id)]
 
 
+def test_own_time_counts_children_of_all_drains(service):
+    """An event's own time is its duration without its direct children, also those that were drained before it."""
+    service.steps.begin(0)
+    service.trees.place(
+        service.recorder.drain(Event("outer", 0), Event("a", 10, 30, "outer"), Event("in a", 12, 17, "a"))
+    )
+    service.trees.place(service.recorder.drain(Event("outer", 0), Event("b", 40, 50, "outer")))
+    placed = service.trees.place(service.recorder.drain(Event("outer", 0, 100), Event("c", 60, 65, "outer")))
+    assert placed.self_times().tolist() == [100 - 20 - 10 - 5, 5]
+
+
 def test_threads_without_any_event_are_fine(service):
     """A drain in which nothing happened gives an empty table."""
     assert len(service.table(threads=(MAIN,))) == 0
