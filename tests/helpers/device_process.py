@@ -33,6 +33,7 @@ def _run(items: list[pytest.Item], config: pytest.Config) -> dict[str, list[Any]
             environment={**os.environ, REPORTS: str(path)},
             folder=config.rootpath,
             timeout=_SECONDS,
+            has_package=True,
         )
         found: dict[str, list[Any]] = {}
         for line in path.read_text().splitlines():
@@ -93,6 +94,6 @@ class Reporter:
 def pytest_configure(config: pytest.Config) -> None:
     """Called where a test session begins."""
     config.addinivalue_line("markers", "simulated_device: runs in a process that has the simulated device")
-    preloaded.variables()
+    preloaded.note_variables()
     if REPORTS in os.environ:
         config.pluginmanager.register(Reporter(config, Path(os.environ[REPORTS])))

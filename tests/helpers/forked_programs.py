@@ -4,8 +4,8 @@
 process that imports the package and has one thread, and each forks a child of it, which becomes the program: with its arguments,
 environment, folder, streams and descriptors. It ends as an interpreter does. For programs that import the package anyway, and for
 which it does not matter before what else: those whose subject is how an interpreter starts, what is imported when, or variables that
-are read at an import, need a process that is started for them (``subprocess``). ``preloaded`` is the same with torch imported, and not
-this package.
+are read at an import, need a process that is started for them (``subprocess``). ``preloaded`` is the same with torch imported, and this
+package only where a program says so.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class Origin:
         read_at_start: what variables begin with that have no effect any more in a program that is forked from it.
         left_out: what variables begin with that it does not get.
         more: variables that it has besides; of these programs may have others.
+        words: what the script is given.
+        start: how it begins, which may be as a fork of another one.
     """
 
     script: str
     read_at_start: tuple[str, ...]
     left_out: tuple[str, ...]
     more: tuple[tuple[str, str], ...]
+    words: tuple[str, ...] = ()
+    start: type[subprocess.Popen[Any]] = subprocess.Popen
 
 
 @functools.cache
@@ -71,8 +75,8 @@ def connection(origin: Origin) -> socket.socket:
     """To the process, which is started when it is first asked for."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        words = [sys.executable, origin.script, str(theirs.fileno())]
-        process = subprocess.Popen(
+        words = [sys.executable, origin.script, str(theirs.fileno()), *origin.words]
+        process = origin.start(
             words,
             env=variables(origin),
             stdin=subprocess.DEVNULL,
@@ -248,8 +252,8 @@ def wait_for_programs() -> None:
     gc.freeze()
 
 
-def _serve() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+def import_package() -> None:
+    """All of it that programs usually come to."""
     import otel_torchprof
     from otel_torchprof._cli import main
 
@@ -259,6 +263,10 @@ def _serve() -> None:
     main._parser()
     import numpy.ma  # noqa: F401 - as a recording that ends does
 
+
+def _serve() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    import_package()
     wait_for_programs()
     execute(*become(next_program(connection)))
 

@@ -270,13 +270,13 @@ def run_on_device(script: str, *, anew: bool = False, **environment: str) -> sub
 
     Args:
         script: what it runs.
-        anew: in an interpreter that is started for it, and not in a fork of one that has imported torch.
+        anew: in an interpreter that is started for it, and not in a fork of one that has imported torch and this package.
         environment: variables besides those of this process.
     """
     path = os.pathsep.join((str(ROOT), str(HERE)))
     program = f"import torch\nfrom simulated_device import device\nsim = device()\n{script}"
     variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     if not anew:
-        return preloaded.run(program, environment=variables)
+        return preloaded.run(program, environment=variables, has_package=True)
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)

@@ -2,7 +2,7 @@
 
 Reads a job from each line of stdin, as JSON with ``mode``, ``ranks`` and ``folder``: forks the ranks, whose boxes lie in the folder, and
 answers ``started``. An empty line kills them, and the answer is ``ended``. So does the end of stdin. The ranks are forked from this
-process, which has torch and the SDK imported and nothing of this package.
+process, which has torch, the SDK and this package imported: that takes longer than most jobs do until they hang.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from opentelemetry.sdk.trace import TracerProvider
+
+import otel_torchprof as otp
 
 STUCK = 1
 """The rank that does something else than the others."""
@@ -52,7 +54,6 @@ def mismatch(rank: int, x: torch.Tensor, y: torch.Tensor) -> Any:
 
 def loader(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
     """One rank waits for a batch that does not come."""
-    import otel_torchprof as otp
 
     def batches() -> Any:
         while True:
@@ -66,8 +67,6 @@ def loader(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
 
 def dead(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
     """One rank is killed; the others get an error from gloo, and run on."""
-    import otel_torchprof as otp
-
     with otp.record_function("save_checkpoint"):
         if rank == STUCK:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -76,8 +75,6 @@ def dead(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
 
 def hog(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
     """One rank is in a C function that keeps the GIL."""
-    import otel_torchprof as otp
-
     if rank == STUCK:
         with otp.record_function("tokenize"):
             ctypes.PyDLL(None).pause()
@@ -125,8 +122,6 @@ def run_rank(rank: int, mode: str, ranks: int, folder: str) -> None:
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["OTEL_TRACES_EXPORTER"] = "none"
     os.environ["OTEL_TORCHPROF_BLACKBOX"] = f"{'steps' if mode == 'train' else 'ops'},1M,{folder}"
-    import otel_torchprof as otp
-
     otp.TorchInstrumentor().instrument(tracer_provider=TracerProvider(), detail="steps")
     # They find each other through a file: a port that is free now may be taken a moment later.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -169,6 +164,8 @@ def answer(text: str) -> None:
 
 
 def main() -> None:
+    for name in otp.__all__:
+        getattr(otp, name)
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"{threads}: a fork has only one of them"
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # gloo aborts where sizes differ

@@ -1,4 +1,4 @@
-"""Four ranks under torchrun, forked by its agent, which is a fork of a process that has torch: each begins with torch imported."""
+"""Four ranks under torchrun, forked by its agent, which is a fork of a process that has torch and this package: each begins with both."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def launched(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join((str(HERE.parents[1]), str(HERE)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     words = (program, str(folder), str(RANKS))
-    return preloaded.run(_AGENT, *words, environment=environment, folder=folder, timeout=240)
+    return preloaded.run(_AGENT, *words, environment=environment, folder=folder, timeout=240, has_package=True)

@@ -90,14 +90,14 @@ def python(program: str, *, has_torch: bool = False, **environment: str | None) 
 
     Args:
         program: its text.
-        has_torch: it is a fork of a process that has imported torch, for programs to which that makes no difference; else an
-            interpreter that is started for it.
+        has_torch: it is a fork of a process that has imported torch and this package, in this order, for programs to which that
+            makes no difference; else an interpreter that is started for it.
         environment: variables besides those of this process; one that is None is removed.
     """
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     variables = {name: value for name, value in given.items() if value is not None}
     if has_torch:
-        return preloaded.run(program, environment=variables, filters=(_FILTER,))
+        return preloaded.run(program, environment=variables, filters=(_FILTER,), has_package=True)
     command = [sys.executable, "-W", _FILTER, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
 

@@ -247,7 +247,7 @@ class Short(IterableDataset):
 
 
 def loaded_elsewhere(see: See) -> None:
-    """Data, in workers that are no forks: at some details and once without us, since each imports torch."""
+    """Data, in workers that are no forks: with all that there is and once without us, since each imports torch."""
     for method in ("spawn", "forkserver"):
         loader = DataLoader(Table(), batch_size=2, num_workers=1, multiprocessing_context=method)
         rows = iter(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -110,10 +111,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
+run = functools.partial(preloaded.run, has_package=True)
+
+
 def died(folder: Path, detail: str, box: str = "ops", **more: str) -> Path:
     """The box of a training that has killed itself."""
     program = PREAMBLE + TRAINING
-    done = preloaded.run(program, f"{box},4M,{folder}", detail, str(DEADLY), environment=environment(**more))
+    done = run(program, f"{box},4M,{folder}", detail, str(DEADLY), environment=environment(**more))
     assert (done.returncode, done.stdout) == (KILLED, "on\n"), done.stderr
     (path,) = folder.glob("*.otpbox")
     return path
@@ -228,7 +232,7 @@ def test_hidden_labels_and_modules(tmp_path):
 @pytest.mark.parametrize("hidden", ["", "torch.op.input_shapes"])
 def test_collectives(tmp_path, hidden):
     """It has each one's timeout and the shapes of its inputs, the beginning of very many, unless shapes are hidden."""
-    done = preloaded.run(
+    done = run(
         PREAMBLE + COLLECTIVES,
         f"steps,4M,{tmp_path}",
         "steps",
@@ -244,7 +248,7 @@ def test_collectives(tmp_path, hidden):
 
 def test_a_backend_without_options(tmp_path):
     """Where a backend was made with none, its collectives are there, with a timeout that is not known."""
-    done = preloaded.run(PREAMBLE + NO_OPTIONS, f"steps,4M,{tmp_path}", "steps", environment=environment())
+    done = run(PREAMBLE + NO_OPTIONS, f"steps,4M,{tmp_path}", "steps", environment=environment())
     assert done.returncode == KILLED, done.stderr
     (path,) = tmp_path.glob("*.otpbox")
     assert [(call.shapes, call.timeout_ns) for call in read(str(path)).collectives] == [("[[4]]", 0)]
@@ -256,7 +260,7 @@ def test_workers_of_a_loader_leave_none(tmp_path, start):
     program = tmp_path / "program.py"
     program.write_text(PREAMBLE + WORKERS)
     folder = tmp_path / "boxes"
-    done = preloaded.run(program, f"ops,{folder}", "ops", start, environment=environment(), folder=tmp_path)
+    done = run(program, f"ops,{folder}", "ops", start, environment=environment(), folder=tmp_path)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["on []", "[]"]), done.stderr
     assert "Traceback" not in done.stderr
 
@@ -276,7 +280,7 @@ if pid == 0:
 os.waitpid(pid, 0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = preloaded.run(PREAMBLE + program, f"ops,4M,{tmp_path}", "ops", environment=environment())
+    done = run(PREAMBLE + program, f"ops,4M,{tmp_path}", "ops", environment=environment())
     assert (done.returncode, done.stdout) == (KILLED, "['aten::exp']\n"), done.stderr
     (path,) = tmp_path.iterdir()
     found = names_in(path)

@@ -80,6 +80,7 @@ def test_what_the_box_has_of_each_thread(tmp_path, seed):
         *("run", "-q", "-o", "none", "--blackbox", *words),
         environment=environment(OTEL_TORCHPROF_BLACKBOX="ops,4M" if is_small else ""),
         folder=tmp_path,
+        has_package=True,
     )
     name = f"{PROGRAM.stem}.otpbox"
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
@@ -113,7 +114,8 @@ def test_ranks_that_a_launcher_starts(tmp_path):
     """Of two ranks one is killed, and so torchrun ends the other, which is said: each leaves a box with its rank and what it was in."""
     (tmp_path / "train.py").write_text(RANKS)
     words = ("run", "-q", "-o", "none", "--blackbox", "--nproc", "2", "train.py")
-    done = preloaded.run(("-m", "otel_torchprof"), *words, environment=environment(), folder=tmp_path, timeout=240)
+    module, options = ("-m", "otel_torchprof"), {"folder": tmp_path, "timeout": 240, "has_package": True}
+    done = preloaded.run(module, *words, environment=environment(), **options)
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL) received" in done.stderr
     ended, died = (

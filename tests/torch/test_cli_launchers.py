@@ -110,10 +110,11 @@ def test_a_number_of_processes(capsys):
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A module as a command, in a folder with the program, by a fork of a process with torch; the ranks' interpreters are their own."""
+    """A module as a command, in a folder with the program, by a fork of a process with both; the ranks' interpreters are their own."""
     (folder / "train.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return preloaded.run(("-m", words[0]), *words[1:], environment=environment, folder=folder, timeout=240)
+    options = {"environment": environment, "folder": folder, "timeout": 240, "has_package": True}
+    return preloaded.run(("-m", words[0]), *words[1:], **options)
 
 
 def written_in(folder: Path) -> list[str]:

@@ -98,7 +98,7 @@ def test_what_run_says_at_the_end(tmp_path):
     words = ("run", "-q", "--explain", "-o", "t.otlp", "p.py")
     paths = os.pathsep.join((str(HERE), str(HERE.parents[1])))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=tmp_path)
+    done = preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=tmp_path, has_package=True)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(otp.explain(tmp_path / "t.otlp").headline)
 

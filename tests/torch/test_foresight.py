@@ -202,7 +202,7 @@ def names():
 
 def _says(program):
     """What a program in a process of its own says, in which there was never a span of an application."""
-    done = preloaded.run(LEFT_OUT + program, environment=dict(os.environ))
+    done = preloaded.run(LEFT_OUT + program, environment=dict(os.environ), has_package=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -78,5 +78,5 @@ def test_a_patched_program(library, when, tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     else:
         environment["OMP_NUM_THREADS"] = "1"
-        done = preloaded.run(PROGRAM, *words, environment=environment, filters=("ignore",))
+        done = preloaded.run(PROGRAM, *words, environment=environment, filters=("ignore",), has_package=True)
     assert (done.returncode, done.stdout) == (0, "[True, True, True, True] 80\n"), done.stderr

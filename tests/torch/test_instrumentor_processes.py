@@ -39,7 +39,7 @@ def infer(name):
 
 
 def run(tmp_path: Path, program: str, *, preamble: str = PREAMBLE, command: tuple[str, ...] = (), **environment: str):
-    """Runs a program to its end; the spans of each of its processes. Without a command, it is forked from a process with torch."""
+    """Runs a program to its end; the spans of each of its processes. Without a command, it is forked from a process with torch and this package."""
     path = tmp_path / "program.py"
     path.write_text(preamble + textwrap.dedent(program))
     folder = tmp_path / "spans"
@@ -47,7 +47,7 @@ def run(tmp_path: Path, program: str, *, preamble: str = PREAMBLE, command: tupl
     keep = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     variables = {**keep, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parent.parent, HERE, tmp_path))), **environment}
     if not command:
-        done = preloaded.run(path, str(folder), environment=variables, folder=tmp_path)
+        done = preloaded.run(path, str(folder), environment=variables, folder=tmp_path, has_package=True)
     else:
         done = subprocess.run(
             [*command, str(path), str(folder)],

@@ -173,17 +173,6 @@ def test_an_end_on_a_thread_that_torch_does_not_know():
     ]
 
 
-def test_averages():
-    """Averages count the same under the same names."""
-    ours, theirs = both(backward, record_shapes=True)
-
-    def counted(events):
-        return sorted((a.key, a.count, str(a.input_shapes), a.is_legacy) for a in events.key_averages(True))
-
-    inside = [row for row in counted(ours) if row[0] != "detach"]
-    assert inside == [row for row in counted(theirs) if row[0] != "detach"]
-
-
 def remembering():
     """Allocates inside labels and operators, and outside of everything; gives all of it back."""
     with torch.profiler.record_function("label"):
@@ -290,10 +279,3 @@ def test_view_like_operators():
     recorded = {e.name() for events in lists for e in events if e.kind() == "push"}
     assert recorded == {name for name in probes if not legacy.may_have_device_event(name)}
     assert recorded == set(legacy.VIEW_LIKE_OPERATORS)
-
-
-def test_texts_of_the_table():
-    """The table has torch's columns for the same events."""
-    ours, theirs = both(wrappers)
-    header = ours.table().splitlines()[1].split()
-    assert header == theirs.table().splitlines()[1].split()

@@ -102,7 +102,7 @@ provider.shutdown()
 
 def test_names_of_labels_beyond_the_limit():
     """Operators keep their names, memory stays, known names are not looked at again, and health and metrics count the labels."""
-    done = preloaded.run(PROGRAM, environment=dict(os.environ), filters=("ignore",), timeout=300)
+    done = preloaded.run(PROGRAM, environment=dict(os.environ), filters=("ignore",), timeout=300, has_package=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert {"(other labels)", "aten::neg", "aten::relu"} <= set(found["names"])

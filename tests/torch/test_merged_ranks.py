@@ -32,7 +32,7 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     path = os.pathsep.join((str(HERE.parents[1]), str(HERE)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = preloaded.run(BOTH, str(folder), environment=environment, timeout=240)
+    done = preloaded.run(BOTH, str(folder), environment=environment, timeout=240, has_package=True)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -185,6 +185,7 @@ def test_of_two_loops_one_has_the_steps(recorded):
 def test_steps_of_two_ranks_are_those_that_each_counts(tmp_path):
     """With DistributedDataParallel each rank's steps and phases are those of its own log."""
     program = Path(__file__).with_name("rank_steps_program.py")
-    done = preloaded.run(program, str(tmp_path), environment=dict(os.environ) | {"OMP_NUM_THREADS": "1"})
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    done = preloaded.run(program, str(tmp_path), environment=environment, has_package=True)
     assert done.returncode == 0, done.stderr
     assert sorted("".join(done.stdout.split())) == ["0", "1"]  # both write to one stream

@@ -68,7 +68,7 @@ def run_script(folder, *options, **variables):
     """``otel-torchprof run`` of the folder's ``train.py``."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     words = ("run", *options, "train.py")
-    return preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=folder)
+    return preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=folder, has_package=True)
 
 
 def test_a_script_with_stacks(tmp_path):

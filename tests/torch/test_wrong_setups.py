@@ -274,7 +274,8 @@ def test_the_reason_is_apart_too():
 @pytest.mark.parametrize("program", dict.fromkeys(AT_EXIT.values()))
 def test_at_exit(program):
     """What a program has forgotten is said when it ends, once, and no other row; and the program ends as it would."""
-    done = preloaded.run(program, environment={**os.environ, "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi"})
+    environment = {**os.environ, "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi"}
+    done = preloaded.run(program, environment=environment, has_package=True)
     assert done.returncode == 0
     said = [sum(matches(row, line) for line in done.stderr.splitlines()) for row in AT_EXIT]
     assert said == [AT_EXIT[row] == program for row in AT_EXIT], done.stderr
@@ -364,7 +365,7 @@ otp.TorchInstrumentor().uninstrument()
 def test_who_may_leave_a_processor_unused(then, is_wrong):
     """A process whose children may record, and one that did record elsewhere; none that has workers to load its data."""
     row = "a `TorchSpanProcessor` on the provider of a program with torch, and no `instrument()`"
-    done = preloaded.run(f"import os\n{NO_CALL}{then}", environment=dict(os.environ))
+    done = preloaded.run(f"import os\n{NO_CALL}{then}", environment=dict(os.environ), has_package=True)
     assert done.returncode == 0, done.stderr
     assert matches(row, done.stderr) is is_wrong, done.stderr
 

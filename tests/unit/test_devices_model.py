@@ -36,28 +36,6 @@ def test_nothing_timed():
     assert device_times(batch_of([-1], [(99, 0, 5, 0)])) is None
 
 
-def test_leaves_add_up_where_nothing_around_them_is_timed():
-    """An event without a pair has the sum of what is inside of it, and nothing of its own."""
-    times = device_times(batch_of([-1, 0, 0, 2], [(2, 0, 5, 0), (4, 0, 7, 0)]))
-    assert times.total.tolist() == [12, 5, 7, 7]
-    assert times.own.tolist() == [0, 5, 0, 7]
-    assert times.pair.tolist() == [-1, 0, -1, 1]
-
-
-def test_own_pair_holds_what_is_inside_on_its_stream():
-    """A pair around others on one stream is the total, and what these do not tell of is its own."""
-    times = device_times(batch_of([-1, 0, 0, 2], [(1, 3, 20, 0), (2, 3, 5, 0), (4, 3, 7, 0)]))
-    assert times.total.tolist() == [20, 5, 7, 7]
-    assert times.own.tolist() == [8, 5, 0, 7]
-
-
-def test_other_streams_add_up():
-    """What runs inside of an event on another stream, or another device, is added to the time of its own pair."""
-    times = device_times(batch_of([-1, 0, 1, 0], [(1, 3, 20, 0), (2, 4, 50, 0), (3, 3, 6, 0), (4, 3, 9, 1)]))
-    assert times.total.tolist() == [20 + 50 + 9, 50 + 6, 6, 9]
-    assert times.own.tolist() == [20 - 6, 50, 6, 9]
-
-
 def test_random_trees_against_a_model():
     """For random trees, pairs and streams the times are those of a plain walk over the tree."""
     random = np.random.default_rng(7)

@@ -154,15 +154,6 @@ def test_it_tries_again(receiver, exporter, fault):
     assert len({arrived.body for arrived in receiver.arrived}) == 1
 
 
-def test_no_time_to_try_again(receiver, exporter):
-    """A wait that the deadline does not allow is not begun: the message failed."""
-    receiver.turns = [receiver.turn("much later")]
-    assert exporter.export(span_list("a")) is FAILURE
-    stats = exporter.stats
-    assert (stats.failed_spans, stats.requests, stats.retries) == (1, 1, 0)
-    assert "no time left to wait 3600.0 s" in stats.last_error
-
-
 def test_refused(receiver, protocol, caplog):
     """What is refused is not sent again; the log and the counters say why, without what the headers hold."""
     receiver.turns = [receiver.turn("bad")]

@@ -11,7 +11,6 @@ from collections import Counter
 import pytest
 from frame_trees import calls, flags_of, names_of, recorded, recording, tree
 
-from otel_torchprof import record_function
 from otel_torchprof._columns.schema import Flag, Kind
 
 LEAF = ("._leaf", "..<built-in function len>")
@@ -111,16 +110,6 @@ def test_frames_on_the_stack_are_open_from_start_to_stop():
     ]
     assert flags_of(prof, "outer") == [Flag.UNFINISHED]
     assert prof.columns["parent"][rows].tolist() == [-1, *rows[:-1]]
-
-
-def test_label_is_inside_the_function_that_enters_it():
-    """Labels and calls are one tree."""
-
-    def program():
-        with record_function("label"):
-            _leaf()
-
-    assert tree(recorded(program), "program") == [".label", *("." + line for line in LEAF)]
 
 
 def test_profiles_that_overlap():

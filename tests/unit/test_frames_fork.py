@@ -102,7 +102,8 @@ def test_forks_while_other_threads_call():
     for worker in workers:
         worker.start()
     try:
-        with recording(all_threads=True) as prof:
+        # Calls come by the million, which would take half a minute to look at.
+        with recording(all_threads=True, memory_limit=1 << 22) as prof:
             statuses = [forked(in_child) for in_child in (records_for_itself, records_for_itself, child_of_child)]
     finally:
         end.set()

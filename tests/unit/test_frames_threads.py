@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from frame_runs import printed
@@ -54,18 +53,6 @@ def test_threads_that_start_and_end_meanwhile(all_threads):
     assert tree(prof, "_leaf") == LEN * THREADS
     assert not any(flag & Flag.UNFINISHED for flag in flags_of(prof, "_leaf"))
     assert threading.getprofile() is None
-
-
-def test_thread_pool():
-    """Tasks of a pool that starts meanwhile are all there, on no more threads than the pool has."""
-
-    def program():
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: _leaf(), range(100)))
-
-    found = _of_other_threads(recorded(program, all_threads=True))
-    assert 1 <= len(found) <= 4
-    assert sum(found) == 100
 
 
 def test_thread_that_ends_after_the_stop():

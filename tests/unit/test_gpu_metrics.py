@@ -15,7 +15,6 @@ import pytest
 from gpu_collector import IDEAL, Collector
 from opentelemetry.sdk.metrics.export import Gauge, Sum
 from opentelemetry.semconv._incubating.attributes import hw_attributes
-from opentelemetry.semconv._incubating.metrics import hw_metrics
 
 import otel_torchprof as otp
 from otel_torchprof._instrument.gpu_metrics import GPU_ATTRIBUTES, METRICS
@@ -49,32 +48,6 @@ def test_kinds_and_units(nvml, collector, watch):
         for name, metric in collector.collect().items()
     }
     assert kinds == {name: (metric.unit, metric.kind) for name, metric in METRICS.items()}
-
-
-def conventions():
-    """Name, kind and unit by the conventions' own module: what stands below each name there."""
-    module = vars(hw_metrics)
-    return {value: key for key, value in module.items() if key.startswith("HW_") and isinstance(value, str)}
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_metrics_are_those_of_the_conventions(name):
-    """Each name is in OpenTelemetry's conventions, with this kind and this unit."""
-    metric = METRICS[name]
-    assert name in conventions()
-    made = []
-
-    class Meter:
-        def __getattr__(self, method):
-            return lambda *_, **options: made.append((method, options["unit"]))
-
-    create = getattr(hw_metrics, f"create_{conventions()[name].lower()}")
-    create(Meter(), None) if metric.kind == "gauge" else create(Meter())
-    (method, unit) = made[0]
-    assert (method.removeprefix("create_").removeprefix("observable_").replace("_", ""), unit) == (
-        metric.kind,
-        metric.unit,
-    )
 
 
 def test_attributes_are_those_of_the_conventions(nvml, collector, watch):

@@ -95,18 +95,6 @@ def test_late_events_are_not_in_the_steps_of_a_loop(service):
     assert spans["own"].parent != 0
 
 
-def test_children_of_what_is_still_open_find_their_place(service):
-    """A child that is drained while its parent is open refers to the id that the parent's span has when it ends."""
-    in_request(service, 1)
-    early = service.spans(
-        Event("outer", 0, context=1), Event("inner", 1, None, "outer", context=1), Event("op", 2, 3, "inner", context=1)
-    )
-    late = service.spans(Event("outer", 0, 10, context=1), Event("inner", 1, 9, "outer", context=1))
-    assert early["op"].parent == late["inner"].span_id
-    assert late["inner"].parent == late["outer"].span_id
-    assert {span.trace for span in (*early.values(), *late.values())} == {1}
-
-
 def test_the_place_of_a_tree_is_decided_once(service):
     """A label without any context asks the sampler once, however many drains its tree is spread over."""
     first = service.spans(label("outer", 0), Event("a", 1, 2, "outer"))
@@ -116,26 +104,6 @@ def test_the_place_of_a_tree_is_decided_once(service):
     assert first["a"].trace == second["b"].trace == third["outer"].trace == 10_001
     assert first["a"].parent == second["b"].parent == third["outer"].span_id
     assert third["outer"].parent == 0
-
-
-def test_a_child_that_outlives_its_parent_stays_in_its_trace(service):
-    """An event that ends after the one around it, in a later drain, is in the same trace, under the same parent."""
-    first = service.spans(label("outer", 0, 5), Event("slow", 1, None, "outer"))
-    second = service.spans(Event("slow", 1, 20, "outer"))
-    assert (second["slow"].trace, second["slow"].parent) == (first["outer"].trace, first["outer"].span_id)
-    assert len(service.asked) == 1
-
-
-def test_a_child_that_outlives_its_parent_for_long_keeps_its_place(service):
-    """However many drains later it ends, such an event is in the trace of its parent, and so is what began inside of it since."""
-    first = service.spans(label("outer", 0, 5), Event("slow", 1, None, "outer"))
-    later = [service.spans(Event("slow", 1, None, "outer")) for _ in range(3)]
-    later.append(service.spans(Event("slow", 1, None, "outer"), Event("late", 30, 31, "slow")))
-    last = service.spans(Event("slow", 1, 40, "outer"))
-    outer, slow, late = first["outer"], last["slow"], later[-1]["late"]
-    assert (slow.trace, slow.parent) == (outer.trace, outer.span_id)
-    assert (late.trace, late.parent) == (outer.trace, slow.span_id)
-    assert len(service.asked) == 1
 
 
 def test_nothing_hangs_under_what_had_ended_before(service):
@@ -272,14 +240,6 @@ def test_own_time_counts_children_of_all_drains(service):
     service.trees.place(service.recorder.drain(Event("outer", 0), Event("b", 40, 50, "outer")))
     placed = service.trees.place(service.recorder.drain(Event("outer", 0, 100), Event("c", 60, 65, "outer")))
     assert placed.self_times().tolist() == [100 - 20 - 10 - 5, 5]
-
-
-def test_nothing_is_remembered_of_what_has_ended(service):
-    """After everything has ended, the model holds nothing: memory is bounded by what is open."""
-    service.spans(Event("outer", 0), Event("a", 1, 2, "outer"))
-    service.spans(Event("outer", 0, 9))
-    service.spans()
-    assert (service.trees._places, len(service.trees._child_times), len(service.trees._decided.id)) == ({}, 0, 0)
 
 
 def test_threads_without_any_event_are_fine(service):

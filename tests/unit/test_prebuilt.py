@@ -106,9 +106,8 @@ def test_a_torch_without_headers_or_distributed(folder, tmp_path):
 
 def profiled(folder, tmp_path, **environment):
     nowhere = {"PATH": str(tmp_path), "CXX": "", "OTEL_TORCHPROF_BUILD_DIR": str(tmp_path / "none")}
-    return preloaded.run(
-        PROFILE, str(folder), environment={**os.environ, "PYTHONPATH": str(ROOT), **nowhere, **environment}
-    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **nowhere, **environment}
+    return preloaded.run(PROFILE, str(folder), environment=variables, has_package=True)
 
 
 def test_without_a_compiler(folder, tmp_path):
@@ -145,7 +144,8 @@ torch_library._probe = wrong_first
 def test_one_that_records_nonsense_is_not_used(folder):
     """A library of the wheel that loads and then reads torch's objects wrongly is said to, and one is built instead."""
     program = WRONG_FIRST + PROFILE
-    done = preloaded.run(program, str(folder), environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = preloaded.run(program, str(folder), environment=environment, has_package=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["[memory]", torch_build.library_name(torch)]
     assert done.stderr.count("read nonsense; it came with the package, so one is built here instead") == 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 import threading
 import types
-import weakref
 
 import pytest
 
@@ -53,19 +51,6 @@ def test_the_program_tells(boundaries):
     assert boundaries.tracker.number == 3
 
 
-def test_one_optimizer(boundaries):
-    """One optimizer begins one step per call."""
-    optimizer = Optimizer()
-    assert boundaries.stepped(optimizer, optimizer, optimizer) == [1, 2, 3]
-
-
-def test_two_optimizers_that_take_turns(boundaries):
-    """Two optimizers of one loop make one step per round, from the first round on."""
-    generator, discriminator = Optimizer(), Optimizer()
-    for count in range(1, 4):
-        assert boundaries.stepped(discriminator, generator) == [count]
-
-
 def test_an_optimizer_that_is_used_more_often(boundaries):
     """Of two optimizers the one that is used more often sets the pace; the other does not have to catch up."""
     often, seldom = Optimizer(), Optimizer()
@@ -95,16 +80,6 @@ def test_explicit_steps_switch_optimizers_off(boundaries):
     assert boundaries.stepped(optimizer, optimizer) == []
     boundaries.tracker.step()
     assert boundaries == [1, 2, 3]
-
-
-def test_optimizers_are_not_kept_alive(boundaries):
-    """The tracker holds no optimizer that nobody else holds."""
-    optimizer = Optimizer()
-    boundaries.stepped(optimizer)
-    gone = weakref.ref(optimizer)
-    del optimizer
-    gc.collect()
-    assert gone() is None
 
 
 def test_what_the_boundary_raises_goes_to_the_caller():

@@ -47,8 +47,9 @@ def kept(built, tmp_path, monkeypatch):
 
 
 def python(program, **environment):
-    """Runs a program in a process of its own, which has torch and nothing of this package."""
-    return preloaded.run(program, environment={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+    """Runs a program in a process of its own, which has torch and this package, but no library."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return preloaded.run(program, environment=variables, has_package=True)
 
 
 def test_what_is_kept_is_used(kept, capfd):

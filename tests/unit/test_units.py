@@ -140,12 +140,6 @@ def test_events_stand_behind_the_roots_in_the_order_of_the_batch():
     assert make(batch, steps=STEPS).row.tolist() == [-1, -1, 0, 1, 2, 3]
 
 
-def test_roots_are_widened_to_hold_their_events():
-    """A root starts no later and ends no earlier than any event under it."""
-    table = make(events((90, 450, -1), (95, 460, 0)), start=100, end=400)
-    assert (table.start[0], table.end[0]) == (90, 460)
-
-
 @pytest.mark.parametrize("steps", [(), STEPS])
 @pytest.mark.parametrize("remote", [False, True])
 def test_with_a_current_span_everything_joins_its_trace(steps, remote):
@@ -167,23 +161,6 @@ def test_an_error_shows_in_the_status():
     assert make(batch).error.tolist() == [0, 0, 1, 1]
 
 
-def test_a_backward_function_links_to_the_forward_operator_that_made_it():
-    """Of the operators of its forward thread with its number, the one that began last outside every backward function."""
-    batch = events(
-        (10, 20, -1),  # forward, its node's number is taken by the next one
-        (12, 18, 0),  # nested, began last: made the node
-        (30, 40, -1),  # another number
-        (50, 60, -1),  # other thread, same number
-        (110, 120, -1),  # backward
-        (112, 118, 4),  # within the backward function, with the same number by chance
-        thread=[0, 0, 0, 1, 1, 0],
-        sequence_nr=[5, 5, 6, 5, 5, 5],
-        fwd_thread=[0, 0, 0, 0, 1, 0],
-        scope=[0, 0, 0, 0, Scope.BACKWARD_FUNCTION, 0],
-    )
-    assert links(make(batch)) == [(5, 2)]
-
-
 def test_a_backward_function_links_into_the_step_of_its_forward():
     """The link carries the trace id of the forward operator when that ran in another step."""
     batch = events(
@@ -202,23 +179,6 @@ def test_links_stand_in_the_order_of_their_rows():
         (150, 160, -1), (110, 120, -1), (130, 140, -1), sequence_nr=[5, 5, 5], fwd_thread=[1, 0, 1], scope=[1, 0, 1]
     )
     assert links(make(batch, steps=STEPS)) == [(1, 0), (2, 3), (4, 3)]
-
-
-@pytest.mark.parametrize(
-    "backward",
-    [
-        {"sequence_nr": [5, -1]},
-        {"sequence_nr": [5, 6]},
-        {"sequence_nr": [-1, 5]},
-        {"fwd_thread": [0, 2]},
-        {"fwd_thread": [0, 9]},
-    ],
-    ids=["no number", "other number", "forward has none", "other thread", "unknown thread"],
-)
-def test_a_backward_function_without_its_forward_has_no_link(backward):
-    """Nothing is linked when number or thread do not match."""
-    columns = {"sequence_nr": [5, 5], "fwd_thread": [0, 1], "scope": [0, Scope.BACKWARD_FUNCTION], **backward}
-    assert not links(make(events((10, 20, -1), (30, 40, -1), **columns)))
 
 
 @given(

@@ -21,7 +21,7 @@ def program(request):
 def step(program):
     """One step of a program, run before so that what happens only once has happened."""
     torch.manual_seed(0)
-    # Lists of hundreds of tensors are compared in test_parity.py; here each one of them is compared with every option.
+    # Lists of hundreds of tensors are compared in test_oddities.py; here each one of them is compared with every option.
     body = program(60) if program is models.many_parameters else program()
     for _ in range(2):
         body()
