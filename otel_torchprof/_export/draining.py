@@ -84,17 +84,17 @@ class Drainer:
         delay: seconds between two scheduled drains.
         take_slice: drains the next slice; returns the watermark, Unix ns.
         is_due: returns whether a drain is due before its schedule; called on the thread every quarter second.
-        is_behind: returns whether at least one further slice is buffered, so that the drain does not yield to other threads; called
-            every millisecond of a drain.
+        backlog: returns what is buffered as a share of what may wait: the drain yields the less to other threads the more that is, and
+            not at all from 1 on. Called every millisecond of a drain.
     """
 
     def __init__(
-        self, delay: float, take_slice: Callable[[], int], is_due: Callable[[], bool], is_behind: Callable[[], bool]
+        self, delay: float, take_slice: Callable[[], int], is_due: Callable[[], bool], backlog: Callable[[], float]
     ) -> None:
         self.delay = delay
         self._take = take_slice
         self.is_due = is_due
-        self.is_behind = is_behind
+        self.backlog = backlog
         self.lock = threads.RLock()
         """Held during start and end; others hold it for related changes."""
         self.draining = threads.RLock()
@@ -270,16 +270,16 @@ class _DrainThread:
             if request is not None and request.result is None:
                 request.settle(False)
 
-    def _is_hurried(self) -> bool:
-        """Whether a thread waits for the slice, or the drain is behind."""
-        return not self._asked.empty() or self._drainer.is_behind()
+    def _urgency(self) -> float:
+        """Returns 1 if a thread waits for the slice, else the drain's backlog."""
+        return self._drainer.backlog() if self._asked.empty() else 1
 
     def _look(self, due: float) -> tuple[float, float]:
         begin, worked = time.monotonic(), time.thread_time()
         is_due = self._drainer.is_due()
         if begin < due and not is_due:
             return due, self._pause
-        with giving_way(self._is_hurried):
+        with giving_way(self._urgency):
             watermark = self._drainer.take_slice(Deadline.after(math.inf))
         now = time.monotonic()
         if watermark in {None, NEVER}:

@@ -109,6 +109,9 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))
 
 
+_MOST_WAITING_BYTES = 8 * SLICE_BYTES
+"""Bytes of events that may wait while drains give way to the program, the less the more they are: a step is then slowed by a part of a
+drain, and seldom by a whole one."""
 _FEW_EVENTS, _MANY_EVENTS = 2_500, 10_000
 """Events of a drain: below the first number the next drain may take more bytes, from the second on no more than usual."""
 
@@ -280,6 +283,11 @@ class LiveRecording:
     def is_due(self) -> bool:
         """Whether enough events are buffered for the next drain, or a quarter of the recorder's memory is in use."""
         return self.bytes_buffered >= min(self._slice_bytes, self._budget_bytes // 4)
+
+    @property
+    def backlog(self) -> float:
+        """Returns the share of the bytes that may wait for drains and do; a small memory limit leaves less room."""
+        return self.bytes_buffered / max(min(_MOST_WAITING_BYTES, self._budget_bytes // 2), 1)
 
     def flush(self) -> None:
         """Requests the events recorded until now: drains no longer buffer them until their step is known."""

@@ -158,7 +158,7 @@ class MetricsInstrumentation:
 
     def _begin(self) -> None:
         """Creates the state of one process."""
-        self._drainer = Drainer(math.inf, self._take_over, self._look, self._is_behind)
+        self._drainer = Drainer(math.inf, self._take_over, self._look, self._backlog)
         self._marks.clear()
         self._steps = StepTracker(self._on_boundary, clock=lambda: self._mark_ns)
         self._mark_ns = self._boundary_ns = 0
@@ -430,8 +430,8 @@ class MetricsInstrumentation:
         """Adds the recorded events to the sums, within a second. Thread-safe."""
         self._drainer.drain(Deadline.after(1))
 
-    def _is_behind(self) -> bool:
-        return self._session.stats().bytes_buffered >= SLICE_BYTES
+    def _backlog(self) -> float:
+        return self._session.stats().bytes_buffered / (8 * SLICE_BYTES)
 
     def _take_over(self) -> int:
         """Drains a slice of the events and adds it to the sums; returns the watermark, Unix ns."""

@@ -147,7 +147,7 @@ class TorchSpanProcessor(SpanProcessor):
         """Resets the state of one process: a forked child has no threads and may have locks that are never released."""
         self._attached: LiveRecording | None = None
         delay = self._settings.schedule_delay_millis / 1000
-        self._drainer = Drainer(delay, self._hand_on, self._is_due, self._is_behind)
+        self._drainer = Drainer(delay, self._hand_on, self._is_due, self._backlog)
         self._ended: deque[_Ended] = deque(maxlen=_MAX_ENDED)
         self.averages = RunningAverages()
         self._child_times: dict[int, int] = {}
@@ -343,12 +343,13 @@ class TorchSpanProcessor(SpanProcessor):
         buffered, before = self._recorder_bytes(), self._buffered_bytes
         self._buffered_bytes = buffered
         self._heap.look(buffered + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=buffered == before)
-        return self._is_behind()
-
-    def _is_behind(self) -> bool:
-        """Whether a full drain is buffered, or many application spans wait."""
         attached = self._attached
         return (attached is not None and attached.is_due) or len(self._ended) >= _MAX_ENDED // 8
+
+    def _backlog(self) -> float:
+        """Returns the share of the events, or of the ended application spans, that may wait and do."""
+        attached = self._attached
+        return max(0 if attached is None else attached.backlog, len(self._ended) / (_MAX_ENDED // 2))
 
     def _flush(self, deadline: Deadline) -> bool:
         """Drains, including events that wait for the end of their step."""

@@ -102,7 +102,7 @@ def most_bytes(table: SpanTable, spans: int) -> int:
     return total + 5 * spans  # the lengths of spans with attributes and links
 
 
-def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array | int:
+def _attribute_sizes(column: AttributeColumn, texts: Array) -> Any:
     """Returns the bytes of the attribute on each span that has it; ``texts``: sizes of all names as fields.
 
     Computed once per text and per width of a number, not per span.
@@ -110,12 +110,10 @@ def _attribute_sizes(column: AttributeColumn, texts: Array) -> Array | int:
     key_size = len(column.key.encode())
     key = _field(key_size) if key_size else 0
     if column.type == AttributeType.NAME:
-        sizes: Array = _field(key + _field(texts))[column.values]
-        return sizes
+        return _field(key + _field(texts))[column.values]
     if column.type == AttributeType.INT64:
-        sizes = _field(key + _field(1 + np.arange(_WIDEST + 1)))[_varint(column.values)]
-        return sizes
-    return int(_field(key + _field(9 if column.type == AttributeType.DOUBLE else 2)))
+        return _field(key + _field(1 + np.arange(_WIDEST + 1)))[_varint(column.values)]
+    return _field(key + _field(9 if column.type == AttributeType.DOUBLE else 2))
 
 
 def _field(size: Any) -> Any:

@@ -26,7 +26,7 @@ _LONGEST_REST_SECONDS = 0.02
 
 
 class _YieldingThread(threads.local):
-    is_hurried: Callable[[], bool] | None = None
+    urgency: Callable[[], float] | None = None
     rested = 0
     """CPU time of the thread at its last pause, ns."""
 
@@ -35,23 +35,26 @@ _thread = _YieldingThread()
 
 
 @contextmanager
-def giving_way(is_hurried: Callable[[], bool]) -> Iterator[None]:
-    """Lets :func:`give_way` pause on this thread; ``is_hurried`` is called before each pause, and prevents it if true."""
-    _thread.is_hurried, _thread.rested = is_hurried, time.thread_time_ns()
+def giving_way(urgency: Callable[[], float]) -> Iterator[None]:
+    """Lets :func:`give_way` pause on this thread.
+
+    ``urgency`` is called before each pause, and shortens it: not at all at 0, to nothing from 1 on.
+    """
+    _thread.urgency, _thread.rested = urgency, time.thread_time_ns()
     try:
         yield
     finally:
-        _thread.is_hurried = None
+        _thread.urgency = None
 
 
 @contextmanager
 def without_yielding() -> Iterator[None]:
     """Disables the pauses of a block that holds a lock for which the program's threads may wait."""
-    is_hurried, _thread.is_hurried = _thread.is_hurried, None
+    urgency, _thread.urgency = _thread.urgency, None
     try:
         yield
     finally:
-        _thread.is_hurried = is_hurried
+        _thread.urgency = urgency
 
 
 def give_way() -> None:
@@ -59,7 +62,7 @@ def give_way() -> None:
 
     Costs 0.9 us on a yielding thread, 0.2 us on others.
     """
-    if (is_hurried := _thread.is_hurried) is None:
+    if (urgency := _thread.urgency) is None:
         return
     now = time.thread_time_ns()
     worked = now - _thread.rested
@@ -67,5 +70,5 @@ def give_way() -> None:
         return
     _thread.rested = now
     # At most once a millisecond: it calls the recorder, for which it releases the GIL.
-    if not is_hurried():
-        threads.sleep(min(_REST * worked / 1e9, _LONGEST_REST_SECONDS))
+    if (rest := _REST * (1 - urgency())) > 0:
+        threads.sleep(min(rest * worked / 1e9, _LONGEST_REST_SECONDS))

@@ -39,6 +39,10 @@ class Recording:
     bytes_buffered = 0
 
     @property
+    def backlog(self) -> float:
+        return 0
+
+    @property
     def is_due(self) -> bool:
         return False
 

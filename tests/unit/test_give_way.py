@@ -47,15 +47,15 @@ def test_it_rests_after_each_millisecond_of_work(clock):
     assert clock.rests == [0.009, 0.02, 0.02]
 
 
-def test_work_that_is_hurried_does_not_rest(clock):
-    """From the moment on when somebody waits for it, until nobody does; that is asked once per millisecond of work."""
-    answers = iter([False, True, False])
+def test_urgent_work_rests_less(clock):
+    """The more urgent it is the less, and not at all from 1 on; how urgent it is, is asked once per millisecond of work."""
+    answers = iter([0, 1 / 3, 2 / 3, 1, 5, 0])
     with giving_way(lambda: next(answers)):
-        for _ in range(3):
+        for _ in range(6):
             clock.now += MILLISECOND
             for _ in range(10):
                 give_way()
-    assert clock.rests == [0.009, 0.009]
+    assert clock.rests == [0.009, 0.006, 0.003, 0.009]
 
 
 def test_nothing_rests_where_a_lock_is_held(clock):
@@ -94,8 +94,8 @@ def drainer():
         each.end(Deadline.after(LONG))
 
 
-@pytest.mark.parametrize("is_behind", [False, True])
-def test_a_scheduled_drain_gives_way_unless_it_is_behind(clock, drainer, is_behind):
+@pytest.mark.parametrize(("backlog", "rests"), [(0, [0.009]), (0.5, [0.0045]), (1.5, [])])
+def test_a_scheduled_drain_gives_way_until_it_is_behind(clock, drainer, backlog, rests):
     """Then the oldest events would be thrown away for the sake of politeness."""
     done = threading.Event()
 
@@ -105,9 +105,9 @@ def test_a_scheduled_drain_gives_way_unless_it_is_behind(clock, drainer, is_behi
         done.set()
         return NEVER
 
-    drainer(0.001, take, lambda: False, lambda: is_behind).start()
+    drainer(0.001, take, lambda: False, lambda: backlog).start()
     assert done.wait(LONG)
-    assert bool(clock.rests) is not is_behind
+    assert clock.rests[:1] == rests
 
 
 def test_a_drain_that_somebody_waits_for_does_not_give_way(clock, drainer, monkeypatch):
