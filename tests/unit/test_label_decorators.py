@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import weakref
 
 import pytest
+from frame_trees import no_collections
 from hypothesis import given
 from hypothesis import strategies as st
 from label_trees import tree
@@ -184,6 +186,73 @@ def test_async_generators(moves):
     with otp.profile(operators=False) as prof:
         assert asyncio.run(async_driven(labelled(), moves)) == expected
     check(prof, moves)
+
+
+def test_generators_that_ignore_their_closing(prof):
+    """One that yields when it is closed goes on, inside its label; close() returns what it returns, since Python 3.13."""
+
+    def stubborn():
+        try:
+            yield 1
+        except GeneratorExit:
+            yield "ignores"
+        with record_function("inside"):
+            pass
+        try:
+            yield 2
+        except GeneratorExit:
+            return "result"
+
+    def answers(function):
+        running = function()
+        return [*driven(running, ["next", "close", "next"]), running.close()]
+
+    expected = answers(stubborn)
+    with prof:
+        assert answers(record_function("generator")(stubborn)) == expected
+    assert expected[:3] == [1, (RuntimeError, None), 2]
+    assert tree(prof) == ["meanwhile", "generator", "meanwhile", "meanwhile", "generator/inside"]
+
+
+class ThrownError(Exception):
+    """One that can be weakly referenced."""
+
+
+def _generator():
+    with contextlib.suppress(ThrownError):
+        yield
+    raise KeyError
+
+
+async def _coroutine():
+    with contextlib.suppress(ThrownError):
+        await asyncio.sleep(0)
+    raise KeyError
+
+
+async def _async_generator():
+    with contextlib.suppress(ThrownError):
+        yield
+    raise KeyError
+
+
+@pytest.mark.parametrize("function", [_generator, _coroutine, _async_generator])
+def test_what_is_thrown_into_one_is_gone_once_it_is_caught(function):
+    """It is no context of what is raised afterwards, and nothing keeps it, and with it all that its traceback holds."""
+    running = record_function("label")(function)()
+    is_async = hasattr(running, "asend")
+    thrown = ThrownError()
+    kept = weakref.ref(thrown)
+    with no_collections():
+        with contextlib.suppress(StopIteration):  # what asend() is left by
+            (running.asend(None) if is_async else running).send(None)
+        try:
+            running.athrow(thrown).send(None) if is_async else running.throw(thrown)
+        except KeyError as error:
+            context = error.__context__
+        assert context is None
+        del thrown, running
+        assert kept() is None
 
 
 def test_async_generators_that_are_closed(prof):
