@@ -242,7 +242,7 @@ def _sorted(events: Sequence[Any], sort_by: str) -> list[Any]:
 
 def _exact(microseconds: float) -> float:
     """Rounds off the errors of added floats, so that the same events give the same text and order in any representation."""
-    return round(microseconds, 5)
+    return round(microseconds, 5) + 0.0  # no -0.0, whose text has a sign
 
 
 def _rank(value: Any) -> Any:

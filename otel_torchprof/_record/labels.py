@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, TypeVar, cast
 
 from otel_torchprof._native.python_sources import Label
@@ -168,45 +168,8 @@ def _plain(label: record_function, function: Callable[..., Any]) -> Callable[...
     return wrapped
 
 
-@types.coroutine
-def _drive(label: record_function, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Runs a coroutine inside a label that leaves the stack of parents whenever the coroutine waits."""
-    with label:
-        result = yield from _segments(label, coroutine)
-    return result
-
-
-def _segments(label: record_function, inner: Any) -> Generator[Any, Any, Any]:
-    """Passes everything through to ``inner``, as ``yield from`` does (PEP 380), with the label suspended at every yield."""
-    send, throw = inner.send, inner.throw
-    try:
-        value = send(None)
-        while True:
-            label.suspend()
-            try:
-                received = yield value
-            except GeneratorExit:
-                label.resume()
-                inner.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - handed on to the inner one, whatever it is
-                label.resume()
-                value = throw(error)
-            else:
-                label.resume()
-                value = send(received)
-    except StopIteration as stop:
-        return stop.value
-
-
-def _coroutine(label: record_function, function: Callable[..., Any]) -> Callable[..., Any]:
-    name, args = label.name, label.args
-
-    @functools.wraps(function)
-    async def wrapped(*positional: Any, **keywords: Any) -> Any:
-        return await cast("Awaitable[Any]", _drive(record_function(name, args), function(*positional, **keywords)))
-
-    return wrapped
+# What is thrown into a wrapper is handed on after its ``except`` block, where it would be the context of all that the inner one
+# raises later; and no frame keeps it, which its traceback would make a cycle.
 
 
 def _generator(label: record_function, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,8 +178,36 @@ def _generator(label: record_function, function: Callable[..., Any]) -> Callable
     @functools.wraps(function)
     def wrapped(*positional: Any, **keywords: Any) -> Generator[Any, Any, Any]:
         own = record_function(name, args)
+        received = None
+        thrown: list[BaseException] = []
         with own:
-            return (yield from _segments(own, function(*positional, **keywords)))
+            inner = function(*positional, **keywords)
+            send, throw = inner.send, inner.throw
+            try:
+                # Not ``yield from``, which ends at a close() that the inner generator ignores, and loses what it returns then.
+                while True:
+                    value = throw(thrown.pop()) if thrown else send(received)
+                    own.suspend()
+                    try:
+                        received = yield value
+                    except BaseException as error:  # noqa: BLE001 - handed on to the inner one, whatever it is
+                        thrown.append(error)
+                    own.resume()
+            except StopIteration as stop:
+                return stop.value
+
+    return wrapped
+
+
+def _coroutine(label: record_function, function: Callable[..., Any]) -> Callable[..., Any]:
+    name, args = label.name, label.args
+
+    @functools.wraps(function)
+    async def wrapped(*positional: Any, **keywords: Any) -> Any:
+        own = record_function(name, args)
+        inner = function(*positional, **keywords)
+        with own:
+            return await _segments(own, inner)
 
     return wrapped
 
@@ -228,43 +219,55 @@ def _async_generator(label: record_function, function: Callable[..., Any]) -> Ca
     async def wrapped(*positional: Any, **keywords: Any) -> AsyncGenerator[Any, Any]:
         own = record_function(name, args)
         inner = function(*positional, **keywords)
+        received = None
+        thrown: list[BaseException] = []
         with own:
-            step = inner.asend(None)
             while True:
                 try:
-                    value = await _async_step(own, step)
+                    value = await _segments(
+                        own, _Steps(inner.athrow(thrown.pop()) if thrown else inner.asend(received))
+                    )
                 except StopAsyncIteration:
                     return
                 own.suspend()
                 try:
                     received = yield value
-                except GeneratorExit:
-                    own.resume()
-                    await _async_step(own, inner.aclose())
-                    raise
-                except BaseException as error:  # noqa: BLE001 - handed on to the inner one, whatever it is
-                    own.resume()
-                    step = inner.athrow(error)
-                else:
-                    own.resume()
-                    step = inner.asend(received)
+                except BaseException as error:  # noqa: BLE001 - as above
+                    thrown.append(error)
+                own.resume()
 
     return wrapped
 
 
-async def _async_step(label: record_function, step: Awaitable[Any]) -> Any:
-    return await cast("Awaitable[Any]", _awaiting(label, step))
-
-
 @types.coroutine
-def _awaiting(label: record_function, step: Awaitable[Any]) -> Generator[Any, Any, Any]:
-    return (yield from _segments(label, _Steps(step.__await__())))
+def _segments(label: record_function, inner: Any) -> Generator[Any, Any, Any]:
+    """Passes everything through to ``inner``, as ``await`` does (PEP 380), with the label suspended at every yield."""
+    received = None
+    thrown: list[BaseException] = []
+    try:
+        while True:
+            value = inner.throw(thrown.pop()) if thrown else inner.send(received)
+            label.suspend()
+            try:
+                received = yield value
+            except GeneratorExit:
+                label.resume()
+                inner.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - as above
+                thrown.append(error)
+            label.resume()
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        del inner  # the object of athrow() has what is thrown
 
 
 class _Steps:
-    """Adds the methods of a generator to any awaitable's iterator; only asend() objects always have them."""
+    """The iterator of any awaitable with the methods of a generator; only asend() objects always have them."""
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        iterator: Any = awaitable.__await__()
         self.send: Callable[[Any], Any] = getattr(iterator, "send", lambda _: next(iterator))
         self.throw = iterator.throw
         self.close: Callable[[], Any] = getattr(iterator, "close", lambda: None)

@@ -284,6 +284,8 @@ def test_what_floats_leave_is_no_difference():
     assert noisy.cpu_time_total != exact.cpu_time_total
     assert format_share(noisy.cpu_time_total, 32.0) == format_share(0.1, 32.0)
     assert format_time((12.3455 - 1.0 + 1.0) * 1000) == format_time(12345.5)
+    assert format_time(0.1 + 0.2 - 0.3) == format_time(0.3 - (0.1 + 0.2)) == "0.000us"
+    assert format_share(0.3 - (0.1 + 0.2), 32.0) == "0.00%"
     for ordered in ([noisy, exact], [exact, noisy]):
         text = EventList(ordered).table(sort_by="cpu_time_total")
         assert text.index(ordered[0].name) < text.index(ordered[1].name)
