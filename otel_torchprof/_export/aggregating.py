@@ -267,6 +267,11 @@ class Sizes:
         """Returns the sizes for ``table``, the result of a reduction. ``added``: bytes by which a span that replaces others may grow."""
         return self if len(table) == len(into) else Sizes(table, self._without(into, added)[1])
 
+    def exact(self, table: SpanTable, rows: npt.NDArray[np.bool_]) -> Sizes:
+        """Returns these sizes, exact for some rows of the table."""
+        exact = Sizes(table)
+        return Sizes(table, np.where(rows, exact.whole - self._links, self._own))
+
     def _without(self, into: Array, added: int) -> tuple[Array, Array]:
         surviving = np.flatnonzero(into == np.arange(len(into)))
         others = np.bincount(into, minlength=len(into))[surviving] > 1

@@ -133,7 +133,7 @@ def _order_of_leaving(table: SpanTable, tree: SpanTree, groups: TraceGroups) -> 
     rows = np.flatnonzero((key <= groups.short[groups.of_row]) & (tree.above >= 0) & ~has_phase)
     # One number to sort by: a sort of several keys takes three times as long.
     shortest_first = late[rows].astype(np.int64) << 62 | np.minimum(key[rows], (1 << 51) - 1) << 11
-    rows = rows[np.argsort(shortest_first | (DEEPEST - tree.depth[rows]))]
+    rows = rows[np.argsort(shortest_first | (DEEPEST - tree.depth[rows]), kind="stable")]
     in_order: npt.NDArray[np.int64] = rows[_by_group(groups.of_row[rows])]
     return in_order
 
@@ -535,8 +535,8 @@ def _smaller(
         groups, sizes = groups.after(into), sizes.carried(table, into, added)
         spans, size = sizes.by_group(groups)
         is_within = groups.allow(spans, size)
-        if ((spans <= groups.max_spans) & ~is_within).any():
-            sizes = Sizes(table)  # exactly, since the bytes decide
+        if (undecided := (spans <= groups.max_spans) & ~is_within).any():  # by an upper bound of the bytes
+            sizes = sizes.exact(table, undecided[groups.of_row])
             is_within = groups.allow(*sizes.by_group(groups))
         at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
     return table, table.span_id[at], groups, is_within

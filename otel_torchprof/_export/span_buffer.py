@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import is_any_of
-from otel_torchprof._columns.phases import Segment
 from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.limits import most_bytes, span_sizes
 from otel_torchprof._model.span_tables import joined_tables, picked, taken
@@ -28,7 +27,7 @@ from .aggregating import tokens
 from .moved_spans import MovedSpans, without_links_to
 from .policy import Reduction, TargetTrace, reduced, reduced_together, row_of
 from .root_only import root_and_phases, root_only, without_detail
-from .span_policy import SelectionRules, SlowDetector
+from .span_policy import SelectionRules, TailSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -103,65 +102,7 @@ class TraceCapacity:
             self._spent.popitem(last=False)
 
 
-# ---- Tail sampling: samples ended steps that were slow, failed or were requested ----
-
-_MOST_ASKED = 1 << 12
-"""Most times of requests that are stored until their segment has ended."""
-
-
-class TailSampler:
-    """The tail sampler of one recording. Not thread-safe, except :meth:`ask`."""
-
-    def __init__(self, rules: SelectionRules) -> None:
-        self._keeps_all = rules.keep_all
-        self._slow = SlowDetector(rules.quantile, rules.limit_ns)
-        self._asked: deque[int] = deque(maxlen=_MOST_ASKED)  # Unix ns
-        self.figures: Counter[str] = Counter()
-        """Trace groups by decision: ``sampled``, ``root_only``."""
-
-    def ask(self, now: int) -> None:
-        """Requests that the segment that runs at ``now`` (Unix ns) be sampled. Thread-safe."""
-        if not self._keeps_all:  # else the requests would never be read
-            self._asked.append(now)
-
-    def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
-        """Decides which ended segments and ended shared roots of operators are sampled; returns the decisions by trace group.
-
-        All spans of a segment get the same decision. A segment is sampled if it is set-up, has a span in ``failed``, was requested, or
-        is slow among segments of its kind: steps among steps, evaluations among evaluations. Only the span that the loop's thread ended
-        counts for its duration. A shared root is compared by its longest operator, since its own duration means nothing.
-
-        ``failed``: trace groups that are sampled in any case, such as those with an error.
-        """
-        segments = [span for span in ended if span.segment is not None]
-        sampled, asked = dict.fromkeys(map(_segment_of, segments), False), tuple(self._asked)
-        for span in segments:
-            slow = span.thread is not None and self._slow.takes(span.name, span.end - span.start)
-            is_asked = any(span.start <= time <= span.end for time in asked)
-            has_to_be = span.segment is Segment.SETUP or span.span_id in failed or is_asked
-            sampled[_segment_of(span)] |= slow or has_to_be
-        latest = max((span.end for span in segments), default=0)
-        while self._asked and self._asked[0] <= latest:
-            self._asked.popleft()
-        for is_sampled in sampled.values():
-            self.figures["sampled" if is_sampled else "root_only"] += 1
-        decisions = {span.span_id: sampled[_segment_of(span)] for span in segments}
-        for span in ended:
-            if span.segment is None:
-                decisions[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
-        return decisions
-
-    def of_trace_group(self, name: str, duration_ns: int, *, failed: bool) -> bool:
-        """Decides whether a trace group that is no segment is sampled."""
-        slow = self._slow.takes(name, duration_ns)
-        self.figures["sampled" if slow or failed else "root_only"] += 1
-        return slow or failed
-
-
-def _segment_of(span: StepSpan) -> tuple[int, tuple[int, int] | None]:
-    """A key of a segment, equal for all its spans: the number of a step; for other segments, the link to the one before."""
-    return span.number, span.link if span.number < 0 else None
-
+# ---- Buffering ----
 
 MAX_BUFFERED_BYTES = 64 << 20
 MAX_BUFFERED_NS = 60_000_000_000

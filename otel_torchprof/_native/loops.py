@@ -132,7 +132,7 @@ def top_level(parent: Array, flags: Array) -> npt.NDArray[np.int32]:
     return topmost
 
 
-class Forest(NamedTuple):
+class SpanForest(NamedTuple):
     """Rows as a forest, for any parents; see ``otp_span_tree`` in ``model.h``."""
 
     above: npt.NDArray[np.int64]
@@ -144,7 +144,7 @@ class Forest(NamedTuple):
     """The rows sorted by depth, family and thread, then as in ``by_start``."""
 
 
-def forest(parent: Array, by_start: Array, thread: Array, family: npt.NDArray[np.int64], *, deepest: int) -> Forest:
+def forest(parent: Array, by_start: Array, thread: Array, family: npt.NDArray[np.int64], *, deepest: int) -> SpanForest:
     """Returns the forest of rows. All arrays are int64; linear in their number.
 
     Args:
@@ -164,17 +164,17 @@ def forest(parent: Array, by_start: Array, thread: Array, family: npt.NDArray[np
     native = ffi.new("otp_span_tree *", {name: pointer(column) for name, column in columns.items()})
     native.count, native.thread_count, native.deepest = count, int(thread.max(initial=0)) + 1, deepest
     _checked(lib.otp_make_span_tree(native))
-    return Forest(above, depth, family, order)
+    return SpanForest(above, depth, family, order)
 
 
-def raise_sums(forest: Forest, values: Array) -> npt.NDArray[np.int64]:
+def raise_sums(forest: SpanForest, values: Array) -> npt.NDArray[np.int64]:
     """Returns the values, each plus those of all its descendants in the forest."""
     total: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
     lib.otp_raise_sums(len(total), pointer(forest.order), pointer(forest.above), pointer(total))
     return total
 
 
-def raise_highest(forest: Forest, values: Array) -> npt.NDArray[np.int64]:
+def raise_highest(forest: SpanForest, values: Array) -> npt.NDArray[np.int64]:
     """Returns for each row the highest of its own value and those of its descendants in the forest."""
     highest: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)
     lib.otp_raise_highest(len(highest), pointer(forest.order), pointer(forest.above), pointer(highest))

@@ -160,6 +160,26 @@ def test_an_arena_is_the_systems_again():
     assert mapped_bytes() - before < MIB
 
 
+def test_small_blocks_are_used_again(heap):
+    """An arena takes the memory of one whose arrays are gone, and of no other; once the program is idle that is the system's again."""
+    first = Arena(3 * MIB).empty(MIB, np.uint8)
+    address = first.ctypes.data
+    second = Arena(3 * MIB).empty(MIB, np.uint8)
+    assert not np.shares_memory(first, second)
+    view = first[1:].view()
+    del first
+    assert Arena(3 * MIB).empty(MIB, np.uint8).ctypes.data != address
+    del view
+    assert address in {Arena(3 * MIB).empty(MIB, np.uint8).ctypes.data for _ in range(8)}
+    del second
+    gc.collect()
+    before = mapped_bytes()
+    heap.look(0, is_idle=False)
+    assert mapped_bytes() == before
+    heap.look(0)
+    assert mapped_bytes() <= before - 4 * MIB
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_where_memory_is_short():
     """What is not to be had is a MemoryError, as numpy's is."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from otel_torchprof._columns.arrays import BLOCK, find
+from otel_torchprof._columns.arrays import BLOCK, distinct_values, find, is_any_of
 from otel_torchprof._native import loops
 from otel_torchprof._process.heap import Arena
 
@@ -87,6 +87,62 @@ def test_positions_of_ids(ids, wanted, spread):
     columns = (np.array(values, dtype=np.uint64) * np.uint64(spread) for values in (ids, wanted))
     expected = [ids.index(value) if value and value in ids else -1 for value in wanted]
     assert loops.positions_of(*columns).tolist() == expected
+
+
+@st.composite
+def any_parents(draw):
+    """Rows with any parents, also later ones and circles, some starts that are the same, and a few threads."""
+    rows = draw(st.integers(min_value=0, max_value=25))
+    parent = [draw(st.integers(min_value=-1, max_value=rows - 1)) for _ in range(rows)]
+    if rows and draw(st.booleans()):  # deep, which chance alone makes rare
+        parent = [row - 1 if draw(st.integers(0, 9)) else parent[row] for row in range(rows)]
+    start, thread, family = (draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)) for _ in range(3))
+    family = [min(number, rows) for number in family]
+    return tuple(np.array(column, dtype=np.int64) for column in (parent, start, thread, family))
+
+
+@given(any_parents(), st.integers(0, 2**32))
+def test_a_forest_of_any_parents(columns, seed):
+    """Depths, order, sums and maxima are those of a plain walk; circles hang nowhere, and what is too deep under its last good ancestor."""
+    parent, start, thread, family = columns
+    by_start = np.argsort(start, kind="stable")
+    found = loops.forest(parent, by_start, thread, family.copy(), deepest=4)
+
+    def ancestors(row):
+        above = []
+        while (row := int(parent[row])) >= 0 and row not in above:
+            above.append(row)
+        return above if row < 0 else None
+
+    above, depth, own_family = [], [], []
+    for row in range(len(parent)):
+        path = ancestors(row)
+        good = path[-4:] if path else []
+        above.append(good[0] if good else -1)
+        depth.append(len(good))
+        own_family.append(good[0] + 1 if good else 0 if parent[row] >= 0 else int(family[row]))
+    assert (found.above.tolist(), found.depth.tolist(), found.family.tolist()) == (above, depth, own_family)
+    rank = {row: at for at, row in enumerate(by_start.tolist())}
+    in_order = sorted(range(len(parent)), key=lambda row: (depth[row], own_family[row], thread[row], rank[row]))
+    assert found.order.tolist() == in_order
+    values = np.random.default_rng(seed).integers(-100, 100, len(parent))
+    sums, highest = values.copy(), values.copy()
+    for row in reversed(in_order):
+        if above[row] >= 0:
+            sums[above[row]] += sums[row]
+            highest[above[row]] = max(highest[above[row]], highest[row])
+    assert loops.raise_sums(found, values).tolist() == sums.tolist()
+    assert loops.raise_highest(found, values).tolist() == highest.tolist()
+
+
+@given(
+    arrays.arrays(np.uint32, st.integers(0, 40), elements=st.integers(0, 3)), st.lists(st.integers(0, 5), max_size=4)
+)
+def test_values_among_a_few(values, few):
+    """As numpy's functions tell, for columns with one value too."""
+    assert is_any_of(values, few).tolist() == np.isin(values, few).tolist()
+    assert distinct_values(values).tolist() == sorted(set(values.tolist()))
+    assert distinct_values(np.full(3, 7)).tolist() == [7]
 
 
 def test_rows_are_found_in_every_block():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from otel_torchprof._columns.joined import joined
 from otel_torchprof._encode.attributes import REDUCTIONS, add_attributes
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._export.aggregating import Sizes, TraceGroups, aggregated
-from otel_torchprof._export.policy import Reduction, fits
+from otel_torchprof._export.policy import Reduction, fits, reduced_together
 from otel_torchprof._export.root_only import root_only
 from otel_torchprof._model.limits import Budget, most_bytes, span_sizes
 from otel_torchprof._model.span_tables import joined_tables, taken
@@ -103,6 +104,46 @@ def test_whatever_the_tree_and_the_budget(seed):
             assert cut(found, budget)[0] is found
     else:
         assert found is table
+
+
+@pytest.mark.parametrize("seed", SEEDS[:20])
+def test_many_trace_groups_are_each_reduced_as_one(seed):
+    """Of trace groups in one table each is reduced as if it were alone, by its own budget; what would have to be split is said."""
+    chance = random.Random(seed)
+    alone = [moved(random_trace_group(100 * seed + number, 120), number) for number in range(5)]
+    budgets = [budget_of(chance) for _ in alone]
+    together = joined_tables(alone)
+    of_row = np.repeat(np.arange(len(alone)), [len(table) for table in alone])
+    roots = np.searchsorted(of_row, np.arange(len(alone)))
+    done = reduced_together(together, of_row, budgets, roots)
+    for number, (table, budget) in enumerate(zip(alone, budgets, strict=True)):
+        expected, reduction = cut(table, budget, TARGET._replace(span_id=int(table.span_id[0])))
+        assert bool(reduction.parts) is not bool(done.is_within[number])
+        if reduction.parts:
+            continue
+        assert (done.aggregated[number], done.collapsed[number]) == (reduction.aggregated, reduction.collapsed)
+        found = taken(done.table, np.flatnonzero(done.groups.of_row == number))
+        assert told(found) == told(expected)
+        became = done.became[of_row == number]
+        assert became.tolist() == (table.span_id if reduction.became is None else reduction.became).tolist()
+
+
+def moved(table, number):
+    """The same spans with other ids, and without links to themselves, which only a reduction removes."""
+    links = table.links[table.span_id[table.links["row"]] != table.links["span_id"]]
+    links["span_id"] += np.uint64(1000 * number)
+    parent = np.where(table.parent_span_id == 0, 0, table.parent_span_id + np.uint64(1000 * number))
+    return replace(table, span_id=table.span_id + np.uint64(1000 * number), parent_span_id=parent, links=links)
+
+
+def told(table):
+    """All that spans say, by id."""
+    links = {}
+    for link in table.links:
+        links.setdefault(int(link["row"]), []).append(int(link["span_id"]))
+    columns = (table.span_id, table.parent_span_id, table.start, table.end, table.error)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {row[0]: (row, attributes_of(table, at), links.get(at)) for at, row in enumerate(rows)}
 
 
 def test_bytes_are_kept_to_the_last():

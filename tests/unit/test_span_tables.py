@@ -23,7 +23,7 @@ from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import sdk
 from otel_torchprof._model.limits import limited
 from otel_torchprof._model.span_table import COLUMN_TYPES, LINK, AttributeColumn, AttributeType
-from otel_torchprof._model.span_tables import joined_tables, packed, taken
+from otel_torchprof._model.span_tables import joined_tables, packed, picked, taken
 from otel_torchprof.errors import forget_warnings
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
@@ -51,6 +51,21 @@ def test_taken_rows_say_the_same(table, data):
     assert used == set(range(len(found.names)))
     assert set(found.trace.tolist()) == set(range(len(found.trace_ids)))
     assert all(column.rows is None or len(column.rows) for column in found.attributes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tables(), st.data())
+def test_rows_without_gaps_are_not_copied(table, data):
+    """They say what they said, with the links among them, in the memory of the table; other rows say so in memory of their own."""
+    begin = data.draw(st.integers(0, len(table)))
+    end = data.draw(st.integers(begin, len(table)))
+    whole = reported(table)
+    found = picked(table, np.arange(begin, end))
+    assert reported(found) == whole[begin:end]
+    assert begin == end or np.shares_memory(found.start, table.start)
+    backwards = picked(table, np.arange(begin, end)[::-1])
+    assert reported(backwards) == whole[begin:end][::-1]
+    assert end - begin < 2 or not np.shares_memory(backwards.start, table.start)
 
 
 @settings(max_examples=30, deadline=None)

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from otel_torchprof._columns.phases import Segment
-from otel_torchprof._export.span_buffer import TailSampler
-from otel_torchprof._export.span_policy import SelectionRules
+from otel_torchprof._export.span_policy import SelectionRules, TailSampler
 from otel_torchprof._model.limits import Budget
 from otel_torchprof._model.step_spans import StepSpan, Trace
 
