@@ -402,8 +402,15 @@ class SpanBuffer:
             yield self._in_application(_in_one_trace(joined_tables(parts)), key)
 
     def _is_plain(self, pieces: Pieces, key: int, sampled: Mapping[int, bool], *, was_buffered: bool) -> bool:
-        """Whether only its size may prevent a trace group from being sent unchanged: it was not reduced before, and is sampled."""
-        if key in self._past or key in self._sent_early:
+        """Whether only its size may prevent a trace group from being sent unchanged: it was not reduced before, and is sampled.
+
+        Not if earlier drains brought tokens of ``generate``, which are aggregated trace group by trace group.
+        """
+        if (
+            key in self._past
+            or key in self._sent_early
+            or any(tokens(part).any() for part in self._buffered.get(key, ()))
+        ):
             return False
         step = pieces.steps.get(key)
         is_decided = self._rules.keep_all or not was_buffered or (step is not None and step.segment is not None)

@@ -114,10 +114,12 @@ def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array
     if is_long is not None and not is_long.any():
         is_long = None
 
+    compared = context if context is not None and (context != context[:1]).any() else None
+
     def holds(above: Array, nodes: Array | slice) -> Array:
         encloses: Array = end[above] >= start[nodes]
-        if context is not None:
-            encloses &= context[above] == context[nodes]
+        if compared is not None:
+            encloses &= compared[above] == compared[nodes]
         if is_long is not None and step is not None:
             encloses &= ~is_long[above] | (step[above] == step[nodes])
         return encloses

@@ -466,7 +466,13 @@ class LiveTrees:
         self, steps: Sequence[Step], batch: Batch
     ) -> Callable[[Array, Array | None], npt.NDArray[np.int64]] | None:
         """As :meth:`_lasting`; None if no event of the batch can last longer than a whole step."""
-        if not steps[1:] and not (steps and len(batch.opens)):
+        if not steps or (not steps[1:] and not len(batch.opens)):
+            return None
+        # What lasts for more than a step is longer than the shortest one, or open since an earlier one.
+        starts = sorted({*(step.start for step in steps), self._steps.origin or steps[0].start})
+        shortest = np.diff(starts).min(initial=NEVER)
+        longest = (batch["end"] - batch["start"]).max(initial=0)
+        if longest < shortest and batch.opens.start.min(initial=NEVER) >= steps[-1].start:
             return None
         return lambda times, context: self._lasting(steps, times, context)
 
