@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,18 +166,19 @@ class _Ends(NamedTuple):
 
 
 _NO_IDS = np.empty((0, 16), dtype=np.uint8)
+_MOST_DRAINS = 32
+"""Drains whose operators are remembered apart, so that most drains copy nothing."""
 
 
 class Flows:
     """Links of backward functions to forward operators, also to those of earlier drains. Not thread-safe.
 
-    Remembers the latest :data:`REMEMBERED` numbered operators, or up to twice as many.
+    Remembers the latest :data:`REMEMBERED` numbered operators, or up to three times as many.
     """
 
     def __init__(self) -> None:
-        nothing = np.empty(0, dtype=np.int64)
-        self._numbered = NumberedEvents(nothing, nothing, nothing, nothing, np.empty(0, dtype=np.bool_))
-        self._ends = _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+        self._remembered: deque[tuple[NumberedEvents, _Ends]] = deque()
+        """One entry per drain, oldest first; joined from time to time."""
 
     def links(
         self, placed: Placed, traced: npt.NDArray[np.bool_], trace_ids: Array, *, final: bool
@@ -192,7 +194,12 @@ class Flows:
         if not traced.all():
             new = new.at(traced[new.row])
         if new.backward.any():
-            events, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
+            lowest = new.number[new.backward].min()
+            events, ends = new, _ends_of(new, placed, trace_ids)
+            for earlier, earlier_ends in reversed(self._remembered):
+                if (may_match := np.flatnonzero(earlier.number >= lowest)).size:
+                    events = earlier.at(may_match).followed_by(events)
+                    ends = earlier_ends.at(may_match).followed_by(ends)
             forward, backward = pair(events)
             flows = events.row[backward], ends.at(forward)
         if not final:
@@ -202,12 +209,18 @@ class Flows:
     def _remember(self, placed: Placed, new: NumberedEvents, trace_ids: Array) -> None:
         if not len(new.row):
             return
-        numbered, ends = self._numbered.followed_by(new), self._ends.followed_by(_ends_of(new, placed, trace_ids))
-        if len(numbered.row) > 2 * REMEMBERED:  # rarely: it sorts
-            latest = np.argsort(numbered.start, kind="stable")[-REMEMBERED:]
-            numbered, ends = numbered.at(latest), ends.at(latest)
+        if len(new.row) > REMEMBERED:
+            new = new.at(np.argsort(new.start, kind="stable")[-REMEMBERED:])
         # -1: rows of earlier batches have no meaning later.
-        self._numbered, self._ends = numbered._replace(row=np.full(len(numbered.row), -1)), ends
+        self._remembered.append((new._replace(row=np.full(len(new.row), -1)), _ends_of(new, placed, trace_ids)))
+        remembered = sum(len(earlier.row) for earlier, _ in self._remembered)
+        while remembered - len(self._remembered[0][0].row) >= REMEMBERED:
+            remembered -= len(self._remembered.popleft()[0].row)
+        if len(self._remembered) > _MOST_DRAINS:
+            events, ends = self._remembered.popleft()
+            for later, later_ends in self._remembered:
+                events, ends = events.followed_by(later), ends.followed_by(later_ends)
+            self._remembered = deque([(events, ends)])
 
 
 def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
