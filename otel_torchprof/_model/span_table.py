@@ -62,6 +62,8 @@ class AttributeColumn:
         rows = np.flatnonzero(present)
         if len(rows) == len(present):
             return cls(key, kind, np.ascontiguousarray(values))
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):  # as of events, which follow the steps
+            return cls(key, kind, np.ascontiguousarray(values[rows[0] : rows[-1] + 1]), rows)
         return cls(key, kind, values[rows], rows)
 
     def spread(self, spans: int) -> tuple[Array, npt.NDArray[np.bool_]]:
