@@ -413,14 +413,18 @@ def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapp
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
     columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
     strings: dict[str, int] = {}
+    first = len(table.names)
     for position, attributes in added_attributes:
         give_way()
         for key, value in attributes.items():
             kind = _ALWAYS_KNOWN.get(type(value)) or _kind(value)
             if kind is AttributeType.NAME:
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
-                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - the table's representation
-            columns.setdefault((str(key), kind), {})[position] = value
+                value = strings.setdefault(text, first + len(strings))  # noqa: PLW2901 - the table's representation
+            try:
+                columns[key, kind][position] = value
+            except KeyError:
+                columns.setdefault((str(key), kind), {})[position] = value
     if not columns:
         return table
     added = tuple(_column(key, kind, values) for (key, kind), values in columns.items())

@@ -26,6 +26,7 @@ _KNOWN = {int(part): part for part in Part} | {
 }
 """By number of a phase, its part in a training loop. A call of ``generate`` counts as a call of its model."""
 _COLUMNS = ("start", "end", "id", "fwd_thread", "sequence_nr", "thread", "flags")
+_UNFINISHED = int(Flag.UNFINISHED)
 _MOST_THREADS = 1000
 """Number of threads for which the end of the last phase is remembered."""
 
@@ -101,7 +102,7 @@ class PhaseTokens:
             enclosing = () if alone else tuple(above.row(row))
             holder = next((event.id for event in reversed(enclosing) if event.kind == Kind.PHASE), None)
             if holder is None and part is not None:
-                is_cut = bool(flags & Flag.UNFINISHED)
+                is_cut = bool(flags & _UNFINISHED)
                 yield Token(id_, part, key, start, end, idents[thread], of_span, is_cut=is_cut), enclosing
             elif part is Part.BACKWARD and holder is not None:
                 self._holders.add(holder)

@@ -26,15 +26,12 @@ for _part in Part:
     _PHASE_OF[_part] = PHASES.index(_part.phase)
 
 
-_NO_TIMES = np.zeros((0, len(PHASES) + 1), dtype=np.int64)
-
-
 class ExclusiveTimes(NamedTuple):
     """Times that one drain adds to the phases of each group of events, ns."""
 
     threads: list[int]
     """``threading.get_ident()`` of each thread that had phases."""
-    times: npt.NDArray[np.int64]
+    times: list[list[list[int]]]
     """By group, thread and phase; negative if a phase that is still open has others inside."""
 
 
@@ -68,7 +65,7 @@ def exclusive_times(
     is_inside[around >= 0] = _of(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
     sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
     np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
-    return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times)
+    return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times.tolist())
 
 
 def _of(batch: Batch, column: str, nodes: Array) -> Array:
@@ -119,47 +116,39 @@ def repeated_phases(
 class PhaseTimes:
     """The exclusive times of phases in one step so far, ns, by thread. Not thread-safe."""
 
-    threads: tuple[int, ...] = ()
-    """``threading.get_ident()`` of each."""
-    times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
-    """A row per thread."""
+    times: dict[int, list[int]] = field(default_factory=dict)
+    """By ``threading.get_ident()`` of the thread and by phase. No arrays: a step has a few numbers, and numpy takes microseconds each."""
 
     def add(self, exclusive: ExclusiveTimes, group: int) -> None:
         """Adds the times of one group."""
-        added = exclusive.times[group]
-        for at in np.flatnonzero(added.any(axis=1)).tolist():
-            thread = exclusive.threads[at]
-            if thread not in self.threads:
-                self.threads, self.times = (*self.threads, thread), np.vstack((self.times, added[at]))
-            else:
-                self.times[self.threads.index(thread)] += added[at]
+        for thread, added in zip(exclusive.threads, exclusive.times[group], strict=True):
+            if any(added):
+                before = self.times.get(thread)
+                self.times[thread] = added if before is None else list(map(sum, zip(before, added, strict=True)))
 
     def on_thread(self, thread: int | None, duration: int) -> dict[str, int]:
         """Time of each phase on the loop's thread, and the unattributed time of the step, ns.
 
         ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
-        loop, times_by_phase = self._loop(thread), dict[str, int]()
-        for other, times in zip(self.threads, self.times.tolist(), strict=True):
-            if other == loop:
-                times_by_phase |= _named(times)
+        times_by_phase = _named(self.times.get(self._loop(thread), ()))
         return {**times_by_phase, UNATTRIBUTED: max(duration - sum(times_by_phase.values()), 0)}
 
     def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
         times_by_key = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
         loop = self._loop(thread)
-        if others := [times for other, times in zip(self.threads, self.times, strict=True) if other != loop]:
-            overlap = _named(np.sum(others, axis=0).tolist())
+        if others := [times for other, times in self.times.items() if other != loop]:
+            overlap = _named(list(map(sum, zip(*others, strict=True))))
             times_by_key |= {f"{name}.overlap": time for name, time in overlap.items()}
         named = {PHASE_PREFIX + key: time / 1e9 for key, time in times_by_key.items()}
-        recomputed = int(self.times[:, _RECOMPUTED].sum())
+        recomputed = sum(times[_RECOMPUTED] for times in self.times.values())
         return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
 
     def _loop(self, thread: int | None) -> int:
-        if thread is not None or not self.threads:
+        if thread is not None or not self.times:
             return thread or 0
-        return self.threads[int(self.times[:, :_RECOMPUTED].sum(axis=1).argmax())]
+        return max(self.times, key=lambda other: sum(self.times[other][:_RECOMPUTED]))
 
 
 def _named(times: Sequence[int]) -> dict[str, int]:

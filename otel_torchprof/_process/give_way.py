@@ -29,6 +29,8 @@ class _YieldingThread(threads.local):
     urgency: Callable[[], float] | None = None
     rested = 0
     """CPU time of the thread at its last pause, ns."""
+    due = 0
+    """Monotonic time, ns, before which the thread cannot have worked for long enough since."""
 
 
 _thread = _YieldingThread()
@@ -40,7 +42,7 @@ def giving_way(urgency: Callable[[], float]) -> Iterator[None]:
 
     ``urgency`` is called before each pause, and shortens it: not at all at 0, to nothing from 1 on.
     """
-    _thread.urgency, _thread.rested = urgency, time.thread_time_ns()
+    _thread.urgency, _thread.rested, _thread.due = urgency, time.thread_time_ns(), 0
     try:
         yield
     finally:
@@ -60,15 +62,17 @@ def without_yielding() -> Iterator[None]:
 def give_way() -> None:
     """Sleeps briefly if this thread is a yielding one and has worked for a millisecond. Call it at least once per millisecond of work.
 
-    Costs 0.9 us on a yielding thread, 0.2 us on others.
+    Costs 0.2 us; 0.9 us once a millisecond on a yielding thread.
     """
-    if (urgency := _thread.urgency) is None:
+    # The CPU time is a call of the system, the monotonic time is none, and no thread works for longer than time passes.
+    if (urgency := _thread.urgency) is None or (wall := time.monotonic_ns()) < _thread.due:
         return
     now = time.thread_time_ns()
     worked = now - _thread.rested
     if worked < _WORK_NS:
+        _thread.due = wall + _WORK_NS - worked
         return
-    _thread.rested = now
+    _thread.rested, _thread.due = now, 0
     # At most once a millisecond: it calls the recorder, for which it releases the GIL.
     if (rest := _REST * (1 - urgency())) > 0:
         threads.sleep(min(rest * worked / 1e9, _LONGEST_REST_SECONDS))

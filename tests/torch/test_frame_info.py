@@ -317,8 +317,8 @@ def test_nothing_is_kept_alive_by_profiles():
     gc.collect()
     assert [reference() for reference in gone if reference() is not None] == []
     assert len(prof.modules) == 6
-    assert frames._book_of_run is not None
-    assert frames._book_of_run() is None
+    assert frames._notes_of_run is not None
+    assert frames._notes_of_run() is None
 
 
 def test_info_hold_what_was_recorded_only():

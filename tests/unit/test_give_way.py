@@ -26,6 +26,9 @@ class Clock:
     def thread_time_ns(self) -> int:
         return self.now
 
+    def monotonic_ns(self) -> int:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.rests.append(round(seconds, 6))
 
