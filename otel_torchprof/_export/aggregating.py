@@ -324,7 +324,8 @@ def with_all_below(siblings: Siblings, into: npt.NDArray[np.int64]) -> npt.NDArr
 def first_alike(nodes: Array, key: Array) -> Array:
     """Returns for each node the first one with the same key."""
     order = np.argsort(key, kind="stable")
-    first = np.concatenate(([True], key[order][1:] != key[order][:-1]))
+    first = np.ones(len(nodes), dtype=np.bool_)
+    first[1:] = key[order][1:] != key[order][:-1]
     first_nodes = np.empty(len(nodes), dtype=np.int64)
     first_nodes[order] = nodes[order[first]][np.cumsum(first) - 1]
     return first_nodes

@@ -424,7 +424,7 @@ def reduced(
         rows_of_spans(table, table.parent_span_id),
     )
     if root >= 0:
-        table, groups = _with_strays(table, groups)
+        table, groups = _with_strays(table, groups, np.ones(1, dtype=np.bool_))
     table, became, groups, is_within = _smaller(table, groups, Sizes(table))
     done, parts = _accounts(table), list[TracePart]()
     if not stays or not is_within.all():
@@ -467,7 +467,8 @@ def reduced_together(table: SpanTable, of_row: Array, budgets: Sequence[Budget],
     """As :func:`reduced`, but for many trace groups at once, and without splitting: a third of the cost.
 
     Args:
-        table: spans of complete trace groups, each in its own trace, without tokens of ``generate``.
+        table: spans of complete trace groups, each in its own trace, without tokens of ``generate``. If not all of them fit afterwards,
+            call it again without those: links to their spans may lead to where they would have been.
         of_row: number of each span's group.
         budgets: of each group.
         roots: row of each group's root.
@@ -480,10 +481,9 @@ def reduced_together(table: SpanTable, of_row: Array, budgets: Sequence[Budget],
     given = np.array([np.nan if budget.short is None else budget.short * 1e9 for budget in budgets])
     short = np.where(np.isnan(given), lasts / max_spans, given)
     groups = TraceGroups(of_row, roots, max_spans, max_bytes, short, rows_of_spans(table, table.parent_span_id))
-    table, groups = _with_strays(table, groups)
     sizes = Sizes(table)
     is_small = groups.allow(*sizes.by_group(groups))
-    groups = groups._replace(max_bytes=np.where(is_small, max_bytes, available))
+    table, groups = _with_strays(table, groups._replace(max_bytes=np.where(is_small, max_bytes, available)), ~is_small)
     table, became, groups, is_within = _smaller(table, groups, sizes)
     counts, into = counts_of(table), collapsed_of(table)
     every = slice(None)
@@ -542,11 +542,12 @@ def _smaller(
     return table, table.span_id[at], groups, is_within
 
 
-def _with_strays(table: SpanTable, groups: TraceGroups) -> tuple[SpanTable, TraceGroups]:
-    """Moves spans whose parents are in other traces, or will be, below the root of their group."""
+def _with_strays(table: SpanTable, groups: TraceGroups, chosen: npt.NDArray[np.bool_]) -> tuple[SpanTable, TraceGroups]:
+    """Moves spans whose parents are in other traces, or will be, below the root of their group, in the chosen groups."""
     parent, roots = groups.parent, groups.roots[groups.of_row]
     is_stray = ((parent < 0) & (table.parent_span_id != 0)) | ((parent >= 0) & (groups.of_row[parent] != groups.of_row))
     is_stray[groups.roots] = False
+    is_stray &= chosen[groups.of_row]
     strays = np.flatnonzero(is_stray)
     if not strays.size:
         return table, groups

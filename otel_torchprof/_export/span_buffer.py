@@ -25,7 +25,7 @@ from otel_torchprof._process.give_way import give_way
 
 from .aggregating import tokens
 from .moved_spans import MovedSpans, without_links_to
-from .policy import Reduction, TargetTrace, reduced, reduced_together, row_of
+from .policy import ReducedTogether, Reduction, TargetTrace, reduced, reduced_together, row_of
 from .root_only import root_and_phases, root_only, without_detail
 from .span_policy import SelectionRules, TailSampler
 
@@ -428,32 +428,39 @@ class SpanBuffer:
             tables = [*parts, *tables]
             numbers = [*(np.full(len(part), number) for part in parts), *numbers]
         table, of_row = joined_tables(tables), np.concatenate(numbers)
-        roots = rows_of_spans(table, keys)
-        trace_ids = [table.trace_ids[table.trace[row]].tobytes() for row in roots.tolist()]
-        budgets = [self._budget_of(trace_id) for trace_id in trace_ids]
-        done = reduced_together(table, of_row, budgets, roots)
-        give_way()
+        while len(keys):
+            roots = rows_of_spans(table, keys)
+            budgets = [self._budget_of(table.trace_ids[table.trace[row]].tobytes()) for row in roots.tolist()]
+            done = reduced_together(table, of_row, budgets, roots)
+            give_way()
+            if done.is_within.all():
+                self._note_reduced(pieces, table, of_row, keys, done)
+                yield done.table
+                return
+            # Each of these is split by itself, and the others are reduced anew: a link to a span of it leads where it goes.
+            for number in np.flatnonzero(~done.is_within).tolist():
+                part, key = taken(table, np.flatnonzero(of_row == number)), int(keys[number])
+                yield self._within_limit(_TraceGroupSpans.of([part], key, pieces.steps.get(key), 0), 0)
+            rows = np.flatnonzero(done.is_within[of_row])
+            table, of_row = picked(table, rows), (np.cumsum(done.is_within) - 1)[of_row[rows]]
+            keys = keys[done.is_within]
+
+    def _note_reduced(
+        self, pieces: Pieces, table: SpanTable, of_row: Array, keys: Array, done: ReducedTogether
+    ) -> None:
+        """Counts what was done to trace groups, and stores where their spans are now. ``table``, ``of_row``: before."""
         counts = np.bincount(of_row, minlength=len(keys)).tolist()
-        is_changed = (done.aggregated + done.collapsed > 0) & done.is_within
-        for key, trace_id, budget, count in zip(keys.tolist(), trace_ids, budgets, counts, strict=True):
+        for number, (key, count) in enumerate(zip(keys.tolist(), counts, strict=True)):
             if (step := pieces.steps.get(key)) is not None and step.segment is not None:
-                self._capacity.spend(trace_id, min(count, budget.max_spans))
-        self._figures.update(
-            aggregated=int(done.aggregated[is_changed].sum()), collapsed=int(done.collapsed[is_changed].sum())
-        )
+                trace_id = table.trace_ids[table.trace[int(np.argmax(of_row == number))]].tobytes()
+                self._capacity.spend(trace_id, min(count, self._budget_of(trace_id).max_spans))
+        self._figures.update(aggregated=int(done.aggregated.sum()), collapsed=int(done.collapsed.sum()))
+        is_changed = done.aggregated + done.collapsed > 0
         self._reduced_now.update(keys[is_changed].tolist())
-        if is_changed.any():
-            rows = np.flatnonzero(is_changed[of_row])
+        rows = np.flatnonzero(is_changed[of_row])
+        if rows.size:
             before = table if len(rows) == len(table) else picked(table, rows)
             self._moved.note(before, done.table, keys[of_row[rows]], became=done.became[rows])
-        if done.is_within.any():
-            fits = np.flatnonzero(done.is_within[done.groups.of_row])
-            yield done.table if len(fits) == len(done.table) else picked(done.table, fits)
-        for number in np.flatnonzero(~done.is_within).tolist():
-            key = int(keys[number])
-            part = taken(table, np.flatnonzero(of_row == number))
-            trace_group = _TraceGroupSpans.of([part], key, pieces.steps.get(key), 0)
-            yield self._reduced(trace_group, budgets[number])
 
     # ---- processing of trace groups ----
 

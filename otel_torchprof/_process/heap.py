@@ -102,14 +102,17 @@ class _UsedBlocks:
                 block = self._blocks.popleft()
             except IndexError:  # another thread has it
                 break
+            # The array that counts as a reference is made before anybody else can take the block out of the list.
             is_free = len(block) == size and sys.getrefcount(block.base) == _REFERENCES_OF_NO_ARRAY
+            array = block[:]
             self._blocks.append(block)
             if is_free:
-                return block[:]
+                return array
         block = _huge_pages(size)
+        array = block[:]
         if size <= self._LARGEST and size + sum(map(len, tuple(self._blocks))) <= self._MOST_BYTES:
             self._blocks.append(block)
-        return block[:]
+        return array
 
     def forget(self) -> None:
         """Empties the list: the blocks return to the system once no array refers to them."""

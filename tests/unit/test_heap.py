@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import sys
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from frame_trees import no_collections
 
 import otel_torchprof as otp
 from otel_torchprof._native.recorder import Session
+from otel_torchprof._process import heap as heap_module
 from otel_torchprof._process.heap import Arena, Heap, own_memory
 
 MIB = 1 << 20
@@ -158,6 +160,26 @@ def test_an_arena_is_the_systems_again():
     assert mapped_bytes() - before >= 64 * MIB
     del last
     assert mapped_bytes() - before < MIB
+
+
+def test_no_block_is_used_twice_at_once():
+    """Whoever looks for a block while another is handed one out finds that one in use."""
+    blocks = heap_module._UsedBlocks()
+    taken = []
+
+    class Blocks(deque):
+        """A list of blocks, whose every change lets somebody else ask for a block."""
+
+        def append(self, block):
+            super().append(block)
+            if len(taken) < 8:
+                taken.append(None)
+                taken[-1] = blocks.take(2 * MIB)
+
+    blocks._blocks = Blocks()
+    arrays = [blocks.take(2 * MIB) for _ in range(4)]
+    arrays += [array for array in taken if array is not None]
+    assert len({array.ctypes.data for array in arrays}) == len(arrays) > 4
 
 
 def test_small_blocks_are_used_again(heap):

@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 from policy_jobs import job
 from span_tables import span_rows
-from trace_group_tables import TRACE, ids, random_trace_group
+from trace_group_tables import TRACE, ids, random_trace_group, trace_group_of
 
 import otel_torchprof as otp
 from otel_torchprof._columns.phases import Segment
@@ -30,7 +30,7 @@ from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SelectionRules
 from otel_torchprof._model.limits import Budget
 from otel_torchprof._model.span_table import LINK, AttributeColumn, AttributeType
-from otel_torchprof._model.span_tables import taken
+from otel_torchprof._model.span_tables import joined_tables, taken
 from otel_torchprof._model.step_spans import StepSpan, Trace
 
 COMMON = {"resource": Resource({}), "scope": InstrumentationScope("")}
@@ -164,19 +164,37 @@ class Program:
         )
 
     def run(self, steps):
-        """Several, of which two may be open at a time."""
+        """Several, of which a few may be open at a time; a drain brings a piece of one of them, or of several."""
         running = []
         for number in range(steps):
             running.append(self.drains(number))
-            while len(running) > self.chance.choice([0, 1]):
-                one = self.chance.choice(running)
-                if next(one, -1) < 0:
-                    running.remove(one)
-        for one in running:
-            list(one)
+            while len(running) > self.chance.choice([0, 1, 3]):
+                self.drain(running)
+        while running:
+            self.drain(running)
+
+    def drain(self, running):
+        """A piece of some of the steps that run."""
+        brought = []
+        for one in self.chance.sample(running, self.chance.randint(1, len(running))):
+            if (pieces := next(one, None)) is None:
+                running.remove(one)
+            else:
+                brought.append(pieces)
+        if not brought:
+            return
+        arrays = (np.concatenate([pieces[at] for pieces in brought]) for at in (1, 3, 4))
+        group, enclosing, is_segment = arrays
+        steps = {key: step for pieces in brought for key, step in pieces.steps.items()}
+        ended = [step for pieces in brought for step in pieces.ended]
+        table = joined_tables([pieces.table for pieces in brought])
+        with pytest.MonkeyPatch.context() as patch:
+            if self.chance.random() < 0.6:
+                patch.setattr(span_buffer, "MAX_BUFFERED_BYTES", 0)
+            self.sent += self.buffer.decide(Pieces(table, group, (), enclosing, is_segment, steps, ended))
 
     def drains(self, number):
-        """A step, sent in drains, of which each may be the one that has too much."""
+        """The pieces of a step, of which each may be the one that is too much."""
         table = self.step(number)
         order = np.lexsort((-np.arange(len(table)), table.end))
         if self.chance.random() < 0.3:  # some spans come late
@@ -191,12 +209,7 @@ class Program:
             ended = [step] if root in piece.span_id else []
             group = np.full(len(piece), root, np.uint64)
             enclosing = np.full(len(piece.trace_ids), self.enclosing, np.uint64)
-            pieces = Pieces(piece, group, (), enclosing, enclosing >= 0, {root: step}, ended)
-            with pytest.MonkeyPatch.context() as patch:
-                if self.chance.random() < 0.6:
-                    patch.setattr(span_buffer, "MAX_BUFFERED_BYTES", 0)
-                self.sent += self.buffer.decide(pieces)
-            yield number
+            yield Pieces(piece, group, (), enclosing, enclosing >= 0, {root: step}, ended)
 
     def with_links(self, piece):
         """The spans of a drain, some of which link to what ended before them, in this drain too."""
@@ -210,7 +223,7 @@ class Program:
         return replace(piece, links=np.array(links, dtype=LINK))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_every_link_leads_to_a_span_that_was_sent(seed):
     """However a job's steps are cut into drains and sent in parts, reduced or without detail, no link leads nowhere."""
     program = Program(seed)
@@ -221,3 +234,44 @@ def test_every_link_leads_to_a_span_that_was_sent(seed):
     there.add((TRACE.to_bytes(16, "big"), APPLICATION.to_bytes(8, "big")))
     assert [link for *_, links in spans for link in links if link not in there] == []
     assert all((trace, span_id) not in links and len(set(links)) == len(links) for trace, span_id, *_, links in spans)
+
+
+def test_a_step_that_is_split_beside_one_that_is_not():
+    """Of two steps in one drain the first has to be split, and a link of the second to a span of it leads to where that goes."""
+    made = ids()
+    buffer = SpanBuffer(SelectionRules(Budget(max_spans=10, short=5e-4)), made["new_trace_id"], made["new_span_id"])
+    # Long spans in the first, which stay, with a short one below each; short ones in the second.
+    long = [("long", at, at + 1, 1) for at in range(20)]
+    first = trace_group_of([("torch.step", 0, 100, 0), *long, *(("short", at, at + 0.1, at + 2) for at in range(20))])
+    second = trace_group_of([("torch.step", 200, 300, 0), *(("short", 200 + at, 200.1 + at, 1) for at in range(30))])
+    targets = first.span_id[21:]
+    links = [(0, target) for target in targets]
+    tables, steps = [], {}
+    for number, (table, made_links) in enumerate([(first, []), (second, links)]):
+        base, trace_id = np.uint64(number << 32), TRACE << 64 | number
+        short = np.array([table.names[name] == "short" for name in table.name.tolist()])
+        numbered = AttributeColumn.where("torch.op.sequence_nr", AttributeType.INT64, np.arange(len(table)), short)
+        moved = replace(
+            table,
+            span_id=table.span_id + base,
+            parent_span_id=np.where(table.parent_span_id > 0, table.parent_span_id + base, np.uint64(0)),
+            trace_ids=np.frombuffer(trace_id.to_bytes(16, "big"), np.uint8).reshape(1, 16),
+            row=np.where(np.arange(len(table)) == 0, -1, np.arange(len(table))),
+            attributes=(numbered,),
+            links=np.array(
+                [(row, np.frombuffer((TRACE << 64).to_bytes(16, "big"), np.uint8), span) for row, span in made_links],
+                dtype=LINK,
+            ),
+        )
+        root = int(moved.span_id[0])
+        steps[root] = StepSpan(number, Trace(trace_id, True, True), root, 0, 0, None, None)
+        steps[root].segment = Segment.STEP
+        tables.append(moved)
+    group = np.repeat(np.array(list(steps), np.uint64), [len(table) for table in tables])
+    none = np.zeros(2, np.uint64)
+    sent = buffer.decide(Pieces(joined_tables(tables), group, (), none, none == 0, steps, list(steps.values())))
+    spans = [span for table in sent for span in in_table(table)]
+    there = {(trace, span_id) for trace, span_id, *_ in spans}
+    found = [link for *_, span_links in spans for link in span_links]
+    assert found
+    assert [link for link in found if link not in there] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from trace_group_tables import TARGET, attribute, cut, displayed, trace_group, trace_group_of
@@ -53,6 +55,15 @@ def test_all_become_one_where_there_is_no_room():
     assert tokens[1:3] == (10, 46)
     assert tokens[4]["torch.aggregated.duration"] == 0.012
     assert done.recorded == len(trace_group(generated(2, 2, 2, 6)))
+
+
+def test_tokens_that_may_not_be_aggregated():
+    """Where each has a collective below it, which other ranks look for, only what is beside them is collapsed."""
+    table = trace_group((GENERATE, 0, 100, *((DECODE, i, i + 1, ("c10d", i, i + 0.5)) for i in range(10))))
+    numbered = attribute("torch.collective.sequence_nr", AttributeType.INT64, None, *[None, 7] * 10)
+    found, done = cut(replace(table, attributes=(numbered,)), Budget(max_spans=15))
+    assert len(found) == 15
+    assert (done.recorded, done.aggregated, done.collapsed, done.parts) == (21, 0, 6, 0)
 
 
 @pytest.mark.parametrize("name", [GENERATE, "text_completion", "torch.phase.generate"])
