@@ -535,8 +535,8 @@ def _smaller(
         groups, sizes = groups.after(into), sizes.carried(table, into, added)
         spans, size = sizes.by_group(groups)
         is_within = groups.allow(spans, size)
-        if (undecided := (spans <= groups.max_spans) & ~is_within).any():  # by an upper bound of the bytes
-            sizes = sizes.exact(table, undecided[groups.of_row])
+        if (may_be_large := size > groups.max_bytes).any():  # the bytes decide, of which these are upper bounds
+            sizes = sizes.exact(table, may_be_large[groups.of_row])
             is_within = groups.allow(*sizes.by_group(groups))
         at = (np.cumsum(into == np.arange(len(into))) - 1)[into[at]]
     return table, table.span_id[at], groups, is_within
