@@ -26,12 +26,15 @@ for _part in Part:
     _PHASE_OF[_part] = PHASES.index(_part.phase)
 
 
+_NO_TIMES = np.zeros((0, len(PHASES) + 1), dtype=np.int64)
+
+
 class ExclusiveTimes(NamedTuple):
     """Times that one drain adds to the phases of each group of events, ns."""
 
     threads: list[int]
     """``threading.get_ident()`` of each thread that had phases."""
-    times: list[list[list[int]]]
+    times: npt.NDArray[np.int64]
     """By group, thread and phase; negative if a phase that is still open has others inside."""
 
 
@@ -65,7 +68,7 @@ def exclusive_times(
     is_inside[around >= 0] = _of(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
     sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
     np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
-    return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times.tolist())
+    return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times)
 
 
 def _of(batch: Batch, column: str, nodes: Array) -> Array:
@@ -116,39 +119,47 @@ def repeated_phases(
 class PhaseTimes:
     """The exclusive times of phases in one step so far, ns, by thread. Not thread-safe."""
 
-    times: dict[int, list[int]] = field(default_factory=dict)
-    """By ``threading.get_ident()`` of the thread and by phase. No arrays: a step has a few numbers, and numpy takes microseconds each."""
+    threads: tuple[int, ...] = ()
+    """``threading.get_ident()`` of each."""
+    times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
+    """A row per thread."""
 
     def add(self, exclusive: ExclusiveTimes, group: int) -> None:
         """Adds the times of one group."""
-        for thread, added in zip(exclusive.threads, exclusive.times[group], strict=True):
-            if any(added):
-                before = self.times.get(thread)
-                self.times[thread] = added if before is None else list(map(sum, zip(before, added, strict=True)))
+        added = exclusive.times[group]
+        for at in np.flatnonzero(added.any(axis=1)).tolist():
+            thread = exclusive.threads[at]
+            if thread not in self.threads:
+                self.threads, self.times = (*self.threads, thread), np.vstack((self.times, added[at]))
+            else:
+                self.times[self.threads.index(thread)] += added[at]
 
     def on_thread(self, thread: int | None, duration: int) -> dict[str, int]:
         """Time of each phase on the loop's thread, and the unattributed time of the step, ns.
 
         ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
-        times_by_phase = _named(self.times.get(self._loop(thread), ()))
+        loop, times_by_phase = self._loop(thread), dict[str, int]()
+        for other, times in zip(self.threads, self.times.tolist(), strict=True):
+            if other == loop:
+                times_by_phase |= _named(times)
         return {**times_by_phase, UNATTRIBUTED: max(duration - sum(times_by_phase.values()), 0)}
 
     def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
         times_by_key = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
         loop = self._loop(thread)
-        if others := [times for other, times in self.times.items() if other != loop]:
-            overlap = _named(list(map(sum, zip(*others, strict=True))))
+        if others := [times for other, times in zip(self.threads, self.times, strict=True) if other != loop]:
+            overlap = _named(np.sum(others, axis=0).tolist())
             times_by_key |= {f"{name}.overlap": time for name, time in overlap.items()}
         named = {PHASE_PREFIX + key: time / 1e9 for key, time in times_by_key.items()}
-        recomputed = sum(times[_RECOMPUTED] for times in self.times.values())
+        recomputed = int(self.times[:, _RECOMPUTED].sum())
         return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
 
     def _loop(self, thread: int | None) -> int:
-        if thread is not None or not self.times:
+        if thread is not None or not self.threads:
             return thread or 0
-        return max(self.times, key=lambda other: sum(self.times[other][:_RECOMPUTED]))
+        return self.threads[int(self.times[:, :_RECOMPUTED].sum(axis=1).argmax())]
 
 
 def _named(times: Sequence[int]) -> dict[str, int]:
