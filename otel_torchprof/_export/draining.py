@@ -10,7 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
 from otel_torchprof._process import threads
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof._process.give_way import giving_way
@@ -28,6 +28,9 @@ _DRAIN_SHARE = 0.5
 """Largest share of a core that the thread takes; if that is not enough, the recorder drops the oldest events."""
 
 
+MOST_WAITING_BYTES = 8 * SLICE_BYTES
+"""Bytes of events that may wait for drains that give way to the program; the more do, the less these give way. So a step is slowed by a
+part of a drain, and seldom by a whole one."""
 _GIVE_UP_SECONDS = 1.0
 """Seconds to wait for a running slice after the deadline."""
 

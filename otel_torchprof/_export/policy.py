@@ -151,12 +151,12 @@ def _fewest(tree: SpanTree, groups: TraceGroups, sizes: Sizes, goes: Array) -> n
     spans, total = sizes.by_group(groups)
 
     def enough(count: Array) -> npt.NDArray[np.bool_]:
-        gone = goes[rank < count[of_row]]
-        above = np.zeros(len(whole), dtype=np.bool_)
-        above[tree.above[gone]] = True
-        above[gone] = False
-        left = total - groups.sums(gone, whole[gone]) + _COLLAPSED_SIZE * groups.sums(above)
-        return groups.allow(spans - count, left)
+        removed = goes[rank < count[of_row]]
+        absorbing = np.zeros(len(whole), dtype=np.bool_)
+        absorbing[tree.above[removed]] = True
+        absorbing[removed] = False
+        remaining = total - groups.sums(removed, whole[removed]) + _COLLAPSED_SIZE * groups.sums(absorbing)
+        return groups.allow(spans - count, remaining)
 
     # Where the number of spans decides, the first try is the last.
     low = np.where(groups.allow(spans, total), 0, np.clip(spans - groups.max_spans, 0, most))
@@ -415,14 +415,7 @@ def reduced(
     available = (
         budget.less(0, _ROOT_SIZE + links_before * LINK_SIZE) if root >= 0 else budget.less(0 if stays else 1, 512)
     )
-    groups = TraceGroups(
-        np.zeros(len(table), dtype=np.int64),
-        np.array([root]),
-        np.array([available.max_spans]),
-        np.array([available.max_bytes]),
-        np.array([_short(table, budget)]),
-        rows_of_spans(table, table.parent_span_id),
-    )
+    groups = _trace_groups(table, np.zeros(len(table), dtype=np.int64), np.array([root]), [budget], [available])
     if root >= 0:
         table, groups = _with_strays(table, groups, np.ones(1, dtype=np.bool_))
     table, became, groups, is_within = _smaller(table, groups, Sizes(table))
@@ -452,8 +445,6 @@ class ReducedTogether(NamedTuple):
     """The result of :func:`reduced_together`."""
 
     table: SpanTable
-    groups: TraceGroups
-    """Those of the table."""
     became: npt.NDArray[np.uint64]
     """For each row of the given table, the id of the span that it is now part of."""
     aggregated: npt.NDArray[np.int64]
@@ -473,17 +464,11 @@ def reduced_together(table: SpanTable, of_row: Array, budgets: Sequence[Budget],
         budgets: of each group.
         roots: row of each group's root.
     """
-    most = [(budget.max_spans, budget.max_bytes, budget.less(0, _ROOT_SIZE).max_bytes) for budget in budgets]
-    max_spans, max_bytes, available = np.array(most, dtype=np.int64).reshape(-1, 3).T
-    order = _by_group(of_row)
-    begins = np.searchsorted(of_row[order], np.arange(len(roots)))
-    lasts = np.maximum.reduceat(table.end[order], begins) - np.minimum.reduceat(table.start[order], begins)
-    given = np.array([np.nan if budget.short is None else budget.short * 1e9 for budget in budgets])
-    short = np.where(np.isnan(given), lasts / max_spans, given)
-    groups = TraceGroups(of_row, roots, max_spans, max_bytes, short, rows_of_spans(table, table.parent_span_id))
-    sizes = Sizes(table)
+    groups, sizes = _trace_groups(table, of_row, roots, budgets, budgets), Sizes(table)
     is_small = groups.allow(*sizes.by_group(groups))
-    table, groups = _with_strays(table, groups._replace(max_bytes=np.where(is_small, max_bytes, available)), ~is_small)
+    available = np.array([budget.less(0, _ROOT_SIZE).max_bytes for budget in budgets], dtype=np.int64)
+    groups = groups._replace(max_bytes=np.where(is_small, groups.max_bytes, available))
+    table, groups = _with_strays(table, groups, ~is_small)
     table, became, groups, is_within = _smaller(table, groups, sizes)
     counts, into = counts_of(table), collapsed_of(table)
     every = slice(None)
@@ -492,12 +477,23 @@ def reduced_together(table: SpanTable, of_row: Array, budgets: Sequence[Budget],
     if (done := np.flatnonzero(aggregated + collapsed)).size:
         numbers = recorded[done], aggregated[done], collapsed[done], np.zeros(len(done), dtype=np.int64)
         table = _reported(table, groups.roots[done], numbers)
-    return ReducedTogether(without_hidden(table), groups, became, aggregated, collapsed, is_within)
+    return ReducedTogether(without_hidden(table), became, aggregated, collapsed, is_within)
 
 
-def _short(table: SpanTable, budget: Budget) -> float:
-    """Returns the duration, ns, up to which a span of the trace group counts as short."""
-    return float(table.end.max() - table.start.min()) / budget.max_spans if budget.short is None else budget.short * 1e9
+def _trace_groups(
+    table: SpanTable, of_row: Array, roots: Array, budgets: Sequence[Budget], available: Sequence[Budget]
+) -> TraceGroups:
+    """Returns the trace groups of a table. ``budgets`` say which spans are short, ``available`` how large each group may be."""
+    order = _by_group(of_row)
+    begins = np.searchsorted(of_row[order], np.arange(len(roots)))
+    lasts = np.maximum.reduceat(table.end[order], begins) - np.minimum.reduceat(table.start[order], begins)
+    short = [
+        last / budget.max_spans if budget.short is None else budget.short * 1e9
+        for last, budget in zip(lasts.tolist(), budgets, strict=True)
+    ]
+    limits = np.array([(budget.max_spans, budget.max_bytes) for budget in available], dtype=np.int64).reshape(-1, 2)
+    parent = rows_of_spans(table, table.parent_span_id)
+    return TraceGroups(of_row, roots, limits[:, 0], limits[:, 1], np.array(short, dtype=np.float64), parent)
 
 
 def without_hidden(table: SpanTable) -> SpanTable:

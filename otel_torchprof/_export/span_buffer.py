@@ -322,21 +322,17 @@ class SpanBuffer:
         )
         return less, np.arange(len(left))
 
-    def _may_pass(self, pieces: Pieces, key: int, sampled: Mapping[int, bool]) -> bool:
-        """Whether a buffered trace group, now complete, is a step that is sent unchanged if it is not too large for its trace."""
-        step = pieces.steps.get(key)
-        is_plain = key in self._buffered and key not in self._sent_early and key not in self._past
-        is_sampled = self._rules.keep_all or sampled.get(key, True)
-        return is_plain and is_sampled and step is not None and step.segment is not None and not step.is_enclosed
-
     def _needs_processing(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[npt.NDArray[np.bool_], set[int]]:
         """Returns which of the ready rows cannot pass through unchanged, and which of the whole trace groups can."""
         table, trace_group = pieces.table, pieces.trace_group[ready]
         first, traces = _first_of_each(table.trace_ids), len(table.trace_ids)
-        rows = {key: row_of(table, key) for key in whole if self._may_pass(pieces, key, sampled)}
-        buffered = {key: (int(first[table.trace[row]]), self._buffered[key]) for key, row in rows.items() if row >= 0}
+        plain = [key for key in whole if self._is_plain(pieces, key, sampled, was_buffered=True)]
+        buffered = {
+            key: (int(first[table.trace[row]]), self._buffered.get(key, []))
+            for key, row in self._own_roots(pieces, plain).items()
+        }
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
         processed = [*(key for key in whole if key not in buffered), *late]
         needs_processing = is_any_of(trace_group, [np.uint64(key) for key in processed])
@@ -371,10 +367,10 @@ class SpanBuffer:
         singly = np.isin(pieces.trace_group[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
         singly |= enclosing[rows] == 0
         groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
-        together = {}
+        together: Collection[int] = ()
         if not tokens(table).any():
-            plain = (key for key in groups if self._is_plain(pieces, key, sampled, was_buffered=key in buffered))
-            together = {key: row for key in plain if (row := row_of(table, key)) >= 0 and not enclosing[row]}
+            plain = [key for key in groups if self._is_plain(pieces, key, sampled, was_buffered=key in buffered)]
+            together = self._own_roots(pieces, plain)
         if together:
             yield from self._reduced_together(pieces, {key: groups.pop(key) for key in together})
         below: dict[int, list[SpanTable]] = {}
@@ -416,6 +412,14 @@ class SpanBuffer:
         is_decided = self._rules.keep_all or not was_buffered or (step is not None and step.segment is not None)
         return is_decided and (self._rules.keep_all or sampled.get(key, True))
 
+    @staticmethod
+    def _own_roots(pieces: Pieces, keys: Sequence[int]) -> dict[int, int]:
+        """Returns the rows of the roots of trace groups: those that are in this drain, and in a trace of their own."""
+        table = pieces.table
+        rows = rows_of_spans(table, np.array(keys, dtype=np.uint64)).tolist()
+        is_own = [row >= 0 and not pieces.enclosing[table.trace[row]] for row in rows]
+        return {key: row for key, row, own in zip(keys, rows, is_own, strict=True) if own}
+
     def _reduced_together(self, pieces: Pieces, own: Mapping[int, Array]) -> Iterator[SpanTable]:
         """Reduces complete trace groups, each in its own trace, to the trace size limit. ``own``: their rows in this drain."""
         give_way()
@@ -449,18 +453,18 @@ class SpanBuffer:
         self, pieces: Pieces, table: SpanTable, of_row: Array, keys: Array, done: ReducedTogether
     ) -> None:
         """Counts what was done to trace groups, and stores where their spans are now. ``table``, ``of_row``: before."""
-        counts = np.bincount(of_row, minlength=len(keys)).tolist()
-        for number, (key, count) in enumerate(zip(keys.tolist(), counts, strict=True)):
+        counts, rows = np.bincount(of_row, minlength=len(keys)).tolist(), rows_of_spans(table, keys).tolist()
+        for key, row, count in zip(keys.tolist(), rows, counts, strict=True):
             if (step := pieces.steps.get(key)) is not None and step.segment is not None:
-                trace_id = table.trace_ids[table.trace[int(np.argmax(of_row == number))]].tobytes()
+                trace_id = table.trace_ids[table.trace[row]].tobytes()
                 self._capacity.spend(trace_id, min(count, self._budget_of(trace_id).max_spans))
         self._figures.update(aggregated=int(done.aggregated.sum()), collapsed=int(done.collapsed.sum()))
         is_changed = done.aggregated + done.collapsed > 0
         self._reduced_now.update(keys[is_changed].tolist())
-        rows = np.flatnonzero(is_changed[of_row])
-        if rows.size:
-            before = table if len(rows) == len(table) else picked(table, rows)
-            self._moved.note(before, done.table, keys[of_row[rows]], became=done.became[rows])
+        changed = np.flatnonzero(is_changed[of_row])
+        if changed.size:
+            before = table if len(changed) == len(table) else picked(table, changed)
+            self._moved.note(before, done.table, keys[of_row[changed]], became=done.became[changed])
 
     # ---- processing of trace groups ----
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WRITE_SIZE = 1 << 20
-_RELEASE_SIZE = 1 << 20
 _LOST = "other code closed its descriptor, and the path does not lead to the same file"
 
 
@@ -95,7 +94,7 @@ class StreamedFile:
             self._take_back()
             raise
         self._size += written
-        if self._size - self._released >= _RELEASE_SIZE:
+        if self._size - self._released >= _WRITE_SIZE:
             self._release_pages()
         return True
 

@@ -13,6 +13,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
+from otel_torchprof._export.draining import MOST_WAITING_BYTES
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SpanPolicy
@@ -109,9 +110,6 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))
 
 
-_MOST_WAITING_BYTES = 8 * SLICE_BYTES
-"""Bytes of events that may wait while drains give way to the program, the less the more they are: a step is then slowed by a part of a
-drain, and seldom by a whole one."""
 _FEW_EVENTS, _MANY_EVENTS = 2_500, 10_000
 """Events of a drain: below the first number the next drain may take more bytes, from the second on no more than usual."""
 
@@ -287,7 +285,7 @@ class LiveRecording:
     @property
     def backlog(self) -> float:
         """Returns the share of the bytes that may wait for drains and do; a small memory limit leaves less room."""
-        return self.bytes_buffered / max(min(_MOST_WAITING_BYTES, self._budget_bytes // 2), 1)
+        return self.bytes_buffered / max(min(MOST_WAITING_BYTES, self._budget_bytes // 2), 1)
 
     def flush(self) -> None:
         """Requests the events recorded until now: drains no longer buffer them until their step is known."""

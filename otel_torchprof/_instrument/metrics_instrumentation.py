@@ -13,7 +13,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import metrics as otel_metrics
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._export.draining import Drainer, Ending
+from otel_torchprof._export.draining import MOST_WAITING_BYTES, Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, SLICE_BYTES, Session, notes_on_names
@@ -431,7 +431,7 @@ class MetricsInstrumentation:
         self._drainer.drain(Deadline.after(1))
 
     def _backlog(self) -> float:
-        return self._session.stats().bytes_buffered / (8 * SLICE_BYTES)
+        return self._session.stats().bytes_buffered / MOST_WAITING_BYTES
 
     def _take_over(self) -> int:
         """Drains a slice of the events and adds it to the sums; returns the watermark, Unix ns."""

@@ -405,26 +405,20 @@ def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
 
 
 _SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
-_ALWAYS_KNOWN = {bool: AttributeType.BOOL, float: AttributeType.DOUBLE, str: AttributeType.NAME}
-"""The type of a value's attribute, where it doesn't depend on the value."""
 
 
 def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
     columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
     strings: dict[str, int] = {}
-    first = len(table.names)
     for position, attributes in added_attributes:
         give_way()
         for key, value in attributes.items():
-            kind = _ALWAYS_KNOWN.get(type(value)) or _kind(value)
+            kind = _kind(value)
             if kind is AttributeType.NAME:
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
-                value = strings.setdefault(text, first + len(strings))  # noqa: PLW2901 - the table's representation
-            try:
-                columns[key, kind][position] = value
-            except KeyError:
-                columns.setdefault((str(key), kind), {})[position] = value
+                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - the table's representation
+            columns.setdefault((str(key), kind), {})[position] = value
     if not columns:
         return table
     added = tuple(_column(key, kind, values) for (key, kind), values in columns.items())
@@ -432,7 +426,7 @@ def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapp
 
 
 def _kind(value: Any) -> AttributeType:
-    kind = _SCALARS.get(type(value))
+    kind = AttributeType.NAME if type(value) is str else _SCALARS.get(type(value))  # nearly all are texts
     if kind is None:
         kind = next((_SCALARS[base] for base in type(value).__mro__ if base in _SCALARS), AttributeType.NAME)
     too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63

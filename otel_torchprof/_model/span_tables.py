@@ -56,8 +56,10 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
 
 
 def picked(table: SpanTable, rows: Array) -> SpanTable:
-    """As :func:`taken`, but keeps all traces and names, and copies nothing of rows without gaps: for tables that are soon freed."""
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+    """As :func:`taken`, but keeps all traces and names, for tables that are soon freed. Copies nothing if ``rows`` are most of the table."""
+    # Views keep the whole table alive: only of most of it, or the queue would hold far more than it counts.
+    is_most = 2 * len(rows) >= len(table) > 0
+    if is_most and rows[-1] - rows[0] + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
         return _without_ends(table, int(rows[0]), int(rows[-1]) + 1)
     own = {key: getattr(table, key)[rows] for key in ("name", "trace", *_COLUMNS)}
     own |= {key: column[rows] for key in _OPTIONAL if (column := getattr(table, key)) is not None}

@@ -250,13 +250,12 @@ def _segments(label: record_function, inner: Any) -> Generator[Any, Any, Any]:
             label.suspend()
             try:
                 received = yield value
-            except GeneratorExit:
-                label.resume()
-                inner.close()
-                raise
             except BaseException as error:  # noqa: BLE001 - as above
                 thrown.append(error)
             label.resume()
+            if thrown and isinstance(thrown[0], GeneratorExit):
+                inner.close()
+                raise thrown.pop()
     except StopIteration as stop:
         return stop.value
     finally:

@@ -121,7 +121,7 @@ def test_as_torch_profiler(arguments):
     ids=str,
 )
 def test_the_same_events(options):
-    """With options that no list tells of both see the same operators and labels as often; of the others test_parity_options.py does."""
+    """Options that are in no list give both the same operators and labels as often; test_parity_options.py shows the others."""
     step()
     gc.collect()
     with otp.profile(**options) as ours:

@@ -183,7 +183,7 @@ def test_no_block_is_used_twice_at_once():
 
 
 def test_small_blocks_are_used_again(heap):
-    """An arena takes the memory of one whose arrays are gone, and of no other; once the program is idle that is the system's again."""
+    """An arena takes memory that no array of an earlier one uses any more, and no other; once the program is idle it is returned."""
     first = Arena(3 * MIB).empty(MIB, np.uint8)
     address = first.ctypes.data
     second = Arena(3 * MIB).empty(MIB, np.uint8)

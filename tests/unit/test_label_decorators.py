@@ -360,3 +360,26 @@ def test_decorated_kinds_stay_what_they_are():
     assert inspect.isgeneratorfunction(record_function("x")(steps([])))
     assert inspect.iscoroutinefunction(record_function("x")(coroutine))
     assert inspect.isasyncgenfunction(record_function("x")(async_steps()))
+
+
+def test_what_closing_a_coroutine_raises():
+    """It has the contexts that it has without a label: the GeneratorExit of the close, once."""
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(0)
+        finally:
+            raise KeyError
+
+    def contexts(function):
+        running, found = function(), []
+        running.send(None)
+        with pytest.raises(KeyError) as raised:
+            running.close()
+        error = raised.value.__context__
+        while error is not None:
+            found.append(type(error))
+            error = error.__context__
+        return found
+
+    assert contexts(record_function("labelled")(stubborn)) == contexts(stubborn) == [GeneratorExit]

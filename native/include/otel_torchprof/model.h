@@ -59,7 +59,7 @@ int otp_positions_of(const uint64_t* ids, uint64_t count, const uint64_t* wanted
  * negative for a root. */
 void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* top_level);
 
-/* Spans as a forest: any parents, also circles of them. */
+/* Spans as a forest. Parents may be anything, also circles. */
 typedef struct {
   uint64_t count;
   const int64_t* parent;   /* row of each span's parent, or -1 */
@@ -67,7 +67,7 @@ typedef struct {
   const int64_t* thread;   /* below thread_count */
   uint64_t thread_count;
   int64_t deepest; /* what is deeper hangs under an ancestor above this depth */
-  int64_t* family; /* of those without a parent a number up to `count`; written: of the others the row above, and 1 */
+  int64_t* family; /* of those without a parent a number up to `count`; written for the others: the row above plus 1 */
   /* Written. */
   int64_t* above; /* as parent, but for what is too deep; -1 in circles and below them */
   int64_t* depth; /* number of ancestors up to `deepest`; 0 where there is none above */
