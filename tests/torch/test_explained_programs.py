@@ -39,14 +39,13 @@ OF_TORCH = {
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch):
-    """As many threads as there surely are processors; nothing has been compiled yet; and how busy the machine is, is not known.
+    """As many threads as there surely are processors; and how busy the machine is, is not known.
 
-    Other tests run meanwhile: what is judged beside a busy machine is shown with made files.
+    What is judged beside a busy machine is shown with made files.
     """
     monkeypatch.setattr(live_recording, "usage_at", lambda _event: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch._dynamo.reset()
     yield
     torch.set_num_threads(threads)
 
@@ -69,6 +68,7 @@ def test_what_this_package_recorded(program, tmp_path):
     """Each fault is named, and nothing is said of the program without one; from a Chrome file as from one of OTLP."""
     chrome, lines = tmp_path / "t.json.gz", tmp_path / "t.jsonl"
     for _ in range(ATTEMPTS):
+        torch._dynamo.reset()  # nothing has been compiled yet: torch compiles a function eight times at most
         with otp.stream(otp.ChromeTraceExporter(chrome), otp.OTLPFileExporter(lines), detail="ops"):
             program(lambda: None, tmp_path)
         found = otp.explain(chrome)
@@ -83,6 +83,7 @@ def test_what_this_package_recorded(program, tmp_path):
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
 def test_what_torchs_profiler_recorded(program, tmp_path):
     """What names prove is found in torch's own traces too, and what they do not prove is not claimed."""
+    torch._dynamo.reset()
     schedule = torch.profiler.schedule(wait=0, warmup=0, active=1000)
     with torch.profiler.profile(schedule=schedule) as prof:
         program(prof.step, tmp_path)
