@@ -70,6 +70,11 @@ class TraceCapacity:
             if len(self._joined) > _MOST_JOINED:
                 self._joined.popitem(last=False)
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether any trace began in another process."""
+        return bool(self._joined)
+
     def processes(self, trace_id: bytes) -> int:
         """Number of processes that share the size limit of a trace."""
         return PROCESSES if trace_id in self._joined else 1
@@ -356,7 +361,11 @@ class SpanBuffer:
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Spans and bytes that each trace may have."""
-        budgets = [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
+        budgets = (
+            [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
+            if self._capacity.has_joined
+            else [self.budget] * len(trace_ids)
+        )
         limits = np.array([(b.max_spans, b.max_bytes) for b in budgets], dtype=np.int64).reshape(-1, 2)
         return limits[:, 0], limits[:, 1]
 

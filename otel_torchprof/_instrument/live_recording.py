@@ -68,7 +68,7 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
             duration = step.end - step.start
             own = max(duration - step.child_time, 0)
             if step.phases is not None:  # the self time is in the row of unattributed time
-                rest = step.phases.on_thread(step.thread, duration)[UNATTRIBUTED]
+                rest = step.phases.unattributed(step.thread, duration)
                 averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, min(own, rest))
                 own = 0
             averages.add_span(step.name, duration, own)

@@ -405,6 +405,7 @@ def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
 
 
 _SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
+_KINDS = {str: AttributeType.NAME, **_SCALARS}
 
 
 def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
@@ -414,22 +415,29 @@ def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapp
     for position, attributes in added_attributes:
         give_way()
         for key, value in attributes.items():
-            kind = _kind(value)
+            kind = _KINDS.get(type(value))
+            if kind is None or (kind is AttributeType.INT64 and not _MIN <= value <= _MAX):
+                kind = _kind(value)
             if kind is AttributeType.NAME:
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
                 value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - the table's representation
-            columns.setdefault((str(key), kind), {})[position] = value
+            column = columns.get((key, kind))
+            if column is None:
+                column = columns[str(key), kind] = {}
+            column[position] = value
     if not columns:
         return table
     added = tuple(_column(key, kind, values) for (key, kind), values in columns.items())
     return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
 
 
+_MIN, _MAX = -(1 << 63), (1 << 63) - 1
+
+
 def _kind(value: Any) -> AttributeType:
-    kind = AttributeType.NAME if type(value) is str else _SCALARS.get(type(value))  # nearly all are texts
-    if kind is None:
-        kind = next((_SCALARS[base] for base in type(value).__mro__ if base in _SCALARS), AttributeType.NAME)
-    too_large = kind is AttributeType.INT64 and not -(1 << 63) <= value < 1 << 63
+    """Returns the type for values of all types, and of all sizes."""
+    kind = next((_SCALARS[base] for base in type(value).__mro__ if base in _SCALARS), AttributeType.NAME)
+    too_large = kind is AttributeType.INT64 and not _MIN <= value <= _MAX
     return AttributeType.NAME if too_large else kind
 
 

@@ -13,7 +13,7 @@ from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._native.python_sources import untracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_torchprof._columns.batch import Batch
 
@@ -123,10 +123,17 @@ class PhaseTimes:
     """``threading.get_ident()`` of each."""
     times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
     """A row per thread."""
+    _known: tuple[int | None, int, Mapping[str, float]] | None = None
+    """Arguments and result of the last call of :meth:`attributes`, which a step's readers all call with the same ones."""
 
     def add(self, exclusive: ExclusiveTimes, group: int) -> None:
         """Adds the times of one group."""
+        self._known = None
         added = exclusive.times[group]
+        if len(added) == 1 and not self.threads:  # nearly all steps
+            if added.any():
+                self.threads, self.times = tuple(exclusive.threads), added.copy()
+            return
         for at in np.flatnonzero(added.any(axis=1)).tolist():
             thread = exclusive.threads[at]
             if thread not in self.threads:
@@ -139,29 +146,53 @@ class PhaseTimes:
 
         ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
-        loop, times_by_phase = self._loop(thread), dict[str, int]()
-        for other, times in zip(self.threads, self.times.tolist(), strict=True):
-            if other == loop:
-                times_by_phase |= _named(times)
-        return {**times_by_phase, UNATTRIBUTED: max(duration - sum(times_by_phase.values()), 0)}
+        times = _named(self._loop_and_others(thread)[0])
+        return {**times, UNATTRIBUTED: _rest(times, duration)}
 
-    def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
+    def unattributed(self, thread: int | None, duration: int) -> int:
+        """The unattributed time of the step, ns. Arguments: as for :meth:`on_thread`."""
+        return _rest(_named(self._loop_and_others(thread)[0]), duration)
+
+    def attributes(self, thread: int | None, duration: int) -> Mapping[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
-        times_by_key = {f"{name}.duration": time for name, time in self.on_thread(thread, duration).items()}
-        loop = self._loop(thread)
-        if others := [times for other, times in zip(self.threads, self.times, strict=True) if other != loop]:
-            overlap = _named(np.sum(others, axis=0).tolist())
-            times_by_key |= {f"{name}.overlap": time for name, time in overlap.items()}
-        named = {PHASE_PREFIX + key: time / 1e9 for key, time in times_by_key.items()}
-        recomputed = int(self.times[:, _RECOMPUTED].sum())
-        return {**named, "torch.recomputed_duration": recomputed / 1e9} if recomputed > 0 else named
+        if self._known is not None and self._known[:2] == (thread, duration):
+            return self._known[2]
+        own, others = self._loop_and_others(thread)
+        times = _named(own)
+        attributes = {_DURATIONS[name]: time / 1e9 for name, time in times.items()}
+        attributes[_DURATIONS[UNATTRIBUTED]] = _rest(times, duration) / 1e9
+        recomputed = own[_RECOMPUTED]
+        if others:
+            overlap = [sum(column) for column in zip(*others, strict=True)]
+            attributes |= {_OVERLAPS[name]: time / 1e9 for name, time in _named(overlap).items()}
+            recomputed += overlap[_RECOMPUTED]
+        if recomputed > 0:
+            attributes["torch.recomputed_duration"] = recomputed / 1e9
+        self._known = thread, duration, attributes
+        return attributes
 
-    def _loop(self, thread: int | None) -> int:
-        if thread is not None or not self.threads:
-            return thread or 0
-        return self.threads[int(self.times[:, :_RECOMPUTED].sum(axis=1).argmax())]
+    def _loop_and_others(self, thread: int | None) -> tuple[Sequence[int], list[list[int]]]:
+        """Returns the times on the loop's thread, and those on each other thread."""
+        rows = self.times.tolist()
+        if thread is None and rows:
+            thread = self.threads[max(range(len(rows)), key=lambda at: sum(rows[at][:_RECOMPUTED]))]
+        own: Sequence[int] = _NOTHING
+        if thread in self.threads:
+            own = rows.pop(self.threads.index(thread))
+        return own, rows
+
+
+_NOTHING = (0,) * (_RECOMPUTED + 1)
+_DURATIONS = {name: f"{PHASE_PREFIX}{name}.duration" for name in (*PHASES, UNATTRIBUTED)}
+_OVERLAPS = {name: f"{PHASE_PREFIX}{name}.overlap" for name in PHASES}
+"""Keys of attributes by name of the phase."""
 
 
 def _named(times: Sequence[int]) -> dict[str, int]:
     """Times above 0, by name of the phase."""
     return {name: time for name, time in zip(PHASES, times, strict=False) if time > 0}
+
+
+def _rest(times: Mapping[str, int], duration: int) -> int:
+    """The part of a duration that is in no phase."""
+    return max(duration - sum(times.values()), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -120,6 +121,8 @@ class RuleFit:
         self._is_odd = False
         self._work = 0
         self._usual: deque[int] = deque(maxlen=8)
+        self._most_work = math.inf
+        """Work of a period beyond which it is overdue."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -133,7 +136,7 @@ class RuleFit:
 
     @property
     def _is_overdue(self) -> bool:
-        return bool(self._usual) and self._work > _MISFITS * max(self._learned_work, *self._usual)
+        return self._work > self._most_work
 
     def take(self, token: Token, ended: bool) -> None:
         """Takes a token after the walk; ``ended``: whether a period ended with it."""
@@ -149,6 +152,7 @@ class RuleFit:
 
     def _end(self) -> None:
         self._usual.append(self._work)
+        self._most_work = _MISFITS * max(self._learned_work, *self._usual)
         ages = self._rule.part in OPTIMIZERS
         if ages or self._is_odd:  # without an optimizer, misfits do not age: however rarely one steps, the loop has one
             self._misfits = (self._misfits << 1 | self._is_odd) & _AGE

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cinttypes>
 #include <cstdio>
@@ -33,9 +34,11 @@ struct Usage {
   int64_t running, of_process;  // ns that the thread ran, and all threads together
 };
 
-constexpr size_t kMost = 1 << 14;   // that may wait for a drain
+constexpr size_t kMost = 1 << 16;   // that may wait for a drain; memory is touched only for as many as do
+constexpr size_t kNear = 16;        // entries between two that a drain asks for, as a rule
 std::array<Usage, kMost> g_latest;  // of all threads
 size_t g_count = 0;
+size_t g_next = 0;    // behind the one that was found last: a drain asks for them in the order of time
 pid_t g_process = 0;  // that these are of: a forked child counts its events anew
 
 int64_t clock_ns(clockid_t clock) {
@@ -100,7 +103,27 @@ PyObject* as_tuple(const Usage& usage) {
 void forget_in_child() {
   if (g_process == getpid()) return;
   g_process = getpid();
-  g_count = 0;
+  g_count = g_next = 0;
+}
+
+// The usage at an event; null if none was read there, or too many since.
+const Usage* find(uint64_t event) {
+  size_t oldest = g_count > kMost ? g_count - kMost : 0, from = std::max(g_next, oldest);
+  for (size_t i = from; i < std::min(from + kNear, g_count); ++i) {
+    if (g_latest[i % kMost].event != event) continue;
+    g_next = i + 1;
+    return &g_latest[i % kMost];
+  }
+  for (size_t i = g_count; i-- > oldest;) {
+    const Usage& usage = g_latest[i % kMost];
+    if (usage.event == event) {
+      g_next = i + 1;
+      return &usage;
+    }
+    // A thread's ids rise, so that of an event that was not asked for only what came after it is looked through.
+    if (usage.event >> OTP_INDEX_BITS == event >> OTP_INDEX_BITS && usage.event < event) break;
+  }
+  return nullptr;
 }
 
 // usage_at(event); see _python.pyi.
@@ -108,13 +131,9 @@ PyObject* usage_at(PyObject*, PyObject* number) {
   uint64_t event = PyLong_AsUnsignedLongLong(number);
   if (PyErr_Occurred() != nullptr) return nullptr;
   forget_in_child();
-  for (size_t i = g_count; event != 0 && i-- > 0 && g_count - i <= kMost;) {
-    const Usage& usage = g_latest[i % kMost];
-    if (usage.event == event) return as_tuple(usage);
-    // A thread's ids rise, so that of an event that was not asked for only what came after it is looked through.
-    if (usage.event >> OTP_INDEX_BITS == event >> OTP_INDEX_BITS && usage.event < event) break;
-  }
-  Py_RETURN_NONE;
+  const Usage* usage = event == 0 ? nullptr : find(event);
+  if (usage == nullptr) Py_RETURN_NONE;
+  return as_tuple(*usage);
 }
 
 // usage_now(); see _python.pyi.
