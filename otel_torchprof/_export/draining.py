@@ -28,7 +28,7 @@ _DRAIN_SHARE = 0.5
 """Largest share of a core that the thread takes; if that is not enough, the recorder drops the oldest events."""
 
 
-MOST_WAITING_BYTES = 8 * SLICE_BYTES
+MOST_WAITING_BYTES = 4 * SLICE_BYTES
 """Bytes of events that may wait for drains that give way to the program; the more do, the less these give way. So a step is slowed by a
 part of a drain, and seldom by a whole one."""
 _GIVE_UP_SECONDS = 1.0

@@ -110,8 +110,8 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))
 
 
-_FEW_EVENTS, _MANY_EVENTS = 2_500, 10_000
-"""Events of a drain: below the first number the next drain may take more bytes, from the second on no more than usual."""
+_FIRST_SLICE_BYTES = 256 << 10
+"""Bytes of the first drain, each later one takes up to twice as many: the rule that ends steps is learned from few steps."""
 
 
 class Drained(NamedTuple):
@@ -222,7 +222,7 @@ class LiveRecording:
             foresight=foresight,
         )
         self._flush_until = 0
-        self._slice_bytes, self._budget_bytes = SLICE_BYTES, budget_bytes
+        self._slice_bytes, self._budget_bytes = min(_FIRST_SLICE_BYTES, SLICE_BYTES), budget_bytes
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
@@ -292,7 +292,7 @@ class LiveRecording:
         self._flush_until = self.now()
 
     def drain(self, *, final: bool = False) -> Drained | None:
-        """Makes spans of the oldest batch of records, of some :data:`SLICE_BYTES`, once the steps of its events are known.
+        """Makes spans of the oldest batch of records, of up to :data:`SLICE_BYTES`, once the steps of its events are known.
 
         Returns None if all batches still wait for that. Events from before :meth:`flush`, or before the stop, do not wait.
 
@@ -322,7 +322,7 @@ class LiveRecording:
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self._recording.drain(self._slice_bytes)
-        self._slice_bytes = _next_slice(self._slice_bytes, len(drained))
+        self._slice_bytes = min(2 * self._slice_bytes, SLICE_BYTES)
         give_way()
         self.take_marks()
         # Without inputs that only a profile requested that runs at the same time.
@@ -530,18 +530,6 @@ class LiveRecording:
     def _span_list(self, table: SpanTable) -> SpanList:
         table = within_limits(table, self.provider.limits)
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
-
-
-def _next_slice(used: int, events: int) -> int:
-    """Returns the bytes of records to drain next, after a drain of ``used`` bytes with ``events`` events.
-
-    A drain costs at least 6 ms of Python. If nearly all records belong to another session, such as the operators of a black box
-    beside ``detail="steps"``, many small drains held the GIL for a tenth of the time. At most four times the usual bytes, since
-    undrained records need memory: chunks of the black box are copied when their place is needed.
-    """
-    if events >= _MANY_EVENTS:
-        return SLICE_BYTES
-    return min(2 * used, 4 * SLICE_BYTES) if events < _FEW_EVENTS else used
 
 
 def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:

@@ -29,8 +29,8 @@ MAX_HELD_NS = 30_000_000_000
 """Longest time that events are buffered until the rule that ends steps is learned, which needs two steps."""
 HELD_BETWEEN_STEPS_NS = 4_000_000_000
 """The same if the rule is known and the loop is between two steps, where it may be waiting for a long time."""
-MAX_HELD_EVENTS = 1 << 16
-"""Most events that are buffered: 4 MiB of columns."""
+MAX_HELD_EVENTS = 1 << 18
+"""Most events that are buffered: 16 MiB of columns, which is more than a drain has."""
 _MOST_CONTEXTS = 1 << 12
 """Most phases of a segment whose contexts are stored."""
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})

@@ -16,6 +16,8 @@ from opentelemetry.trace import NoOpTracerProvider, TraceState
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import otel_torchprof as otp
+from otel_torchprof._native.recorder import SLICE_BYTES
+from otel_torchprof._record.recording import Recording
 
 
 class Model(torch.nn.Module):
@@ -401,6 +403,17 @@ def test_labels_of_an_exception_and_a_module_that_raises(monkeypatch):
         phase, span = bench.spans()
     for found, name in ((phase, "torch.phase.forward"), (span, "Broken")):
         assert (found.name, found.status.is_ok, found.attributes["error.type"]) == (name, False, "ArithmeticError")
+
+
+def test_the_first_drains_take_little(monkeypatch):
+    """The rule that ends steps is learned from the first drains; each later one takes up to twice as many bytes, to a limit."""
+    taken, drain = [], Recording.drain
+    monkeypatch.setattr(Recording, "drain", lambda recording, most: taken.append(most) or drain(recording, most))
+    with Bench(detail="modules") as bench:
+        for _ in range(8):
+            bench.provider.force_flush()
+    assert taken[0] == SLICE_BYTES // 32
+    assert taken[1:8] == [min(2 * before, SLICE_BYTES) for before in taken[:7]]
 
 
 def test_a_flush_takes_all_slices_that_wait_to_be_told_their_step(monkeypatch):

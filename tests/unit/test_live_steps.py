@@ -10,9 +10,8 @@ from opentelemetry.trace import SpanContext
 
 from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.phases import SegmentChange
-from otel_torchprof._instrument.live_recording import _next_slice
 from otel_torchprof._model.step_spans import Trace
-from otel_torchprof._native.recorder import CONTEXT_MUTED, SLICE_BYTES
+from otel_torchprof._native.recorder import CONTEXT_MUTED
 
 
 @pytest.fixture
@@ -309,11 +308,3 @@ def test_what_is_between_two_loops_is_in_no_step(service, drains):
     assert [(step.start, step.end) for step in (first, second)] == [(0, 100), (200, 300)]
     assert (found["a"].trace, found["b"].trace) == (first.trace, second.trace)
     assert found["between"].trace not in {first.trace, second.trace}
-
-
-def test_drains_that_find_little_take_more_bytes():
-    """Where nearly all records are other sessions', drains take up to four times the bytes; one that finds many is followed by a usual one."""
-    used = [SLICE_BYTES]
-    for events in (100, 100, 100, 5_000, 40_000, 100):
-        used.append(_next_slice(used[-1], events))
-    assert [each // SLICE_BYTES for each in used] == [1, 2, 4, 4, 4, 1, 2]
