@@ -31,6 +31,8 @@ _DRAIN_SHARE = 0.5
 MOST_WAITING_BYTES = 4 * SLICE_BYTES
 """Bytes of events that may wait for drains that give way to the program; the more do, the less these give way. So a step is slowed by a
 part of a drain, and seldom by a whole one."""
+_PAUSES = 8
+"""Pauses of a drain between two looks at what waits: each calls the recorder, and takes the GIL twice."""
 _GIVE_UP_SECONDS = 1.0
 """Seconds to wait for a running slice after the deadline."""
 
@@ -88,7 +90,7 @@ class Drainer:
         take_slice: drains the next slice; returns the watermark, Unix ns.
         is_due: returns whether a drain is due before its schedule; called on the thread every quarter second.
         backlog: returns what is buffered as a share of what may wait: the drain yields the less to other threads the more that is, and
-            not at all from 1 on. Called every millisecond of a drain.
+            not at all from 1 on. Called every few milliseconds of a drain.
     """
 
     def __init__(
@@ -224,6 +226,7 @@ class _DrainThread:
         self._pause = min(_LOOK_SECONDS, drainer.delay)
         self._asked: threads.SimpleQueue[_DrainRequest | None] = threads.SimpleQueue()
         self._ends = self._gone = False
+        self._backlog, self._pauses = 0.0, 0
         self._log = LimitedLog()
         self._thread = threads.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -274,14 +277,20 @@ class _DrainThread:
                 request.settle(False)
 
     def _urgency(self) -> float:
-        """Returns 1 if a thread waits for the slice, else the drain's backlog."""
-        return self._drainer.backlog() if self._asked.empty() else 1
+        """Returns 1 if a thread waits for the slice, else the drain's backlog, which is at most :data:`_PAUSES` pauses old."""
+        if not self._asked.empty():
+            return 1
+        if self._pauses % _PAUSES == 0:
+            self._backlog = self._drainer.backlog()
+        self._pauses += 1
+        return self._backlog
 
     def _look(self, due: float) -> tuple[float, float]:
         begin, worked = time.monotonic(), time.thread_time()
         is_due = self._drainer.is_due()
         if begin < due and not is_due:
             return due, self._pause
+        self._pauses = 0
         with giving_way(self._urgency):
             watermark = self._drainer.take_slice(Deadline.after(math.inf))
         now = time.monotonic()

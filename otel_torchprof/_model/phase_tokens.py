@@ -152,6 +152,7 @@ class _Above:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
+        self._columns = tuple(batch[name] for name in ("parent", "id", "kind", "start", "end"))
         self._outer = dict(zip(batch.outer_rows.tolist(), batch.outer_parents.tolist(), strict=True))
         self._opens = {id_: at for at, id_ in enumerate(batch.opens.id.tolist())}
 
@@ -164,9 +165,9 @@ class _Above:
 
     def row(self, row: int) -> Iterator[_Event]:
         """Yields the ancestors of a row."""
-        batch = self._batch
-        while (parent := int(batch["parent"][row])) >= 0:
-            yield _Event(*(int(batch[name][parent]) for name in ("id", "kind", "start", "end")))
+        parents, ids, kinds, starts, ends = self._columns
+        while (parent := int(parents[row])) >= 0:
+            yield _Event(int(ids[parent]), int(kinds[parent]), int(starts[parent]), int(ends[parent]))
             row = parent
         yield from self.open(self._outer.get(row, 0))
 

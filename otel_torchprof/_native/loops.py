@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from otel_torchprof._process.heap import Arena
 
 Array = npt.NDArray[Any]
-_C_TYPES = {np.dtype(f"{sign}{size}"): f"{'u' * (sign == 'u')}int{8 * size}_t *" for sign in "iu" for size in (1, 4, 8)}
+_C_TYPES = {
+    np.dtype(f"{sign}{size}"): ffi.typeof(f"{'u' * (sign == 'u')}int{8 * size}_t[]")
+    for sign in "iu"
+    for size in (1, 4, 8)
+}
 
 
 def pointer(array: Array) -> Any:
-    """The C pointer to a contiguous array of integers, valid while the array lives."""
-    return ffi.cast(_C_TYPES[array.dtype], array.ctypes.data)
+    """The values of a contiguous array of integers for C, which keep the array alive."""
+    return ffi.from_buffer(_C_TYPES[array.dtype], array)  # 0.2 us; a pointer cast from ``array.ctypes.data`` takes 1.4
 
 
 def _checked(result: int) -> None:

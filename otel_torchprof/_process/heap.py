@@ -89,9 +89,9 @@ class _UsedBlocks:
     lock, which a forked child might inherit: a thread that examines a block has removed it from the list.
     """
 
-    _MOST_BYTES = 24 << 20
+    _MOST_BYTES = 48 << 20
     """Limit of the blocks in the list, in use or free."""
-    _LARGEST = 8 << 20
+    _LARGEST = 16 << 20
 
     def __init__(self) -> None:
         self._blocks: deque[npt.NDArray[np.uint8]] = deque()
