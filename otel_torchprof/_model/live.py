@@ -505,9 +505,10 @@ class LiveTrees:
     ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
         """Returns for each row the span id of its trace group's root, and the roots that are events with open descendants."""
         synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
-        if len(trace_groups) == 1 and synthetic[0]:
+        if synthetic.all():
             self._root_of = {}
-            return np.broadcast_to(synthetic[0], trees.rows), frozenset()
+            root = synthetic[trace_group[: trees.rows]] if len(synthetic) > 1 else np.broadcast_to(synthetic, trees.rows)
+            return root, frozenset()
         of_trace_group, top = synthetic[trace_group], ids.copy()
         # If the parent ended in an earlier drain, the root may have too.
         for node in trees.beyond.tolist():

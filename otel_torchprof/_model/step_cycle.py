@@ -395,7 +395,7 @@ class StepCycle:
                     self._latest = max(boundary.time, self._latest, earliest)
                     # The token's data describe the time at which it began.
                     token = boundary.token if boundary.time == self._latest else 0
-                    collected.append(replace(boundary, time=self._latest, token=token))
+                    collected.append(Boundary(self._latest, boundary.thread, token, boundary.segment))
             return
         if loop.since != self._own_tokens:
             loop.since, loop.steps = self._own_tokens, 0

@@ -1,4 +1,5 @@
-// Where ids stand in a column, by a table of those that are looked for: one pass, and no sort of the column.
+// Where ids stand in a column, by a table of those that are looked for: one pass, up to the last that is found, and no
+// sort of the column.
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -19,6 +20,7 @@ class Wanted {
     for (uint64_t i = 0; i < count; ++i) {
       if (ids[i] == 0) continue;
       uint32_t& slot = slot_of(ids[i]);
+      missing_ += slot == kNone;
       chain_[i] = slot;
       slot = static_cast<uint32_t>(i);
     }
@@ -28,8 +30,12 @@ class Wanted {
   void note(uint64_t id, int64_t position, int64_t* positions) {
     uint32_t i = slot_of(id);
     if (i == kNone || positions[i] >= 0) return;
+    --missing_;
     for (; i != kNone; i = chain_[i]) positions[i] = position;
   }
+
+  // How many different ids are not found yet.
+  uint64_t missing() const { return missing_; }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -43,6 +49,7 @@ class Wanted {
   }
 
   const uint64_t* ids_;
+  uint64_t missing_ = 0;
   std::vector<uint32_t> slots_, chain_;
 };
 
@@ -54,7 +61,7 @@ extern "C" int otp_positions_of(const uint64_t* ids, uint64_t count, const uint6
   std::fill(positions, positions + wanted_count, -1);
   try {
     otp::Wanted table(wanted, wanted_count);
-    for (uint64_t i = 0; i < count; ++i) table.note(ids[i], static_cast<int64_t>(i), positions);
+    for (uint64_t i = 0; i < count && table.missing() > 0; ++i) table.note(ids[i], static_cast<int64_t>(i), positions);
   } catch (const std::bad_alloc&) {
     return -1;
   }
