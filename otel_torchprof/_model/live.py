@@ -507,7 +507,9 @@ class LiveTrees:
         synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
         if synthetic.all():
             self._root_of = {}
-            root = synthetic[trace_group[: trees.rows]] if len(synthetic) > 1 else np.broadcast_to(synthetic, trees.rows)
+            root = (
+                synthetic[trace_group[: trees.rows]] if len(synthetic) > 1 else np.broadcast_to(synthetic, trees.rows)
+            )
             return root, frozenset()
         of_trace_group, top = synthetic[trace_group], ids.copy()
         # If the parent ended in an earlier drain, the root may have too.

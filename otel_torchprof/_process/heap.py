@@ -7,10 +7,13 @@ import ctypes
 import mmap
 import sys
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SMALLEST_OWN = 64 << 10
 """Smallest size in bytes of a block with pages of its own; on average half of the last page is unused."""
@@ -97,23 +100,37 @@ class _UsedBlocks:
         self._blocks: deque[npt.NDArray[np.uint8]] = deque()
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """Returns a block of ``size`` bytes that no array refers to."""
+        """Returns a block of at least ``size`` bytes that no array refers to."""
+        for block in self._removed():
+            # The array that counts as a reference is made before anybody else can take the block out of the list.
+            array = block[:] if size <= len(block) <= 2 * size and _is_free(block) else None
+            self._blocks.append(block)
+            if array is not None:
+                return array
+        block = _huge_pages(size)
+        array = block[:]
+        if size <= self._LARGEST and self._has_room(size):
+            self._blocks.append(block)
+        return array
+
+    def _has_room(self, size: int) -> bool:
+        """Drops free blocks, none of which has a size that is still asked for, until there is room for a block of ``size`` bytes."""
+        left = self._MOST_BYTES - size - sum(map(len, tuple(self._blocks)))
+        for block in self._removed():
+            if left < 0 and _is_free(block):
+                left += len(block)
+            else:
+                self._blocks.append(block)
+        return left >= 0
+
+    def _removed(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Removes and yields the blocks in the list, each once, the oldest first."""
         for _ in range(len(self._blocks)):
             try:
                 block = self._blocks.popleft()
             except IndexError:  # another thread has it
-                break
-            # The array that counts as a reference is made before anybody else can take the block out of the list.
-            is_free = len(block) == size and sys.getrefcount(block.base) == _REFERENCES_OF_NO_ARRAY
-            array = block[:]
-            self._blocks.append(block)
-            if is_free:
-                return array
-        block = _huge_pages(size)
-        array = block[:]
-        if size <= self._LARGEST and size + sum(map(len, tuple(self._blocks))) <= self._MOST_BYTES:
-            self._blocks.append(block)
-        return array
+                return
+            yield block
 
     def forget(self) -> None:
         """Empties the list: the blocks return to the system once no array refers to them."""
@@ -123,6 +140,12 @@ class _UsedBlocks:
 _REFERENCES_OF_NO_ARRAY = 2
 """References to the memory of a block without arrays: that of the block, and that of the argument of ``sys.getrefcount``. In numpy,
 all views of the same memory refer to its owner, not to each other."""
+
+
+def _is_free(block: npt.NDArray[np.uint8]) -> bool:
+    return sys.getrefcount(block.base) == _REFERENCES_OF_NO_ARRAY
+
+
 _used_before = _UsedBlocks()
 
 _WORTH_IT = 64 << 20

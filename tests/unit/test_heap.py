@@ -88,12 +88,12 @@ def test_own_memory_is_given_back():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("events", [12_000, 25_000, 60_000], ids=["pages", "a huge page and some", "several"])
-def test_a_drained_batch_is_given_back(events):
-    """What a drain has mapped for its columns, whatever its size, is the system's again with the last of them; it begins with a huge page."""
+def test_the_memory_of_a_drained_batch_is_that_of_the_next(events):
+    """Whatever its size; the system has it again with a small batch, as an idle program's, and with the last one of the recording."""
     session = Session(64 * MIB)
 
-    def drained():
-        for _ in range(events):
+    def drained(count=events):
+        for _ in range(count):
             with otp.record_function("label"):
                 pass
         return session.drain()
@@ -102,14 +102,22 @@ def test_a_drained_batch_is_given_back(events):
         session.start()
         gc.collect()
         drained()  # what the first one makes besides stays
+        drained(1)
         before = mapped_bytes()
         batch = drained()
-        mapped = mapped_bytes() - before
+        mapped, address = mapped_bytes() - before, batch["id"].ctypes.data
         assert mapped >= sum(batch[name].nbytes for name in ("id", "start", "end", "parent"))
         assert len(batch) == events
         del batch
+        batch = drained()
+        assert (batch["id"].ctypes.data, mapped_bytes() - before) == (address, mapped)
+        del batch
+        drained(1)
         assert mapped_bytes() - before < mapped // 8
+        drained()
         session.stop()
+        session.drain()
+        assert mapped_bytes() - before < mapped // 8
 
 
 def test_a_forked_child_has_its_own():
@@ -200,6 +208,15 @@ def test_small_blocks_are_used_again(heap):
     assert mapped_bytes() == before
     heap.look(0)
     assert mapped_bytes() <= before - 4 * MIB
+
+
+def test_blocks_of_sizes_that_nobody_asks_for_make_room():
+    """Tables grow after the first drains: their blocks are used again however many smaller ones were before."""
+    small = [Arena(size * MIB).empty(size * MIB, np.uint8) for size in (2, 4, 6, 8, 10, 12)]
+    del small
+    gc.collect()
+    Arena(15 * MIB).empty(15 * MIB, np.uint8)[0] = 7
+    assert Arena(15 * MIB).empty(15 * MIB, np.uint8)[0] == 7  # fresh memory is 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
