@@ -69,8 +69,9 @@ class PhaseTokens:
         next_begins = _second_begins(tokens) if any(token.thread not in self._ends for token in tokens) else {}
         for token in tokens:
             give_way()
-            begin = token.start
-            token.start = min([begin, *self._starts(token, around.get(token.id, ()), next_begins)])
+            begin, enclosing = token.start, around.get(token.id, ())
+            if enclosing or token.context:
+                token.start = min([begin, *self._starts(token, enclosing, next_begins)])
             token.holds_backward = token.id in self._holders
             self._ends[token.thread] = begin if token.end == NEVER else token.end
         self._holders &= set(batch.opens.id.tolist())
