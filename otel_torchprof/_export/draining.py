@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 THREAD_NAME = "otel-torchprof-drain"
 _LOOK_SECONDS = 0.25
 """Seconds between two checks of the buffer, between scheduled drains."""
+_FIRST_LOOK_SECONDS = 0.02
+"""The same after the start; each later pause is twice as long: what a loop does is learned from the first drains."""
 _DRAIN_SHARE = 0.5
 """Largest share of a core that the thread takes; if that is not enough, the recorder drops the oldest events."""
 
@@ -223,7 +225,8 @@ class _DrainThread:
 
     def __init__(self, drainer: Drainer) -> None:
         self._drainer = drainer
-        self._pause = min(_LOOK_SECONDS, drainer.delay)
+        self._longest_pause = min(_LOOK_SECONDS, drainer.delay)
+        self._pause = min(_FIRST_LOOK_SECONDS, self._longest_pause)
         self._asked: threads.SimpleQueue[_DrainRequest | None] = threads.SimpleQueue()
         self._ends = self._gone = False
         self._backlog, self._pauses = 0.0, 0
@@ -250,7 +253,7 @@ class _DrainThread:
 
     def _run(self) -> None:
         with suppressed():
-            due, wait = time.monotonic() + self._drainer.delay, self._pause
+            due, wait = time.monotonic() + self._drainer.delay, self._next_pause()
             while not self._ends or not self._asked.empty():
                 due, wait = self._work(due, wait)
         self._gone = True
@@ -265,16 +268,20 @@ class _DrainThread:
         try:
             if request is not None:
                 request.settle(self._drainer.drain_here(request.deadline, request.take))
-            return (due, self._pause) if is_asked else self._look(due)
+            return (due, self._next_pause()) if is_asked else self._look(due)
         except BaseException as error:  # noqa: BLE001 - whatever a sampler raises, SystemExit too: the others are drained
             with contextlib.suppress(Exception):
                 self._log.warning(
                     "the thread that drains the recorder continues after %s: %s", type(error).__name__, error
                 )
-            return due, self._pause
+            return due, self._next_pause()
         finally:
             if request is not None and request.result is None:
                 request.settle(False)
+
+    def _next_pause(self) -> float:
+        pause, self._pause = self._pause, min(2 * self._pause, self._longest_pause)
+        return pause
 
     def _urgency(self) -> float:
         """Returns 1 if a thread waits for the slice, else the drain's backlog, which is at most :data:`_PAUSES` pauses old."""
@@ -289,12 +296,12 @@ class _DrainThread:
         begin, worked = time.monotonic(), time.thread_time()
         is_due = self._drainer.is_due()
         if begin < due and not is_due:
-            return due, self._pause
+            return due, self._next_pause()
         self._pauses = 0
         with giving_way(self._urgency):
             watermark = self._drainer.take_slice(Deadline.after(math.inf))
         now = time.monotonic()
         if watermark in {None, NEVER}:
-            return now + self._drainer.delay, self._pause
+            return now + self._drainer.delay, self._next_pause()
         worked = time.thread_time() - worked
         return due, max(worked / _DRAIN_SHARE - (now - begin), 0)
