@@ -421,9 +421,9 @@ def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapp
             if kind is AttributeType.NAME:
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
                 value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - the table's representation
-            column = columns.get((key, kind))
+            column = columns.get((key, kind)) if type(key) is str else None
             if column is None:
-                column = columns[str(key), kind] = {}
+                column = columns.setdefault((str(key), kind), {})
             column[position] = value
     if not columns:
         return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 
@@ -403,6 +404,19 @@ def test_labels_of_an_exception_and_a_module_that_raises(monkeypatch):
         phase, span = bench.spans()
     for found, name in ((phase, "torch.phase.forward"), (span, "Broken")):
         assert (found.name, found.status.is_ok, found.attributes["error.type"]) == (name, False, "ArithmeticError")
+
+
+def test_attributes_of_steps_whose_keys_are_no_plain_text():
+    """Each step of a drain has them, by the texts of the keys."""
+
+    class Key(str, enum.Enum):
+        LOSS = "loss"
+
+    with Bench() as bench:
+        for number in range(4):
+            otp.TorchInstrumentor().step({Key.LOSS: 0.5 + number, 7: number})
+        steps = [span.attributes for span in bench.spans() if span.name == "torch.step"]
+    assert [(step[str(Key.LOSS)], step["7"]) for step in steps] == [(0.5 + number, number) for number in range(4)]
 
 
 def test_the_first_drains_take_little(monkeypatch):
