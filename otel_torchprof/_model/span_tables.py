@@ -17,7 +17,7 @@ from .frames import distinct
 from .span_table import COLUMN_TYPES, AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Array = npt.NDArray[Any]
 
@@ -166,39 +166,62 @@ def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
     """The attributes that any of the rows has, for the rows in their order, each once."""
     if not len(rows):
         return []
-    place = _places(rows, len(table))
+    find = _finder(rows, len(table))
     picked_columns = []
     for column in table.attributes:
         if column.rows is None:
             picked_columns.append(replace(column, values=column.values[rows]))
             continue
-        now = place[column.rows]
-        here = np.flatnonzero(now >= 0)
+        here, now = find(column.rows)
         if not here.size:
             continue
-        now = now[here]
-        if (now[1:] < now[:-1]).any():  # the order changes
-            order = np.argsort(now)
-            here, now = here[order], now[order]
         picked_columns.append(replace(column, values=column.values[here], rows=None if len(now) == len(rows) else now))
     return picked_columns
 
 
-def _places(rows: Array, count: int) -> npt.NDArray[np.int64]:
-    """For each of ``count`` rows its index in ``rows``; -1 if missing."""
+_FEW = 16
+"""Rows of a table are few if it has more than so many times as many: they are searched for, for some 100 ns each."""
+
+
+def _finder(rows: Array, count: int) -> Callable[[Array], tuple[Array, Array]]:
+    """Returns a function from a rising column of rows, of ``count``, to the positions of those that are among ``rows`` and their places there.
+
+    Both are in the order of ``rows``. A row may be in the column more than once.
+    """
+    if _FEW * len(rows) < count:
+        return lambda column: _searched(column, rows.astype(column.dtype))
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    return place
+
+    def found(column: Array) -> tuple[Array, Array]:
+        now = place[column]
+        here = np.flatnonzero(now >= 0)
+        now = now[here]
+        if (now[1:] < now[:-1]).any():  # the order changes
+            order = np.argsort(now, kind="stable")
+            here, now = here[order], now[order]
+        return here, now
+
+    return found
+
+
+def _searched(column: Array, rows: Array) -> tuple[Array, Array]:
+    """As :func:`_finder`, at a cost that does not depend on the length of the column: a drain is picked apart step by step."""
+    first, end = np.searchsorted(column, rows), np.searchsorted(column, rows, side="right")
+    here = np.flatnonzero(end > first)
+    first, counts = first[here], (end - first)[here]
+    if (counts == 1).all():
+        return first, here
+    before = np.cumsum(counts) - counts
+    return np.repeat(first - before, counts) + np.arange(counts.sum()), np.repeat(here, counts)
 
 
 def _picked_links(links: Array, rows: Array, count: int) -> Array:
     if not len(links):
         return links[:0].copy()
-    now = _places(rows, count)[np.ascontiguousarray(links["row"]).astype(np.int64)]
-    here = np.flatnonzero(now >= 0)
-    here = here[np.argsort(now[here], kind="stable")]
+    here, now = _finder(rows, count)(np.ascontiguousarray(links["row"]))
     picked_links = links[here]
-    picked_links["row"] = now[here]
+    picked_links["row"] = now
     return picked_links
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,10 +38,16 @@ def reported(table):
     ]
 
 
+@pytest.mark.parametrize("few", [0, 1 << 40], ids=["searched for", "by place"])
 @settings(max_examples=30, deadline=None)
 @given(tables(), st.data())
-def test_taken_rows_say_the_same(table, data):
-    """Any rows of any table in any order say what they said, and nothing is held that none of them uses."""
+def test_taken_rows_say_the_same(few, table, data):
+    """Any rows of any table in any order, few of it or most, say what they said, and nothing is held that none of them uses."""
+    with mock.patch("otel_torchprof._model.span_tables._FEW", few):
+        _taken_rows_say_the_same(table, data)
+
+
+def _taken_rows_say_the_same(table, data):
     rows = data.draw(st.lists(st.sampled_from(range(len(table))), unique=True)) if len(table) else []
     found = taken(table, np.array(rows, dtype=np.int64))
     whole = reported(table)
