@@ -222,7 +222,7 @@ class LiveRecording:
             foresight=foresight,
         )
         self._flush_until = 0
-        self._slice_bytes, self._budget_bytes = min(_FIRST_SLICE_BYTES, SLICE_BYTES), budget_bytes
+        self._slice_bytes, self._budget_bytes = min(_FIRST_SLICE_BYTES, _most_bytes(budget_bytes)), budget_bytes
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
@@ -280,7 +280,7 @@ class LiveRecording:
     @property
     def is_due(self) -> bool:
         """Whether enough events are buffered for the next drain, or a quarter of the recorder's memory is in use."""
-        return self.bytes_buffered >= min(self._slice_bytes, self._budget_bytes // 4)
+        return self.bytes_buffered >= self._slice_bytes
 
     @property
     def backlog(self) -> float:
@@ -322,7 +322,7 @@ class LiveRecording:
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self._recording.drain(self._slice_bytes)
-        self._slice_bytes = min(2 * self._slice_bytes, SLICE_BYTES)
+        self._slice_bytes = min(2 * self._slice_bytes, _most_bytes(self._budget_bytes))
         give_way()
         self.take_marks()
         # Without inputs that only a profile requested that runs at the same time.
@@ -530,6 +530,11 @@ class LiveRecording:
     def _span_list(self, table: SpanTable) -> SpanList:
         table = within_limits(table, self.provider.limits)
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
+
+
+def _most_bytes(budget: int) -> int:
+    """Returns the bytes of a large slice: of a small memory limit a quarter, or it would be full again before the end of the drain."""
+    return min(SLICE_BYTES, budget // 4 or SLICE_BYTES)
 
 
 def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:

@@ -31,8 +31,8 @@ HELD_BETWEEN_STEPS_NS = 4_000_000_000
 """The same if the rule is known and the loop is between two steps, where it may be waiting for a long time."""
 MAX_HELD_EVENTS = 1 << 18
 """Most events that are buffered: 16 MiB of columns, which is more than a drain has."""
-_MOST_CONTEXTS = 1 << 12
-"""Most phases of a segment whose contexts are stored."""
+_MOST_CONTEXTS = MAX_HELD_EVENTS
+"""Most phases whose contexts are stored: those of a drain, each until its segment is known."""
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 

@@ -123,6 +123,7 @@ void* mapped_block(size_t size) {
 // before costs nothing. Its first word is its size. It goes with a small batch, as of an idle program, and with the
 // last one of a recording.
 std::atomic<uint64_t*> g_spare{nullptr};
+std::atomic<bool> g_ended{false};  // a recording has ended, and nobody has drained since: no block is kept
 
 void set_spare(uint64_t* block) {
   uint64_t* before = g_spare.exchange(block);
@@ -131,6 +132,7 @@ void set_spare(uint64_t* block) {
 
 // At least `*size` bytes, which becomes what they are; null where there is no memory.
 void* allocate(uint64_t* size) {
+  g_ended.store(false);
   if (*size < kOwnPages) {
     set_spare(nullptr);
     return std::malloc(*size);
@@ -328,10 +330,13 @@ void otp_batch_free(otp_batch* batch) {
   if (batch == nullptr) return;
   uint64_t bytes = batch->bytes;
   bool is_last = batch->watermark == INT64_MAX;
-  if (is_last) otp::set_spare(nullptr);
+  if (is_last) {
+    otp::g_ended.store(true);
+    otp::set_spare(nullptr);
+  }
   if (bytes < otp::kOwnPages) {
     std::free(batch);
-  } else if (is_last || bytes > otp::kMostSpare) {
+  } else if (otp::g_ended.load() || bytes > otp::kMostSpare) {
     munmap(batch, bytes);
   } else {
     auto* block = reinterpret_cast<uint64_t*>(batch);
