@@ -24,15 +24,27 @@ if TYPE_CHECKING:
 THREAD_NAME = "otel-torchprof-drain"
 _LOOK_SECONDS = 0.25
 """Seconds between two checks of the buffer, between scheduled drains."""
-_FIRST_LOOK_SECONDS = 0.02
-"""The same after the start; each later pause is twice as long: what a loop does is learned from the first drains."""
+_FIRST_SHARE = 1 / 16
+"""The first pause after the start as a share of that; each later one is twice as long: what a loop does is learned from the first drains."""
 _DRAIN_SHARE = 0.5
 """Largest share of a core that the thread takes; if that is not enough, the recorder drops the oldest events."""
 
 
-MOST_WAITING_BYTES = 4 * SLICE_BYTES
+_MOST_WAITING_BYTES = 4 * SLICE_BYTES
 """Bytes of events that may wait for drains that give way to the program; the more do, the less these give way. So a step is slowed by a
 part of a drain, and seldom by a whole one."""
+
+
+def most_bytes(limit: int) -> int:
+    """Returns the bytes of a large slice: a quarter of a small memory limit, which else was full again before the drain ends. 0: no limit."""
+    return min(SLICE_BYTES, limit // 4 or SLICE_BYTES)
+
+
+def waiting_share(buffered: int, limit: int) -> float:
+    """Returns ``buffered`` bytes as a share of those that may wait for drains: half of a small memory limit."""
+    return buffered / max(min(_MOST_WAITING_BYTES, limit // 2), 1)
+
+
 _PAUSES = 8
 """Pauses of a drain between two looks at what waits: each calls the recorder, and takes the GIL twice."""
 _GIVE_UP_SECONDS = 1.0
@@ -90,7 +102,7 @@ class Drainer:
     Args:
         delay: seconds between two scheduled drains.
         take_slice: drains the next slice; returns the watermark, Unix ns.
-        is_due: returns whether a drain is due before its schedule; called on the thread every quarter second.
+        is_due: returns whether a drain is due before its schedule; called on the thread every quarter second, at first more often.
         backlog: returns what is buffered as a share of what may wait: the drain yields the less to other threads the more that is, and
             not at all from 1 on. Called every few milliseconds of a drain.
     """
@@ -226,7 +238,7 @@ class _DrainThread:
     def __init__(self, drainer: Drainer) -> None:
         self._drainer = drainer
         self._longest_pause = min(_LOOK_SECONDS, drainer.delay)
-        self._pause = min(_FIRST_LOOK_SECONDS, self._longest_pause)
+        self._pause = self._longest_pause * _FIRST_SHARE
         self._asked: threads.SimpleQueue[_DrainRequest | None] = threads.SimpleQueue()
         self._ends = self._gone = False
         self._backlog, self._pauses = 0.0, 0

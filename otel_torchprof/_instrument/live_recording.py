@@ -13,7 +13,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
-from otel_torchprof._export.draining import MOST_WAITING_BYTES
+from otel_torchprof._export.draining import most_bytes, waiting_share
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SpanPolicy
@@ -26,7 +26,7 @@ from otel_torchprof._model.step_spans import Job
 from otel_torchprof._model.steps import Steps
 from otel_torchprof._model.tree import torch_view
 from otel_torchprof._native.python_sources import usage_at
-from otel_torchprof._native.recorder import SLICE_BYTES, now_ns
+from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way
@@ -222,7 +222,7 @@ class LiveRecording:
             foresight=foresight,
         )
         self._flush_until = 0
-        self._slice_bytes, self._budget_bytes = min(_FIRST_SLICE_BYTES, _most_bytes(budget_bytes)), budget_bytes
+        self._slice_bytes, self._budget_bytes = min(_FIRST_SLICE_BYTES, most_bytes(budget_bytes)), budget_bytes
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
@@ -285,14 +285,14 @@ class LiveRecording:
     @property
     def backlog(self) -> float:
         """Returns the share of the bytes that may wait for drains and do; a small memory limit leaves less room."""
-        return self.bytes_buffered / max(min(MOST_WAITING_BYTES, self._budget_bytes // 2), 1)
+        return waiting_share(self.bytes_buffered, self._budget_bytes)
 
     def flush(self) -> None:
         """Requests the events recorded until now: drains no longer buffer them until their step is known."""
         self._flush_until = self.now()
 
     def drain(self, *, final: bool = False) -> Drained | None:
-        """Makes spans of the oldest batch of records, of up to :data:`SLICE_BYTES`, once the steps of its events are known.
+        """Makes spans of the oldest batch of records, of up to :func:`~.draining.most_bytes`, once the steps of its events are known.
 
         Returns None if all batches still wait for that. Events from before :meth:`flush`, or before the stop, do not wait.
 
@@ -322,7 +322,7 @@ class LiveRecording:
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self._recording.drain(self._slice_bytes)
-        self._slice_bytes = min(2 * self._slice_bytes, _most_bytes(self._budget_bytes))
+        self._slice_bytes = min(2 * self._slice_bytes, most_bytes(self._budget_bytes))
         give_way()
         self.take_marks()
         # Without inputs that only a profile requested that runs at the same time.
@@ -530,11 +530,6 @@ class LiveRecording:
     def _span_list(self, table: SpanTable) -> SpanList:
         table = within_limits(table, self.provider.limits)
         return SpanList(table, resource=self.provider.resource, scope=instrumentation_scope())
-
-
-def _most_bytes(budget: int) -> int:
-    """Returns the bytes of a large slice: of a small memory limit a quarter, or it would be full again before the end of the drain."""
-    return min(SLICE_BYTES, budget // 4 or SLICE_BYTES)
 
 
 def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:

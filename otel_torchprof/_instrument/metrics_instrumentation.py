@@ -13,10 +13,10 @@ from opentelemetry import context as otel_context
 from opentelemetry import metrics as otel_metrics
 
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._export.draining import MOST_WAITING_BYTES, Drainer, Ending
+from otel_torchprof._export.draining import Drainer, Ending, most_bytes, waiting_share
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._native import torch_library
-from otel_torchprof._native.recorder import CHUNK_BYTES, SLICE_BYTES, Session, notes_on_names
+from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.cleanup import without_waiting
@@ -424,14 +424,15 @@ class MetricsInstrumentation:
 
     def _is_worth_a_drain(self) -> bool:
         sampler = self._sampler
-        return (sampler.needs_reading and not sampler.is_on) or self._session.stats().bytes_buffered >= SLICE_BYTES
+        is_much = self._session.stats().bytes_buffered >= most_bytes(self._memory_limit)
+        return (sampler.needs_reading and not sampler.is_on) or is_much
 
     def refresh(self) -> None:
         """Adds the recorded events to the sums, within a second. Thread-safe."""
         self._drainer.drain(Deadline.after(1))
 
     def _backlog(self) -> float:
-        return self._session.stats().bytes_buffered / MOST_WAITING_BYTES
+        return waiting_share(self._session.stats().bytes_buffered, self._memory_limit)
 
     def _take_over(self) -> int:
         """Drains a slice of the events and adds it to the sums; returns the watermark, Unix ns."""
@@ -439,7 +440,7 @@ class MetricsInstrumentation:
         with self._lock:
             self._take_marks()
             is_whole = not self._sampler.is_on
-        batch = self._recording.drain(SLICE_BYTES)
+        batch = self._recording.drain(most_bytes(self._memory_limit))
         try:
             self._metrics.add(batch)
         except Exception:

@@ -123,12 +123,9 @@ class PhaseTimes:
     """``threading.get_ident()`` of each."""
     times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
     """A row per thread."""
-    _known: tuple[int | None, int, Mapping[str, float]] | None = None
-    """Arguments and result of the last call of :meth:`attributes`, which a step's readers all call with the same ones."""
 
     def add(self, exclusive: ExclusiveTimes, group: int) -> None:
         """Adds the times of one group."""
-        self._known = None
         added = exclusive.times[group]
         if len(added) == 1 and not self.threads:  # nearly all steps
             if added.any():
@@ -153,10 +150,11 @@ class PhaseTimes:
         """The unattributed time of the step, ns. Arguments: as for :meth:`on_thread`."""
         return _rest(_named(self._loop_and_others(thread)[0]), duration)
 
-    def attributes(self, thread: int | None, duration: int) -> Mapping[str, float]:
-        """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`."""
-        if self._known is not None and self._known[:2] == (thread, duration):
-            return self._known[2]
+    def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
+        """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`.
+
+        The result is not kept for the next reader: the collector counts each dictionary that is alive, and would run more often.
+        """
         own, others = self._loop_and_others(thread)
         times = _named(own)
         attributes = {_DURATIONS[name]: time / 1e9 for name, time in times.items()}
@@ -168,7 +166,6 @@ class PhaseTimes:
             recomputed += overlap[_RECOMPUTED]
         if recomputed > 0:
             attributes["torch.recomputed_duration"] = recomputed / 1e9
-        self._known = thread, duration, attributes
         return attributes
 
     def _loop_and_others(self, thread: int | None) -> tuple[Sequence[int], list[list[int]]]:

@@ -32,7 +32,7 @@ CHUNK_BYTES: int = lib.OTP_CHUNK_BYTES
 SLICE_BYTES = 8 << 20
 """Bytes of records drained at a time while a recording runs: about 170,000 events. This bounds the memory of a drain. A drain calls
 Python some 9,000 times, however few events it has, and holds the GIL meanwhile: with slices of 2 MiB steps of small operators took
-44 % longer than without a recording, with these 28 %, for 50 MB more of memory (with 32 MiB 24 %)."""
+45 % longer than without a recording, with these 31 %, for 55 MB more of memory."""
 
 CONTEXT_MUTED: int = lib.OTP_CONTEXT_MUTED
 """The context in which sessions that follow contexts record nothing (an unsampled request, suppressed instrumentation)."""

@@ -109,12 +109,12 @@ class _UsedBlocks:
                 return array
         block = _huge_pages(size)
         array = block[:]
-        if size <= self._LARGEST and self._has_room(size):
+        if size <= self._LARGEST and self._make_room(size):
             self._blocks.append(block)
         return array
 
-    def _has_room(self, size: int) -> bool:
-        """Drops free blocks, none of which has a size that is still asked for, until there is room for a block of ``size`` bytes."""
+    def _make_room(self, size: int) -> bool:
+        """Drops free blocks, whose sizes nobody asks for any more, for one of ``size`` bytes; returns whether there is room for it."""
         left = self._MOST_BYTES - size - sum(map(len, tuple(self._blocks)))
         for block in self._removed():
             if left < 0 and _is_free(block):

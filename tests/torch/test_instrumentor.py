@@ -419,10 +419,16 @@ def test_attributes_of_steps_whose_keys_are_no_plain_text():
     assert [(step[str(Key.LOSS)], step["7"]) for step in steps] == [(0.5 + number, number) for number in range(4)]
 
 
-def test_the_first_drains_take_little(monkeypatch):
+@pytest.fixture
+def taken(monkeypatch):
+    """The bytes that drains were to take at most."""
+    limits, drain = [], Recording.drain
+    monkeypatch.setattr(Recording, "drain", lambda recording, most: limits.append(most) or drain(recording, most))
+    return limits
+
+
+def test_the_first_drains_take_little(taken):
     """The rule that ends steps is learned from the first drains; each later one takes up to twice as many bytes, to a limit."""
-    taken, drain = [], Recording.drain
-    monkeypatch.setattr(Recording, "drain", lambda recording, most: taken.append(most) or drain(recording, most))
     with Bench(detail="modules") as bench:
         for _ in range(8):
             bench.provider.force_flush()
@@ -430,9 +436,19 @@ def test_the_first_drains_take_little(monkeypatch):
     assert taken[1:8] == [min(2 * before, SLICE_BYTES) for before in taken[:7]]
 
 
+@pytest.mark.parametrize("detail", ["ops", "metrics"])
+def test_a_drain_takes_a_quarter_of_a_small_memory_limit(taken, monkeypatch, detail):
+    """Whatever becomes of the events: a drain of all that may wait would end when the memory is full again."""
+    monkeypatch.setenv("OTEL_TORCHPROF_MEMORY_LIMIT", "4M")
+    with Bench(detail=detail) as bench:
+        for _ in range(4):
+            bench.provider.force_flush()
+    assert max(taken) == 1 << 20
+
+
 def test_a_flush_takes_all_slices_that_wait_to_be_told_their_step(monkeypatch):
     """A pass that might become a step holds up what follows, slice by slice; a flush takes all of it."""
-    monkeypatch.setattr("otel_torchprof._instrument.live_recording.SLICE_BYTES", 1)
+    monkeypatch.setattr("otel_torchprof._export.draining.SLICE_BYTES", 1)
     with Bench(detail="modules") as bench:
         Model()(torch.ones(1, 4))
         for _ in range(3000):

@@ -338,7 +338,7 @@ def is_taken(lock) -> bool:
 def test_forks_on_two_threads(provider, library, monkeypatch):
     """Of two forks at the same time each releases the lock that it took, and no other; whoever is instrumented by then."""
     monkeypatch.setattr(process_changes, "LONGEST_WAIT", 0.01)
-    monkeypatch.setattr(draining, "_LOOK_SECONDS", 60)  # nobody else takes the lock
+    monkeypatch.setattr(draining, "_LOOK_SECONDS", 3600)  # nobody else takes the lock
     running = instrument(provider)
     instrumentor._before_fork()
     second = threading.Thread(target=lambda: (instrumentor._before_fork(), instrumentor._after_fork_in_parent()))
@@ -353,7 +353,7 @@ def test_forks_on_two_threads(provider, library, monkeypatch):
 
 def test_fork_whose_preparation_was_interrupted(provider, library, monkeypatch):
     """What an interrupt kept from being prepared is not undone: nothing raises, no lock stays taken."""
-    monkeypatch.setattr(draining, "_LOOK_SECONDS", 60)  # nobody else takes the lock
+    monkeypatch.setattr(draining, "_LOOK_SECONDS", 3600)  # nobody else takes the lock
     running = instrument(provider)
 
     break_off = running._sampler.break_off

@@ -43,13 +43,9 @@ def reported(table):
 @given(tables(), st.data())
 def test_taken_rows_say_the_same(few, table, data):
     """Any rows of any table in any order, few of it or most, say what they said, and nothing is held that none of them uses."""
-    with mock.patch("otel_torchprof._model.span_tables._FEW", few):
-        _taken_rows_say_the_same(table, data)
-
-
-def _taken_rows_say_the_same(table, data):
     rows = data.draw(st.lists(st.sampled_from(range(len(table))), unique=True)) if len(table) else []
-    found = taken(table, np.array(rows, dtype=np.int64))
+    with mock.patch("otel_torchprof._model.span_tables._FEW", few):
+        found = taken(table, np.array(rows, dtype=np.int64))
     whole = reported(table)
     assert reported(found) == [whole[row] for row in rows]
     assert found.row.tolist() == rows
