@@ -375,6 +375,14 @@ RUN_ID = Option(
     "run_id",
     default="the launcher's run id, else generated",
 )
+ALIASES = Option(
+    RANKS.variable,
+    "`nemo_lens`: rank and number of a step also have the names of NVIDIA's NeMo Lens: `nv.dl.rank`, `nv.dl.world_size`, "
+    "`nv.dl.local_rank` and `dl.iteration`",
+    "aliases",
+    check=parsers.one_of("nemo_lens"),
+    default="none",
+)
 LOADER_WORKERS = Option(
     "OTEL_TORCHPROF_LOADER_WORKERS",
     "`true`: worker processes of a `DataLoader` also record and export, each on its own",

@@ -448,6 +448,13 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     ),
     Attribute(STEP_NUMBER, _INT64, "number of the step", "on roots of steps", events.step),
     Attribute(
+        events.ITERATION,
+        _INT64,
+        "`torch.step.number` under the name of NVIDIA's NeMo Lens",
+        "on roots of steps, with `OTEL_TORCHPROF_RANKS=aliases=nemo_lens`",
+        events.iteration,
+    ),
+    Attribute(
         "torch.compile.captured_operators",
         _INT64,
         "number of top-level operators in regions compiled by `torch.compile`",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof import config
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._model.devices import covered_between, device_name, drained_between, joules_between
 from otel_torchprof._model.flops import flops_of
@@ -129,6 +130,14 @@ def flag(flag: Flag) -> Callable[[AttributeSource], Values | None]:
 def step(source: AttributeSource) -> Values:
     """Number of the step."""
     return source.table.step, source.table.step >= 0
+
+
+ITERATION = "dl.iteration"
+
+
+def iteration(source: AttributeSource) -> Values | None:
+    """Number of the step for :data:`ITERATION`, if it was asked for."""
+    return None if config.ALIASES.read() is None else step(source)
 
 
 def captured(key: str) -> Callable[[AttributeSource], Values | None]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Names
+from otel_torchprof._encode.event_attributes import ITERATION
 from otel_torchprof._model.limits import LINK_SIZE, span_sizes
 from otel_torchprof._model.span_table import LINK, STEP_NUMBER, AttributeType, SpanTable
 from otel_torchprof._model.span_tables import joined_tables, taken
@@ -312,7 +313,8 @@ def _roots(table: SpanTable, part: Array, target: TargetTrace, span_ids: Sequenc
         names=Names.of(["", target.name]),
     )
     if target.step >= 0:
-        roots = with_values(roots, STEP_NUMBER, AttributeType.INT64, numbers, target.step)
+        for key in (STEP_NUMBER,) if config.ALIASES.read() is None else (STEP_NUMBER, ITERATION):
+            roots = with_values(roots, key, AttributeType.INT64, numbers, target.step)
     return with_values(roots, PART, AttributeType.INT64, numbers, before + 1 + numbers)
 
 

@@ -22,6 +22,7 @@ from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._model.averages import RunningAverages
 from otel_torchprof._model.step_cycle import StepCycle
 from otel_torchprof._native.recorder import SLICE_BYTES, SessionStats
+from otel_torchprof._ranks.ranks import with_aliases
 from otel_torchprof._record.contexts import ContextTable
 from otel_torchprof._record.recording import Recording
 
@@ -148,4 +149,4 @@ def _resource(info: Mapping[str, Any], pid: int) -> Resource:
         attributes["service.name"] = program
     if isinstance(rank, int):
         attributes["torch.distributed.rank"] = rank
-    return Resource.create(attributes)
+    return Resource.create(with_aliases(attributes))

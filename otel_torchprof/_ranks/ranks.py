@@ -160,6 +160,21 @@ def _own_word() -> str:
     return _own_words.setdefault(os.getpid(), os.urandom(8).hex())
 
 
+_NEMO_LENS = {
+    "torch.distributed.rank": "nv.dl.rank",
+    "torch.distributed.world_size": "nv.dl.world_size",
+    "torch.distributed.local_rank": "nv.dl.local_rank",
+}
+"""By our name, the name in NVIDIA's NeMo Lens (docs/design/semconv.mdx of NVIDIA-NeMo/Lens): integers in resources there too."""
+
+
+def with_aliases(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Attributes of a resource with those that ``OTEL_TORCHPROF_RANKS`` asks for."""
+    if config.ALIASES.read() is None:
+        return attributes
+    return attributes | {_NEMO_LENS[key]: value for key, value in attributes.items() if key in _NEMO_LENS}
+
+
 _logger = logging.getLogger("otel_torchprof")
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -357,7 +372,7 @@ class Ranks:
             attributes["torch.run.attempt"] = run.attempt
         if groups := self._groups.texts():
             attributes["torch.distributed.groups"] = groups
-        return attributes
+        return with_aliases(attributes)
 
     def resource(self, own: Resource) -> Resource:
         """A resource with :meth:`attributes`, over which its own have precedence. The same object until something changes."""

@@ -60,6 +60,17 @@ def test_what_is_hidden_is_hidden_on_steps_too(monkeypatch):
     assert "thread.id" not in operator
 
 
+def test_number_of_a_step_under_another_name(monkeypatch):
+    """With OTEL_TORCHPROF_RANKS=aliases=nemo_lens a step has its number as dl.iteration too, as the roots of its parts have; without it none has."""
+    batch = Batch.of({"start": [1], "end": [3]}, [""], (RecordedThread(5, 140001, 1, "trainer"),))
+    steps = [RecordedStep(4, 0, 9, 140001)]
+    assert "dl.iteration" not in attributes(batch, steps=steps)[0]
+    monkeypatch.setenv("OTEL_TORCHPROF_RANKS", "aliases=nemo_lens")
+    step, operator = attributes(batch, steps=steps)
+    assert (step["torch.step.number"], step["dl.iteration"]) == (4, 4)
+    assert "dl.iteration" not in operator
+
+
 def test_a_module():
     """A call of a module has its full name as an attribute and no operator's scope; nothing else has a module's name."""
     columns = {

@@ -8,9 +8,12 @@ import inspect
 import json
 import os
 import pkgutil
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from fake_c10d import C10d, Store
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.semconv import attributes as stable_modules
 from opentelemetry.semconv import metrics as stable_metrics
@@ -22,10 +25,13 @@ from otel_torchprof._encode.phase_attributes import SEGMENTS
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._instrument.gpu_metrics import METRICS
 from otel_torchprof._instrument.operator_metrics import _made
+from otel_torchprof._ranks.ranks import Ranks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
 OURS = ("torch.", "otel_torchprof.")
-ELSEWHERE = (*OURS, "gen_ai.")
+LENS = ("nv.dl.", "dl.")
+"""Names of NVIDIA's NeMo Lens, which are sent where they are asked for."""
+ELSEWHERE = (*OURS, *LENS, "gen_ai.")
 """Names that are not in the conventions' main registry: those of generative AI have one of their own."""
 REGISTRY = json.loads(Path(__file__).with_name("registry.json").read_text())
 KEYS = [*(attribute.key for attribute in ATTRIBUTES), *(key for key, *_ in (*SEGMENTS, *REDUCTIONS))]
@@ -78,7 +84,7 @@ def test_no_attribute_is_a_namespace():
     assert [(key, other) for key in KEYS for other in KEYS if other.startswith(f"{key}.")] == []
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith(OURS)])
+@pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith((*OURS, *LENS))])
 def test_attributes_of_the_conventions(key):
     """Each is in OpenTelemetry's conventions, stable or in development; those of generative AI have moved to a repository of their own."""
     if key in published(stable_modules):
@@ -110,6 +116,8 @@ def convention_of(name, stable):
     """Whose name it is, and how stable."""
     if name.startswith(OURS):
         return "this package | may change before 1.0"
+    if name.startswith(LENS):
+        return "NVIDIA, NeMo Lens | stable there"
     if name.startswith("gen_ai."):
         return "OpenTelemetry, generative AI | development"
     return f"OpenTelemetry | {'stable' if name in published(stable) else 'development'}"
@@ -121,6 +129,20 @@ def all_attributes():
     types = {attribute.key: attribute.type for attribute in ATTRIBUTES}
     types |= {key: kind for key, kind, *_ in (*SEGMENTS, *REDUCTIONS)}
     return {key: words[types[key].name] for key in sorted(types)}
+
+
+def all_resource_attributes():
+    """Type of each attribute that a rank adds to a resource, in the registry's words."""
+    words = {int: "int", str: "string", tuple: "string[]"}
+    environ = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    process = C10d()
+    process.init(1, 4, Store())
+    process.add_group("1", "mesh_tp", (0, 1))
+    ranks = Ranks(environ=environ)
+    with patch.dict(sys.modules, {"torch.distributed.distributed_c10d": process}):
+        ranks.look()
+    with patch.dict(os.environ, {"OTEL_TORCHPROF_RANKS": "aliases=nemo_lens"}):
+        return {key: words[type(value)] for key, value in sorted(ranks.attributes().items())}
 
 
 def all_metrics():
@@ -156,6 +178,10 @@ def test_metrics_are_those_of_the_published_registry():
 def page():
     """The page that lists every name."""
     rows = [f"| `{key}` | {kind} | {convention_of(key, stable_modules)} |" for key, kind in all_attributes().items()]
+    resource = [
+        f"| `{key}` | {kind} | {convention_of(key, stable_modules)} |"
+        for key, kind in all_resource_attributes().items()
+    ]
     made = [
         f"| `{name}` | {instrument} | `{unit}` | {convention_of(name, stable_metrics)} |"
         for name, (instrument, unit) in all_metrics().items()
@@ -176,6 +202,14 @@ def page():
             "| Attribute | Type | Convention | Stability |",
             "| --- | --- | --- | --- |",
             *rows,
+            "",
+            "## Attributes of resources",
+            "",
+            "What they mean: [ranks](ranks.md#find-a-ranks-spans-in-a-store).",
+            "",
+            "| Attribute | Type | Convention | Stability |",
+            "| --- | --- | --- | --- |",
+            *resource,
             "",
             "## Metrics",
             "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -108,16 +110,17 @@ def recorded():
     )
     ids = itertools.count(1)
     options = {"start": 0, "end": 400, "steps": [RecordedStep(0, 100, 200), RecordedStep(1, 300, 400)]}
-    return [
-        add_attributes(
-            recorded_table(
-                batch, **options, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids), parent=parent
-            ),
-            batch,
-            with_flops=True,
-        )
-        for parent in (None, CURRENT)
-    ]
+    with patch.dict(os.environ, {"OTEL_TORCHPROF_RANKS": "aliases=nemo_lens"}):
+        return [
+            add_attributes(
+                recorded_table(
+                    batch, **options, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids), parent=parent
+                ),
+                batch,
+                with_flops=True,
+            )
+            for parent in (None, CURRENT)
+        ]
 
 
 @pytest.mark.parametrize("table", recorded(), ids=["own traces", "current trace"])

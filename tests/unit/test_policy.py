@@ -357,6 +357,15 @@ def test_a_unit_that_goes_in_several_tables():
     }
 
 
+def test_parts_have_the_number_under_another_name(monkeypatch):
+    """With aliases=nemo_lens the roots of parts have the step's number as dl.iteration too."""
+    monkeypatch.setenv("OTEL_TORCHPROF_RANKS", "aliases=nemo_lens")
+    found, _ = cut(trace_group(("torch.step", 0, 9, ("a", 0, 4), ("b", 4, 9))), Budget(max_spans=2, short=0.0))
+    own = [attributes_of(found, row) for row in range(len(found))]
+    assert [attributes.get("dl.iteration") for attributes in own] == [None, None, 7, None]
+    assert [attributes.get("torch.step.number") for attributes in own] == [None, None, 7, None]
+
+
 def test_later_parts_count_on():
     """Numbers of parts begin after those that there were; to a parent that goes later, nobody knows where, there is no link."""
     early = trace_group_of([("a", 0, 1, 0), ("b", 3, 9, 0)])

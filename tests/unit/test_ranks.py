@@ -63,6 +63,18 @@ def test_what_a_launcher_says_is_known_before_there_is_a_process_group():
     assert ranks.state() == {"ranks": "off: no process group of torch.distributed was made yet"}
 
 
+def test_ranks_under_the_names_of_nemo_lens(monkeypatch):
+    """With OTEL_TORCHPROF_RANKS=aliases=nemo_lens rank, size and local rank are also there under its names."""
+    without = Ranks(environ=TORCHRUN).attributes()
+    monkeypatch.setenv("OTEL_TORCHPROF_RANKS", "aliases=nemo_lens")
+    assert Ranks(environ=TORCHRUN).attributes() == without | {
+        "nv.dl.rank": 1,
+        "nv.dl.world_size": 2,
+        "nv.dl.local_rank": 1,
+    }
+    assert Ranks(environ={}).attributes() == {}
+
+
 def test_ranks_agree_on_a_run_by_their_store():
     """Nobody gave an id: the first makes one, and all derive the same ids, of each other's steps and collectives too."""
     store = Store()
