@@ -19,6 +19,7 @@ from otel_torchprof._columns.phases import Segment
 from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.reading import hand_over, read_events
 from otel_torchprof._files.records import check_can_be_read_twice, check_given_once
+from otel_torchprof._process.give_way import give_way
 from otel_torchprof.errors import TorchProfError
 
 from .details import Details, StepsOfProcess
@@ -219,14 +220,14 @@ class LiveSteps:
 
     def add(self, spans: Iterable[StepSpan]) -> None:
         """Adds spans of ended steps and of segments between steps."""
-        for span in spans:
-            if span.segment is not None:
-                duration = span.end - span.start
-                phases = {} if span.phases is None else span.phases.attributes(span.thread, duration)
-                known = {**span.attributes, **phases}
-                values = [known.get(key, NAN) for key in _OF_SPAN]
-                kind = _SEGMENTS.index(span.segment)
-                self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
+        for span in deque((span for span in spans if span.segment is not None), maxlen=_MOST):
+            give_way()
+            duration = span.end - span.start
+            phases = {} if span.phases is None else span.phases.attributes(span.thread, duration)
+            known = {**span.attributes, **phases}
+            values = [known.get(key, NAN) for key in _OF_SPAN]
+            kind = _SEGMENTS.index(span.segment)
+            self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
 
     def rank(self, *, events: int, dropped: int) -> Rank | None:
         """The rank of this process, with phases and counters of the operating system; None without a step.

@@ -408,30 +408,68 @@ _SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: Attribute
 _KINDS = {str: AttributeType.NAME, **_SCALARS}
 
 
+class _Typed(NamedTuple):
+    """Values of one type, and the positions in the table of the spans that have them."""
+
+    kind: AttributeType
+    positions: Sequence[int]
+    values: Sequence[Any]
+
+
 def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
-    columns: dict[tuple[str, AttributeType], dict[int, Any]] = {}
-    strings: dict[str, int] = {}
+    # Most steps have the same keys with values of the same types: those are taken key by key. One list of values for all of them, as the
+    # garbage collector counts every container.
+    alike: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
     for position, attributes in added_attributes:
         give_way()
-        for key, value in attributes.items():
-            kind = _KINDS.get(type(value))
-            if kind is None or (kind is AttributeType.INT64 and not _MIN <= value <= _MAX):
-                kind = _kind(value)
-            if kind is AttributeType.NAME:
-                text = value if isinstance(value, str) else json.dumps(value, default=str)
-                value = strings.setdefault(text, len(table.names) + len(strings))  # noqa: PLW2901 - the table's representation
-            column = columns.get((key, kind)) if type(key) is str else None
-            if column is None:
-                column = columns.setdefault((str(key), kind), {})
-            column[position] = value
+        shape = (*attributes, *map(type, attributes), *map(type, attributes.values()))
+        positions, values = alike.get(shape) or alike.setdefault(shape, ([], []))
+        positions.append(position)
+        values.extend(attributes.values())
+    columns: dict[tuple[str, AttributeType], list[_Typed]] = {}
+    for shape, (positions, values) in alike.items():
+        give_way()
+        keys = shape[: len(shape) // 3]
+        for at, key in enumerate(keys):
+            for typed in _typed(positions, values[at :: len(keys)]):
+                columns.setdefault((str(key), typed.kind), []).append(typed)
     if not columns:
         return table
-    added = tuple(_column(key, kind, values) for (key, kind), values in columns.items())
+    strings: dict[str, int] = {}
+
+    def stored(kind: AttributeType, values: Sequence[Any]) -> Array:
+        if kind is AttributeType.NAME:
+            texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values]
+            values = [strings.setdefault(text, len(table.names) + len(strings)) for text in texts]
+        return np.array(values, dtype=kind.dtype)
+
+    added = []
+    for (key, kind), parts in columns.items():
+        give_way()
+        rows = np.concatenate([np.array(positions, dtype=np.uint32) for _, positions, _ in parts])
+        column = np.concatenate([stored(kind, values) for _, _, values in parts])
+        added.append(AttributeColumn(key, kind, *_ascending(column, rows)))
     return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
 
 
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
+
+
+def _typed(positions: Sequence[int], values: Sequence[Any]) -> list[_Typed]:
+    """Splits values of one Python type by their types in the table, which depend on the size of integers, and on each value of other types."""
+    kind = _KINDS.get(type(values[0]))
+    if kind is not None and (kind is not AttributeType.INT64 or (min(values) >= _MIN and max(values) <= _MAX)):
+        return [_Typed(kind, positions, values)]
+    kinds = [_kind(value) for value in values]
+    return [
+        _Typed(
+            kind,
+            [at for at, one in zip(positions, kinds, strict=True) if one is kind],
+            [value for value, one in zip(values, kinds, strict=True) if one is kind],
+        )
+        for kind in dict.fromkeys(kinds)
+    ]
 
 
 def _kind(value: Any) -> AttributeType:
@@ -441,8 +479,11 @@ def _kind(value: Any) -> AttributeType:
     return AttributeType.NAME if too_large else kind
 
 
-def _column(key: str, kind: AttributeType, values: Mapping[int, Any]) -> AttributeColumn:
-    rows = sorted(values)
-    return AttributeColumn(
-        key, kind, np.array([values[row] for row in rows], dtype=kind.dtype), np.array(rows, dtype=np.uint32)
-    )
+def _ascending(values: Array, rows: Array) -> tuple[Array, Array]:
+    """Sorts values by their rows; of several for one row, whose keys differ only in type, one counts."""
+    if (rows[1:] > rows[:-1]).all():
+        return values, rows
+    order = np.argsort(rows, kind="stable")
+    values, rows = values[order], rows[order]
+    is_last = np.append(rows[1:] != rows[:-1], [True])
+    return values[is_last], rows[is_last]
