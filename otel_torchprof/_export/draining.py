@@ -25,7 +25,8 @@ THREAD_NAME = "otel-torchprof-drain"
 _LOOK_SECONDS = 0.25
 """Seconds between two checks of the buffer, between scheduled drains."""
 _FIRST_SHARE = 1 / 16
-"""The first pause after the start as a share of that; each later one is twice as long: what a loop does is learned from the first drains."""
+"""The first pause as a share of that, after the start and after a drain before its schedule; each later one is twice as long. What a loop
+does is learned from the first drains, and where much is recorded the next drain is due soon."""
 _DRAIN_SHARE = 0.5
 """Largest share of a core that the thread takes; if that is not enough, the recorder drops the oldest events."""
 
@@ -309,6 +310,8 @@ class _DrainThread:
         is_due = self._drainer.is_due()
         if begin < due and not is_due:
             return due, self._next_pause()
+        if is_due:
+            self._pause = self._longest_pause * _FIRST_SHARE
         self._pauses = 0
         with giving_way(self._urgency):
             watermark = self._drainer.take_slice(Deadline.after(math.inf))

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _ALIKE = 3
 """Steps with the same phases after which the next one is foreseen."""
-_MOST_COUNTED = 64
-"""Counts that are remembered until the steps are drained which they are of."""
 _MOST_TOKENS = 10_000
 """Phases that wait for the step that they are of to end."""
 _LONGEST_STEPS = 5
@@ -47,9 +45,9 @@ class Foresight:
         self._every = every
         self._tokens: deque[Token] = deque(maxlen=_MOST_TOKENS)
         self._steps: deque[tuple[Token, ...]] = deque(maxlen=_ALIKE)
-        self._latest = 0, 0  # the phase with which the latest step began, and its number
-        self._counted: dict[int, int] = {}  # the count of the step that began with a phase, until it is drained
-        self._offset: int | None = None  # from the count to the number of a step
+        self._latest = 0  # the phase with which the latest step began
+        self._first: int | None = None  # number of the first step that was counted
+        self._expected = 0, 0  # a phase with which a later one began, and its number by the count; 0: none
         self._began = 0
         self._longest = 0
         self._lock = threads.RLock()
@@ -74,9 +72,25 @@ class Foresight:
             self._longest = max(boundary.time - self._began, self._longest // 2)
             self._steps.append(tuple(own))
         self._began = boundary.time
-        self._latest = boundary.token, number
-        if (count := self._counted.pop(boundary.token, None)) is not None:
-            self._offset = number - count
+        self._latest = boundary.token
+        if boundary.token and (self._first is None or self._expected[0] == boundary.token):
+            self._match(boundary.token, number)
+
+    def _match(self, token: int, number: int) -> None:
+        """Compares the number of the step that began with ``token`` with the count of steps; says it at the first one that was counted."""
+        with self._lock:
+            if (
+                self._stopped
+                or not (consumer := self._session.consumer)
+                or (state := python_sources.foreseen(consumer)) is None
+            ):
+                return
+            if self._first is None and state[0] == token:
+                self._first = number
+                python_sources.number_foreseen(consumer, number)
+            elif self._first is not None and self._expected[1] != number:
+                python_sources.forget_foresight(consumer)
+            self._expected = 0, 0
 
     def look(self, now: int) -> None:
         """After a drain: foresees what can be foreseen, or no more."""
@@ -93,16 +107,12 @@ class Foresight:
             step = self._steps[-1]
             phases = tuple((int(token.part), token.key) for token in step)
             python_sources.foresee(consumer, step[0].thread, phases, _RELEVANT, self._every)
-            self._counted, self._offset = {}, None
-        else:
-            count, event = state
-            token, number = self._latest
-            if event and event == token:
-                self._offset = number - count
-            elif event and len(self._counted) < _MOST_COUNTED:
-                self._counted[event] = count
-            if self._offset is not None:
-                python_sources.number_foreseen(consumer, self._offset)
+            self._first, self._expected = None, (0, 0)
+        elif self._first is None:
+            if 0 < state[0] < self._latest:  # ids of a thread ascend: the first step was lost
+                python_sources.forget_foresight(consumer)
+        elif self._expected[0] <= self._latest:
+            self._expected = state[1], self._first + state[2] - 1
 
     def stop(self) -> None:
         """Before another session may have the bit; nothing is foreseen any more. Any thread."""

@@ -110,8 +110,8 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
     return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))
 
 
-_FIRST_SLICE_BYTES = 256 << 10
-"""Bytes of the first drain, each later one takes up to twice as many: the rule that ends steps is learned from few steps."""
+_FIRST_DUE_BYTES = 256 << 10
+"""Bytes from which the first drain is due, each later one from twice as many on: the rule that ends steps is learned from few steps."""
 
 
 class Drained(NamedTuple):
@@ -222,7 +222,7 @@ class LiveRecording:
             foresight=foresight,
         )
         self._flush_until = 0
-        self._slice_bytes, self._budget_bytes = min(_FIRST_SLICE_BYTES, most_bytes(budget_bytes)), budget_bytes
+        self._due_bytes, self._budget_bytes = min(_FIRST_DUE_BYTES, most_bytes(budget_bytes)), budget_bytes
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
@@ -280,7 +280,7 @@ class LiveRecording:
     @property
     def is_due(self) -> bool:
         """Whether enough events are buffered for the next drain, or a quarter of the recorder's memory is in use."""
-        return self.bytes_buffered >= self._slice_bytes
+        return self.bytes_buffered >= self._due_bytes
 
     @property
     def backlog(self) -> float:
@@ -321,8 +321,8 @@ class LiveRecording:
         """Drains the recorder, and learns where steps begin; returns whether the recorder has more."""
         now = self.now()
         self._contexts.begin_drain(now)
-        drained = self._recording.drain(self._slice_bytes)
-        self._slice_bytes = min(2 * self._slice_bytes, most_bytes(self._budget_bytes))
+        drained = self._recording.drain(most_bytes(self._budget_bytes))
+        self._due_bytes = min(2 * self._due_bytes, most_bytes(self._budget_bytes))
         give_way()
         self.take_marks()
         # Without inputs that only a profile requested that runs at the same time.

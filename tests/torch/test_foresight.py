@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
+from types import SimpleNamespace
 
 import preloaded
 import pytest
@@ -14,7 +16,10 @@ from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._columns.phases import Part, Segment  # noqa: E402
 from otel_torchprof._export.span_policy import StepChoice  # noqa: E402
+from otel_torchprof._instrument.foresight import Foresight  # noqa: E402
+from otel_torchprof._model.step_rules import Boundary, Token  # noqa: E402
 from otel_torchprof._native import python_sources  # noqa: E402
 
 EVERY = 5
@@ -104,13 +109,32 @@ def other_optimizer(job):
     job.train()
 
 
+def skipped(job):
+    """One batch makes no step, as where its loss is not finite."""
+    job.train()
+    job.optimizer.zero_grad()
+    job.backward()
+    job.train()
+
+
+def failed(job):
+    """One step is left by an exception before its backward pass, and begun anew."""
+    job.train()
+    job.optimizer.zero_grad()
+    with contextlib.suppress(ZeroDivisionError):
+        raise ZeroDivisionError
+    job.train()
+
+
 def ends_with_operators(job):
     job.train()
     with otp.record_function("after the loop"):
         torch.ones(3).cumsum(0)
 
 
-@pytest.mark.parametrize("program", [plain, evaluated, accumulated, with_batches, other_optimizer, ends_with_operators])
+@pytest.mark.parametrize(
+    "program", [plain, evaluated, accumulated, with_batches, other_optimizer, skipped, failed, ends_with_operators]
+)
 def test_the_same_spans(program, monkeypatch):
     """Each program has the spans that it has where all of its events are recorded: of every step one, of every fifth all."""
     with Job(every=EVERY) as job:
@@ -264,3 +288,28 @@ for _ in range(4):
     step()
 print("parent", names().count("aten::cumprod"), names().count("torch.step"))
 """) == ["child", "True", "parent", "0", "4"]
+
+
+def test_a_step_that_was_lost_before_it_was_drained(monkeypatch):
+    """If the first step that was counted is never drained, nothing would ever be left out: the steps are counted anew."""
+    calls, first = [], 5
+    monkeypatch.setattr(python_sources, "foreseen", lambda _consumer: first and (first, first, 1))
+    monkeypatch.setattr(python_sources, "forget_foresight", lambda _consumer: calls.append("forget"))
+    monkeypatch.setattr(python_sources, "foresee", lambda *_arguments: calls.append("foresee"))
+    monkeypatch.setattr(python_sources, "number_foreseen", lambda _consumer, number: calls.append(number))
+    foresight = Foresight(SimpleNamespace(consumer=1), EVERY)
+
+    def drain(event, number):
+        foresight.take([Token(event, Part.BACKWARD, 7, event * 10, event * 10 + 5, 1, 0)])
+        foresight.step_began(Boundary(event * 10, 1, event, Segment.STEP), number)
+        foresight.look(event * 10 + 9)
+
+    for number, event in enumerate((1, 2, 3, 4, 9)):
+        drain(event, number)
+    assert calls == ["forget", "forget", "forget", "forget"]
+    first = None
+    drain(10, 5)
+    first = 11
+    drain(11, 6)
+    drain(12, 7)
+    assert calls[4:] == ["foresee", 6]

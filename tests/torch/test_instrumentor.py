@@ -17,6 +17,7 @@ from opentelemetry.trace import NoOpTracerProvider, TraceState
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import otel_torchprof as otp
+from otel_torchprof._instrument.live_recording import LiveRecording
 from otel_torchprof._native.recorder import SLICE_BYTES
 from otel_torchprof._record.recording import Recording
 
@@ -427,13 +428,21 @@ def taken(monkeypatch):
     return limits
 
 
-def test_the_first_drains_take_little(taken):
-    """The rule that ends steps is learned from the first drains; each later one takes up to twice as many bytes, to a limit."""
+def test_the_first_drains_are_due_early(taken, monkeypatch):
+    """The rule that ends steps is learned from the first drains: they take all there is, of which ever more is waited for, to a limit."""
+    buffered, due = 0, []
+    monkeypatch.setattr(LiveRecording, "bytes_buffered", property(lambda _recording: buffered))
     with Bench(detail="modules") as bench:
+        recording = bench.processor._attached
         for _ in range(8):
+            for exponent in range(10, 30):
+                buffered = 1 << exponent
+                if recording.is_due:
+                    break
+            due.append(buffered)
             bench.provider.force_flush()
-    assert taken[0] == SLICE_BYTES // 32
-    assert taken[1:8] == [min(2 * before, SLICE_BYTES) for before in taken[:7]]
+    assert due == [min(SLICE_BYTES // 32 << drain, SLICE_BYTES) for drain in range(8)]
+    assert set(taken) == {SLICE_BYTES}
 
 
 @pytest.mark.parametrize("detail", ["ops", "metrics"])

@@ -38,14 +38,16 @@ struct Foresight {
   std::vector<Phase> phases;  // of a step, its first and its last one where they stand
   uint64_t every = 1;         // of so many steps one is recorded: those whose numbers divide by it
   uint64_t count = 0;         // of the steps that have begun since
-  uint64_t event = 0;         // the phase with which the latest did
-  int64_t offset = -1;        // from the count to the number of the step; below 0 while that is not known
+  uint64_t first_event = 0;   // the phase with which the first of them did
+  uint64_t event = 0;         // and the latest
+  bool is_complete = true;    // the last phase of the latest has ended
+  int64_t first = -1;         // number of the first of them; below 0 while that is not known
 };
 std::array<Foresight, OTP_MAX_SESSIONS> g_foresights;
 uint32_t g_foreseeing = 0;  // sessions that do
 
 bool is_recorded(const Foresight& foresight, uint64_t count) {
-  return foresight.offset < 0 || (count + static_cast<uint64_t>(foresight.offset)) % foresight.every == 0;
+  return foresight.first < 0 || (count - 1 + static_cast<uint64_t>(foresight.first)) % foresight.every == 0;
 }
 
 void mute(uint32_t bit, Foresight& foresight, bool muted) {
@@ -75,16 +77,22 @@ void phase_began(uint32_t bit, const Phase& phase) {
   const std::vector<Phase>& phases = foresight.phases;
   if (std::find(phases.begin(), phases.end(), phase) == phases.end()) return forget(bit);
   if (phase == phases.front()) {
+    // A step that was begun anew, as where an exception left it or a batch was skipped: it may not count as one.
+    if (!foresight.is_complete) return forget(bit);
     uint32_t consumers = 0;
-    ++foresight.count;
+    foresight.is_complete = false;
     foresight.event = g_api->innermost(&consumers);
+    if (++foresight.count == 1) foresight.first_event = foresight.event;
     mute(bit, foresight, !is_recorded(foresight, foresight.count));
   }
 }
 
 void phase_ended(uint32_t bit, const Phase& phase) {
   Foresight& foresight = g_foresights[bit];
-  if (phase == foresight.phases.back() && is_recorded(foresight, foresight.count + 1)) mute(bit, foresight, false);
+  if (!(phase == foresight.phases.back())) return;
+  if (foresight.is_complete && foresight.count > 0) return forget(bit);
+  foresight.is_complete = true;
+  if (is_recorded(foresight, foresight.count + 1)) mute(bit, foresight, false);
 }
 
 // Which bit an argument is that stands for a session; OTP_MAX_SESSIONS with an exception set where it is none.
@@ -133,8 +141,9 @@ PyObject* foreseen(PyObject*, PyObject* number) {
   if (bit == OTP_MAX_SESSIONS) return nullptr;
   const Foresight& foresight = g_foresights[bit];
   if (!foresight.is_on || foresight.process != getpid()) Py_RETURN_NONE;
-  return Py_BuildValue("KK", static_cast<unsigned long long>(foresight.count),
-                       static_cast<unsigned long long>(foresight.event));
+  return Py_BuildValue("KKK", static_cast<unsigned long long>(foresight.first_event),
+                       static_cast<unsigned long long>(foresight.event),
+                       static_cast<unsigned long long>(foresight.count));
 }
 
 PyObject* forget_foresight(PyObject*, PyObject* number) {
@@ -144,14 +153,14 @@ PyObject* forget_foresight(PyObject*, PyObject* number) {
   Py_RETURN_NONE;
 }
 
-// number_foreseen(consumer, offset); see _python.pyi.
+// number_foreseen(consumer, first); see _python.pyi.
 PyObject* number_foreseen(PyObject*, PyObject* arguments) {
   PyObject* number = nullptr;
-  long long offset = 0;
-  if (PyArg_ParseTuple(arguments, "OL", &number, &offset) == 0) return nullptr;
+  long long first = 0;
+  if (PyArg_ParseTuple(arguments, "OL", &number, &first) == 0) return nullptr;
   uint32_t bit = bit_of(number);
   if (bit == OTP_MAX_SESSIONS) return nullptr;
-  g_foresights[bit].offset = offset;
+  g_foresights[bit].first = first;
   Py_RETURN_NONE;
 }
 
