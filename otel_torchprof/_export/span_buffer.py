@@ -361,13 +361,12 @@ class SpanBuffer:
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Spans and bytes that each trace may have."""
-        budgets = (
-            [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
-            if self._capacity.has_joined
-            else [self.budget] * len(trace_ids)
-        )
-        limits = np.array([(b.max_spans, b.max_bytes) for b in budgets], dtype=np.int64).reshape(-1, 2)
-        return limits[:, 0], limits[:, 1]
+        if not self._capacity.has_joined:
+            most_spans = np.full(len(trace_ids), self.budget.max_spans, np.int64)
+            return most_spans, np.full(len(trace_ids), self.budget.max_bytes, np.int64)
+        budgets = [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
+        spans, sizes = [budget.max_spans for budget in budgets], [budget.max_bytes for budget in budgets]
+        return np.array(spans, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
     def _decide_groups(
         self, pieces: Pieces, rows: Array, whole: Sequence[int], sampled: Mapping[int, bool]

@@ -238,7 +238,7 @@ class StepSegments:
             return
         if cycle is not None and not cycle.is_settled:
             self._apply(cycle, cycle.settle())
-        if cycle is not None and not (cycle.revision or self._had_loop):
+        if self._counts_passed:
             self._passed.update(self._latest)
         self._latest.clear()
         self._ready, self._since, self._first = len(self._waiting), NEVER, None
@@ -302,12 +302,18 @@ class StepSegments:
         elif not cycle.revision:  # else a step that began on another thread has ended it
             self._steps.end(now, context, mark.thread, mark.usage)
 
+    @property
+    def _counts_passed(self) -> bool:
+        """Whether steps pass that have no number, since no rule is known yet."""
+        return self._cycle is not None and not (self._cycle.revision or self._had_loop)
+
     def _note(self, tokens: Sequence[Token]) -> None:
         if self._foresight is not None:
             self._foresight.take(tokens)
-        self._latest.extend(
-            (token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER
-        )
+        if self._counts_passed:
+            self._latest.extend(
+                (token.part, token.key) for token in tokens if token.part in OPTIMIZERS and token.end != NEVER
+            )
         self._contexts.extend(
             (token.start, token.thread, token.context) for token in tokens if token.context or self._contexts
         )

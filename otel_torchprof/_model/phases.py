@@ -32,7 +32,7 @@ _NO_TIMES = np.zeros((0, len(PHASES) + 1), dtype=np.int64)
 class ExclusiveTimes(NamedTuple):
     """Times that one drain adds to the phases of each group of events, ns."""
 
-    threads: list[int]
+    threads: tuple[int, ...]
     """``threading.get_ident()`` of each thread that had phases."""
     times: npt.NDArray[np.int64]
     """By group, thread and phase; negative if a phase that is still open has others inside."""
@@ -68,7 +68,7 @@ def exclusive_times(
     is_inside[around >= 0] = _of(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
     sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
     np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
-    return ExclusiveTimes([batch.threads[number].ident for number in threads.tolist()], times)
+    return ExclusiveTimes(tuple(batch.threads[number].ident for number in threads.tolist()), times)
 
 
 def _of(batch: Batch, column: str, nodes: Array) -> Array:
@@ -129,7 +129,7 @@ class PhaseTimes:
         added = exclusive.times[group]
         if len(added) == 1 and not self.threads:  # nearly all steps
             if added.any():
-                self.threads, self.times = tuple(exclusive.threads), added.copy()
+                self.threads, self.times = exclusive.threads, added.copy()
             return
         for at in np.flatnonzero(added.any(axis=1)).tolist():
             thread = exclusive.threads[at]

@@ -153,7 +153,7 @@ class Step:
     revision: int = 0
     """Revision of the rule by which it began."""
     usage: Usage | None = None
-    """When it began."""
+    """When it began; None once it has ended."""
     starts_earlier: bool = False
     """Whether it is the first step, with only its end known; its start follows from later events."""
     trace: Trace | None = None
@@ -162,8 +162,8 @@ class Step:
     job: tuple[int, int] | None = None
     spans: dict[int, StepSpan] = field(default_factory=dict)
     """By context."""
-    planned: dict[int, StepSpan] = field(default_factory=dict)
-    """Spans whose ids were requested before they had events."""
+    planned: dict[int, StepSpan] | None = None
+    """Spans whose ids were requested before they had events, by context; None: there were none yet."""
     phases: PhaseTimes = field(default_factory=PhaseTimes)
 
 
@@ -190,6 +190,7 @@ class Job:
         self._new_span_id = new_span_id
         self._lock = threads.RLock()  # a signal handler may shut down in the middle of a boundary
         self._section: StepSpan | None = None
+        self._link: tuple[int, int] | None = None  # one for all steps of a section: the garbage collector counts tuples
         self._number = 0
         self._is_linked = False
         self._steps = 0
@@ -197,14 +198,13 @@ class Job:
 
     def link(self) -> tuple[int, int] | None:
         """Trace and span id of the running section, once there is one that is sent. Any thread."""
-        section = self._section
-        return (section.trace.trace_id, section.span_id) if section is not None and section.trace.exported else None
+        return self._link
 
     def begin(self, now: int) -> None:
         """Sets the begin of the first step (Unix ns); later calls have no effect. Any thread."""
         with self._lock:
             if self._section is None and self._interval_ns:
-                self._section = self._begun(now, None)
+                self._begin_section(now)
 
     def note(self, steps: Iterable[StepSpan]) -> None:
         """Steps have ended. Those inside spans of the application count not: these are their job."""
@@ -232,12 +232,15 @@ class Job:
         section.attributes |= {"torch.job.section": self._number, "torch.job.steps": self._steps}
         if self._steps:
             section.attributes |= {"torch.job.first_step": self._first_step, "torch.job.last_step": self._last_step}
-        link = self.link()
         self._number += 1
         self._is_linked, self._steps, self._first_step, self._last_step = False, 0, -1, -1
-        self._section = None if final else self._begun(section.end, link)
+        if final:
+            self._section = self._link = None
+        else:
+            self._begin_section(section.end)
         return [section]
 
-    def _begun(self, now: int, link: tuple[int, int] | None) -> StepSpan:
-        trace = self._new_trace(JOB_NAME, -1, link)
-        return StepSpan(-1, trace, self._new_span_id(), now, now, None, link, name=JOB_NAME)
+    def _begin_section(self, now: int) -> None:
+        trace, before = self._new_trace(JOB_NAME, -1, self._link), self._link
+        self._section = StepSpan(-1, trace, self._new_span_id(), now, now, None, before, name=JOB_NAME)
+        self._link = (trace.trace_id, self._section.span_id) if trace.exported else None

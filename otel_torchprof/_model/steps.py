@@ -207,7 +207,7 @@ class Steps:
                 self._steps.pop()
             return None
         self._number -= 1
-        running.planned.clear()
+        running.planned = None
         running.segment, running.number, running.name = segment, -1, segment.span_name
         if not running.spans:
             running.trace = None  # its ids may be those of the step with that number
@@ -299,6 +299,8 @@ class Steps:
             if not step.spans:  # none of its events has ended: it will have the context of the previous step
                 before = self._steps[-2].spans if len(self._steps) > 1 else {}
                 for context in [context for context, span in before.items() if span.is_whole]:
+                    if step.planned is None:
+                        step.planned = {}
                     if context not in step.planned:
                         step.planned[context] = self._made(step, context)
                     return step.planned[context]
@@ -356,6 +358,7 @@ class Steps:
         main.end = max(main.end, end)
         main.thread, main.is_whole = thread, True
         main.attributes |= _used(step.usage, usage, end - step.start)
+        step.usage = None  # the garbage collector counts tuples
         self._ended.append(step)
         return (main.trace.trace_id, main.span_id) if main.trace.exported else None
 
@@ -367,8 +370,8 @@ class Steps:
     def _span(self, step: Step, context: int) -> StepSpan:
         span = step.spans.get(context)
         if span is None:
-            planned = context in step.planned
-            span = step.planned.pop(context) if planned else self._made(step, context)
+            is_planned = step.planned is not None and context in step.planned
+            span = step.planned.pop(context) if step.planned and is_planned else self._made(step, context)
             step.spans[context] = span
         return span
 
