@@ -14,31 +14,8 @@ from ._process import sdk_imports as _sdk_imports  # noqa: F401
 from ._process import process_changes as _process_changes
 
 # isort: split
-from ._columns.frame_info import (
-    FunctionInfo,
-    ModuleInfo,
-    OptimizerInfo,
-    ParameterGroupInfo,
-    ParameterInfo,
-    TensorInfo,
-)
-from ._export.chrome import ChromeTraceExporter
-from ._export.cycles import ProfilerAction, schedule
-from ._export.otlp import ExportStats, OTLPExporter
-from ._export.otlp_file import OTLPFileExporter
-from ._export.span_policy import SpanPolicy
-from ._instrument.step_contexts import rank_resource, step_context
-from ._profile.function_event import EventMetadata
-from ._profile.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
-from ._profile.steps import KinetoStepTracker
-from ._profile.tensorboard import tensorboard_trace_handler
-from ._record.carrying import carry
-from ._record.frame_filter import FrameFilter
-from ._record.function_labels import FunctionLabels, label_functions
 from ._record.labels import record_function
-from ._record.ranges import emit_itt, emit_nvtx
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
-from .health import GpuHealth, Health, ProcessorHealth, ProfilerStats
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -49,13 +26,28 @@ if TYPE_CHECKING:
     from ._answers.explanation import Explanation
     from ._answers.verdicts import explain
     from ._cli.notebook import load_ipython_extension as load_ipython_extension
+    from ._columns.frame_info import (
+        FunctionInfo,
+        ModuleInfo,
+        OptimizerInfo,
+        ParameterGroupInfo,
+        ParameterInfo,
+        TensorInfo,
+    )
+    from ._export.chrome import ChromeTraceExporter
+    from ._export.cycles import ProfilerAction, schedule
+    from ._export.otlp import ExportStats, OTLPExporter
+    from ._export.otlp_file import OTLPFileExporter
+    from ._export.span_policy import SpanPolicy
     from ._instrument.gpu_metrics import GpuMetrics
     from ._instrument.instrumentor import TorchInstrumentor
     from ._instrument.processor import TorchSpanProcessor
+    from ._instrument.step_contexts import rank_resource, step_context
     from ._instrument.streaming import stream
     from ._profile.events import EventList
     from ._profile.function_event import (
         DeviceType,
+        EventMetadata,
         FormattedTimesMixin,
         FunctionEvent,
         Interval,
@@ -64,39 +56,79 @@ if TYPE_CHECKING:
         demangle,
     )
     from ._profile.function_event_avg import FunctionEventAvg
+    from ._profile.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
     from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
     from ._profile.profile import _KinetoProfile as _KinetoProfile
     from ._profile.profile import profile
+    from ._profile.steps import KinetoStepTracker
+    from ._profile.tensorboard import tensorboard_trace_handler
+    from ._record.carrying import carry
+    from ._record.frame_filter import FrameFilter
+    from ._record.function_labels import FunctionLabels, label_functions
+    from ._record.ranges import emit_itt, emit_nvtx
+    from .health import GpuHealth, Health, ProcessorHealth, ProfilerStats
 else:
     from ._profile import torch_names as _torch_names
 
     _MODULES = {
+        "ChromeTraceExporter": "_export.chrome",
         "DeviceType": "_profile.function_event",
         "Difference": "_answers.diff",
         "EnforceUnique": "_profile.nvprof",
         "EventList": "_profile.events",
+        "EventMetadata": "_profile.function_event",
         "Explanation": "_answers.explanation",
+        "ExportStats": "_export.otlp",
         "FormattedTimesMixin": "_profile.function_event",
+        "FrameFilter": "_record.frame_filter",
         "FunctionEvent": "_profile.function_event",
         "FunctionEventAvg": "_profile.function_event_avg",
+        "FunctionInfo": "_columns.frame_info",
+        "FunctionLabels": "_record.function_labels",
+        "GpuHealth": "health",
         "GpuMetrics": "_instrument.gpu_metrics",
+        "Health": "health",
         "Interval": "_profile.function_event",
         "Kernel": "_profile.function_event",
+        "KinetoStepTracker": "_profile.steps",
+        "MemRecordsAcc": "_profile.kineto_event",
+        "ModuleInfo": "_columns.frame_info",
+        "OTLPExporter": "_export.otlp",
+        "OTLPFileExporter": "_export.otlp_file",
+        "OptimizerInfo": "_columns.frame_info",
+        "ParameterGroupInfo": "_columns.frame_info",
+        "ParameterInfo": "_columns.frame_info",
+        "ProcessorHealth": "health",
+        "ProfilerAction": "_export.cycles",
+        "ProfilerActivity": "_profile.kineto_event",
+        "ProfilerStats": "health",
+        "SpanPolicy": "_export.span_policy",
         "StringTable": "_profile.function_event",
+        "TensorInfo": "_columns.frame_info",
         "TorchInstrumentor": "_instrument.instrumentor",
         "TorchSpanProcessor": "_instrument.processor",
         "_KinetoProfile": "_profile.profile",
+        "carry": "_record.carrying",
         "demangle": "_profile.function_event",
         "diff": "_answers.diff",
+        "emit_itt": "_record.ranges",
+        "emit_nvtx": "_record.ranges",
         "explain": "_answers.verdicts",
+        "kineto_available": "_profile.kineto_event",
+        "label_functions": "_record.function_labels",
         "load_ipython_extension": "_cli.notebook",
         "load_nvprof": "_profile.nvprof",
         "parse_nvprof_trace": "_profile.nvprof",
         "profile": "_profile.profile",
+        "rank_resource": "_instrument.step_contexts",
+        "schedule": "_export.cycles",
+        "step_context": "_instrument.step_contexts",
         "stream": "_instrument.streaming",
+        "supported_activities": "_profile.kineto_event",
+        "tensorboard_trace_handler": "_profile.tensorboard",
     }
-    """Modules of the names that are imported on first access: most of the package. Modules that read settings are
-    imported at once: a program may drop its privileges, or change its root, before it creates an exporter."""
+    """Modules of the names that are imported on first access: nearly all of the package. A label is not: it may first be used in a
+    function that is compiled, where nothing can be imported."""
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
