@@ -28,6 +28,7 @@ HEADERS = (
     "blackbox.h",
     "sigterm.h",
     "hang_watch.h",
+    "trace_files.h",
 )
 TORCH = ROOT / "native" / "src" / "sources" / "torch"
 TORCH_HEADERS = ("ops.h", "memory.h", "devices.h", "collectives.h", "ranges.h", "record_function_fast.h")
@@ -79,7 +80,7 @@ def _builder() -> FFI:
     ffi = FFI()
     ffi.cdef(CDEF.read_text())
     includes = "\n".join(f"#include <otel_torchprof/{name}>" for name in HEADERS)
-    folders = [ROOT / "native" / "src" / name for name in ("core", "model", "encode")]
+    folders = [ROOT / "native" / "src" / name for name in ("core", "model", "encode", "files")]
     sources = [path for folder in folders for path in sorted(folder.glob("*.cc"))]
     headers = [*INCLUDE.rglob("*.h"), *(ROOT / "native" / "src").rglob("*.h")]
     ffi.set_source(

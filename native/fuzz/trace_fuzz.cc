@@ -1,0 +1,81 @@
+// Chrome traces with faults: reading them comes to an end, and to the same end however the bytes are cut into pieces.
+//
+// The input is a list of changes, four bytes each, to a trace: bytes that are replaced, left out, or repeated, and
+// pieces of JSON that are put in. Its first bytes are sizes of pieces and of the arrays.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trace_support.h"
+
+namespace {
+
+#define REQUIRE(condition)                                                 \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                        \
+    }                                                                      \
+  } while (false)
+
+using otp::testing::Document;
+using otp::testing::read_document;
+
+const std::string kTrace =
+    "{\"baseTimeNanoseconds\": 1790857026000000000, \"traceEvents\": [\n"
+    "{\"ph\":\"M\",\"name\":\"process_labels\",\"pid\":7,\"tid\":0,\"args\":{\"labels\":\"GPU 0\"}},\n"
+    "{\"ph\":\"X\",\"cat\":\"cpu_op\",\"name\":\"a\\\"\\u00e9\",\"pid\":7,\"tid\":8,\"ts\":123456.789,\"dur\":0.5,"
+    "\"args\":{\"External id\":4,\"Input type\":[\"float\",\"TensorList\",\"ScalarList\",\"Scalar\"],"
+    "\"Input Dims\":[[2,3],[[1],[2]],[],[]],\"Input Strides\":[[3,1],[[1],[1]],[],[]],"
+    "\"Concrete Inputs\":[\"\",\"\",\"[1, 2.5]\",\"1.-2.j\"]}},\n"
+    "{\"ph\":\"b\",\"id2\":{\"local\":\"5\"},\"name\":\"x\",\"ts\":\"4e2\"},{\"ph\":\"e\",\"id\":\"0x5\",\"ts\":9},\n"
+    "{\"ph\":\"X\",\"cat\":\"kernel\",\"ts\":1,\"args\":{\"device\":0,\"stream\":7,\"correlation\":12}},\n"
+    "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"00000000000000a1\",\"parent_id\":\"\",\"attributes\":{}}},\n"
+    "{\"ph\":\"i\",\"name\":\"[memory]\",\"ts\":3,\"args\":{\"Bytes\":-32,\"Addr\":18446744073709551615}}\n"
+    "],\"otherData\":{\"a\":[null,true,1e400]}}";
+constexpr std::string_view kPieces[] = {
+    "{",    "}",    "[", "]",          "\"",      "\\", ",",    ":",        "\\u",         "\\ud800",
+    "1e99", "null", "-", "\"args\":{", "\"ts\":", "\0", "\xFF", "[[[[[[[[", "traceEvents", "9999999999"};
+
+std::string changed(const uint8_t* data, size_t size) {
+  std::string text = kTrace;
+  for (; size >= 4; data += 4, size -= 4) {
+    const size_t at = text.empty() ? 0 : (data[1] << 8 | data[2]) % text.size();
+    switch (data[0] % 5) {
+      case 0:
+        if (!text.empty()) text[at] = static_cast<char>(data[3]);
+        break;
+      case 1:
+        text.erase(at, 1 + data[3] % 16);
+        break;
+      case 2:
+        text.insert(at, text.substr(at, data[3]));
+        break;
+      case 3:
+        text.insert(at, kPieces[data[3] % (sizeof(kPieces) / sizeof(kPieces[0]))]);
+        break;
+      default:
+        text.resize(data[3] < 8 ? at : text.size());
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 4) return 0;
+  const std::string text = changed(data + 4, size - 4);
+  const Document whole = read_document(text);
+  const std::vector<size_t> sizes = {data[0] + size_t{1}, data[1] + size_t{1}, data[2] % 64 + size_t{1}};
+  const Document cut = read_document(text, sizes, data[3] % 8 + 1);
+  REQUIRE(whole.status != OTP_TRACE_MORE && whole.status != OTP_TRACE_FULL && whole.status == cut.status);
+  REQUIRE(whole.rows == cut.rows && whole.members == cut.members && whole.inputs == cut.inputs);
+  REQUIRE(whole.works.size() == cut.works.size() && whole.memory.size() == cut.memory.size());
+  REQUIRE(whole.consumed == cut.consumed && whole.place == cut.place && whole.expected == cut.expected);
+  REQUIRE(whole.figures.events == cut.figures.events && whole.figures.unusable == cut.figures.unusable);
+  REQUIRE(whole.figures.first_offset == cut.figures.first_offset && whole.consumed <= text.size());
+  return 0;
+}

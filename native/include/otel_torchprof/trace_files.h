@@ -1,0 +1,163 @@
+/* Trace files in, columns out: reads the events of Chrome JSON, of torch and of this package.
+ *
+ * Nothing in a file is trusted. Memory grows with different names and different inputs only; rows go to arrays of the
+ * caller. A reader is for one thread at a time; different readers for any threads.
+ */
+#ifndef OTEL_TORCHPROF_TRACE_FILES_H_
+#define OTEL_TORCHPROF_TRACE_FILES_H_
+
+#include <stdint.h>
+
+#include "otel_torchprof/encode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct otp_trace_reader otp_trace_reader;
+
+/* Flags of a row. */
+enum otp_trace_flag {
+  OTP_TRACE_ASYNC = 1,       /* "async": true */
+  OTP_TRACE_UNFINISHED = 2,  /* "unfinished": true */
+  OTP_TRACE_ERROR = 4,       /* "error.type" */
+  OTP_TRACE_LOSS_BEFORE = 8, /* "lost before": true */
+  OTP_TRACE_INPUTS_CUT = 16, /* "inputs cut": true */
+  OTP_TRACE_WORK = 32,       /* it has a row among works */
+};
+
+/* Events with a time, and the names of processes and threads (phase M), in the order of the file. */
+typedef struct {
+  uint64_t capacity;
+  uint64_t count;
+  int64_t* start;       /* ns since the file's base time */
+  int64_t* duration;    /* ns; -1: the event has none */
+  uint64_t* id;         /* "External id", or "id2" of a pair of phases b and e; 0: none */
+  uint64_t* span_id;    /* 0: none */
+  uint64_t* parent_id;  /* likewise */
+  int64_t* sequence_nr; /* -1: none */
+  int64_t* inputs;      /* where their words begin (otp_trace_inputs); -1: none */
+  uint32_t* name;       /* names: otp_trace_names */
+  uint32_t* category;   /* a name; 0: none */
+  uint32_t* track;      /* otp_trace_tracks */
+  uint32_t* fwd_thread; /* "Fwd thread id", or of a Python call "Python identity"; 0: none */
+  uint32_t* text;       /* a name: "error.type", or of phase M "name" or "labels"; 0: none */
+  uint8_t* phase;       /* 'X', 'B', 'E', 'b', 'e' or 'M' */
+  uint8_t* flags;       /* otp_trace_flag */
+} otp_trace_rows;
+
+/* Rows that are work of a device, or that launched some. */
+typedef struct {
+  uint64_t capacity;
+  uint64_t count;
+  uint64_t* row;        /* number of the row among all rows of the file */
+  int64_t* correlation; /* -1: none */
+  int64_t* stream;      /* -1: none; then it is no work of a device */
+  int64_t* bytes;       /* of a copy; -1: none */
+  int32_t* device;      /* -1: none */
+} otp_trace_works;
+
+/* Allocations and releases. */
+typedef struct {
+  uint64_t capacity;
+  uint64_t count;
+  int64_t* time;
+  int64_t* bytes;
+  uint64_t* address;
+  int64_t* total_allocated; /* -1: none */
+  int64_t* total_reserved;
+  uint32_t* track;
+  int32_t* device_type;
+  int32_t* device_index;
+  uint8_t* flags; /* otp_memory_flag */
+} otp_trace_memory;
+
+/* Why otp_trace_read returned. */
+enum otp_trace_status {
+  OTP_TRACE_MORE = 0,       /* it needs the next bytes */
+  OTP_TRACE_FULL = 1,       /* an array is full */
+  OTP_TRACE_MEMBER = 2,     /* a member of the document that is no list of events */
+  OTP_TRACE_END = 3,        /* the document has ended; bytes that are left come after it */
+  OTP_TRACE_UNEXPECTED = 4, /* the bytes are not what they must be; nothing more can be read */
+  OTP_TRACE_NO_MEMORY = 5,  /* names and inputs would exceed the limit, or there is no memory */
+};
+
+/* What was expected, where OTP_TRACE_UNEXPECTED. */
+enum otp_trace_expected {
+  OTP_EXPECTED_DOCUMENT = 1,
+  OTP_EXPECTED_MEMBER = 2,
+  OTP_EXPECTED_COLON = 3,
+  OTP_EXPECTED_VALUE = 4,
+  OTP_EXPECTED_ELEMENT = 5,
+  OTP_EXPECTED_STRING_END = 6,
+  OTP_EXPECTED_VALUE_END = 7,
+  OTP_EXPECTED_EVENTS = 8,
+};
+
+/* The part of an event that made it unusable. */
+enum otp_trace_fault {
+  OTP_FAULT_NONE = 0,
+  OTP_FAULT_SIZE = 1, /* the event is larger than OTP_TRACE_LARGEST */
+  OTP_FAULT_EVENT = 2,
+  OTP_FAULT_TS = 3,
+  OTP_FAULT_DUR = 4,
+  OTP_FAULT_NAME = 5,
+  OTP_FAULT_ARGS = 6,
+  OTP_FAULT_ID = 7,
+};
+
+/* Bytes of the largest event or member that is read; a larger one is passed over. */
+#define OTP_TRACE_LARGEST 1048576
+
+typedef struct {
+  uint64_t consumed; /* bytes that need not be given again */
+  uint64_t place;    /* in the bytes: what was unexpected, or the member's name, without its quotes */
+  uint64_t name_size;
+  uint64_t value;      /* in the bytes: the member's value */
+  uint64_t value_size; /* 0: it is larger than OTP_TRACE_LARGEST, and was passed over */
+  uint32_t expected;   /* otp_trace_expected */
+  uint32_t is_cut_off; /* the bytes end too early */
+} otp_trace_step;
+
+/* Sums over what was read so far. */
+typedef struct {
+  uint64_t events;       /* elements of lists of events */
+  uint64_t unusable;     /* of these, with a part that cannot be read */
+  uint64_t first_event;  /* number of the first of them, from 1 ... */
+  uint64_t first_offset; /* ... its offset in the document ... */
+  uint32_t first_fault;  /* ... and its otp_trace_fault */
+  uint32_t is_document;  /* an object, with members */
+  uint64_t without_duration;
+  uint64_t by_phase[256]; /* events that are no rows, by the first byte of their phase; 0: without one */
+} otp_trace_figures;
+
+/* A reader; `limit`: bytes of names and inputs. Null: no memory. */
+otp_trace_reader* otp_trace_open(uint64_t limit);
+void otp_trace_close(otp_trace_reader* reader);
+
+/* Reads on: `data` begins with what the last call did not consume. `is_last`: nothing comes after it. Appends rows to
+ * the arrays. Returns an otp_trace_status. After OTP_TRACE_MEMBER the member is consumed. */
+int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size, int is_last, otp_trace_rows* rows,
+                   otp_trace_works* works, otp_trace_memory* memory, otp_trace_step* step);
+
+/* Valid until the reader reads on or is closed. Names: index 0 is the empty one. */
+const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader);
+otp_names otp_trace_names(const otp_trace_reader* reader);
+/* Process and thread of each track as JSON text: two names each. */
+const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count);
+/* Inputs as words (otp_input_kind). */
+const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count);
+
+/* Gives each row of phase B or b the duration up to its end (phase E of its track, or e of its id), or leaves -1.
+ * Returns the number of ends without a begin, or -1: no memory. */
+int64_t otp_trace_pair(const otp_trace_rows* rows);
+
+/* For rows by track, start, and of those the longer first: the row of the innermost one that is open when each begins;
+ * -1 for none, and where `apart` is not 0: these contain none either. */
+void otp_trace_nest(uint64_t count, const uint32_t* track, const int64_t* start, const int64_t* end,
+                    const uint8_t* apart, int32_t* parent);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* OTEL_TORCHPROF_TRACE_FILES_H_ */

@@ -1,0 +1,128 @@
+#include "files/chrome_event.h"
+
+namespace otp {
+namespace {
+
+// A member of the arguments that is used as text.
+struct Wanted {
+  std::string_view key;
+  std::string_view ChromeArguments::* place;
+};
+
+constexpr Wanted kWanted[] = {
+    {"External id", &ChromeArguments::external_id},
+    {"external id", &ChromeArguments::external_id},  // Kineto until 2022
+    {"Sequence number", &ChromeArguments::sequence_nr},
+    {"Fwd thread id", &ChromeArguments::fwd_thread},
+    {"Python identity", &ChromeArguments::python_identity},
+    {"correlation", &ChromeArguments::correlation},
+    {"device", &ChromeArguments::device},
+    {"stream", &ChromeArguments::stream},
+    {"name", &ChromeArguments::name},
+    {"labels", &ChromeArguments::labels},
+    {"error.type", &ChromeArguments::error_type},
+    {"bytes", &ChromeArguments::bytes},
+    {"Bytes", &ChromeArguments::bytes},
+    {"Addr", &ChromeArguments::address},
+    {"Total Allocated", &ChromeArguments::total_allocated},
+    {"Total Reserved", &ChromeArguments::total_reserved},
+    {"Device Id", &ChromeArguments::device_id},
+    {"Device Type", &ChromeArguments::device_type},
+    {"span_id", &ChromeArguments::span_id},
+    {"parent_id", &ChromeArguments::parent_id},
+    {"trace_id", &ChromeArguments::trace_id},
+};
+
+struct WantedList {
+  std::string_view key;
+  std::string_view InputTexts::* place;
+};
+
+constexpr WantedList kLists[] = {
+    {"Input type", &InputTexts::types},       {"Input Dims", &InputTexts::dims},
+    {"Input dims", &InputTexts::dims},        {"Input Strides", &InputTexts::strides},
+    {"Concrete Inputs", &InputTexts::values},
+};
+
+struct WantedFlag {
+  std::string_view key;
+  bool ChromeArguments::* place;
+};
+
+constexpr WantedFlag kFlags[] = {
+    {"async", &ChromeArguments::is_async},
+    {"unfinished", &ChromeArguments::is_unfinished},
+    {"lost before", &ChromeArguments::follows_loss},
+    {"inputs cut", &ChromeArguments::has_inputs_cut},
+};
+
+void store(std::string_view key, std::string_view value, ChromeArguments* arguments) {
+  for (const Wanted& wanted : kWanted) {
+    if (wanted.key != key) continue;
+    arguments->*wanted.place = value;
+    return;
+  }
+  for (const WantedList& wanted : kLists) {
+    if (wanted.key != key) continue;
+    arguments->inputs.*wanted.place = value;
+    return;
+  }
+  for (const WantedFlag& wanted : kFlags)
+    if (wanted.key == key) arguments->*wanted.place = value == "true";
+}
+
+// The cursor is at the brace of an object, and then behind it.
+bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments) {
+  for (++cursor->at; cursor->space_and_commas();) {
+    if (*cursor->at == '}') {
+      ++cursor->at;
+      return true;
+    }
+    std::string_view key;
+    if (!cursor->key(&key)) return false;
+    const char* begin = cursor->at;
+    if (!cursor->skip()) return false;
+    store(key, {begin, static_cast<size_t>(cursor->at - begin)}, arguments);
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string_view* ChromeEvent::place_of(std::string_view key) {
+  switch (key.size()) {
+    case 2:
+      return key == "ph" ? &phase : key == "ts" ? &start : key == "id" ? &id : nullptr;
+    case 3:
+      if (key == "pid") return &process;
+      if (key == "tid") return &thread;
+      if (key == "dur") return &duration;
+      if (key == "cat") return &category;
+      return key == "id2" ? &local_id : nullptr;
+    default:
+      return key == "name" ? &name : nullptr;
+  }
+}
+
+bool ChromeEvent::read(JsonCursor* cursor) {
+  for (++cursor->at; cursor->space_and_commas();) {
+    if (*cursor->at == '}') {
+      ++cursor->at;
+      return true;
+    }
+    std::string_view key;
+    if (!cursor->key(&key)) return false;
+    const char* begin = cursor->at;
+    if (key == "args" && *begin == '{') {
+      if (!read_arguments(cursor, &arguments)) return false;
+      continue;
+    }
+    if (!cursor->skip()) return false;
+    const std::string_view value(begin, static_cast<size_t>(cursor->at - begin));
+    if (key == "args") arguments.is_unusable = value != "null";
+    if (std::string_view* place = place_of(key)) *place = value;
+  }
+  return false;
+}
+
+}  // namespace otp

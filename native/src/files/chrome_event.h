@@ -1,0 +1,35 @@
+// One event of a Chrome trace as it is written: the values that are used, as JSON text.
+#pragma once
+
+#include <string_view>
+
+#include "files/input_texts.h"
+#include "files/json_cursor.h"
+
+namespace otp {
+
+struct ChromeArguments {
+  bool is_unusable = false;  // they are neither an object nor missing
+  bool is_async = false;
+  bool is_unfinished = false;
+  bool follows_loss = false;
+  bool has_inputs_cut = false;
+  std::string_view external_id, sequence_nr, fwd_thread, python_identity, correlation, device, stream;
+  std::string_view name, labels, error_type;
+  std::string_view bytes, address, total_allocated, total_reserved, device_id, device_type;
+  std::string_view span_id, parent_id, trace_id;
+  InputTexts inputs;
+};
+
+struct ChromeEvent {
+  std::string_view phase, category, name, process, thread, start, duration, id, local_id;
+  ChromeArguments arguments;
+
+  // The cursor is at its brace, and then behind it. False: as for JsonCursor.
+  bool read(JsonCursor* cursor);
+
+ private:
+  std::string_view* place_of(std::string_view key);
+};
+
+}  // namespace otp

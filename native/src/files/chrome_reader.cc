@@ -1,0 +1,512 @@
+// Reads a Chrome trace piece by piece, in one pass: the document, its members, and the events in it as rows.
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <string>
+
+#include "files/chrome_event.h"
+#include "files/input_texts.h"
+#include "files/json_cursor.h"
+#include "files/json_values.h"
+#include "files/text_table.h"
+#include "otel_torchprof/record_format.h"
+#include "otel_torchprof/trace_files.h"
+
+namespace otp {
+namespace {
+
+struct Output {
+  otp_trace_rows* rows;
+  otp_trace_works* works;
+  otp_trace_memory* memory;
+
+  bool is_full() const {
+    return rows->count == rows->capacity || works->count == works->capacity || memory->count == memory->capacity;
+  }
+};
+
+// Passes over a value that is too large to be read, over several pieces.
+struct Skipping {
+  bool is_on = false;
+  bool in_string = false;
+  bool is_escaped = false;
+  uint64_t depth = 0;
+
+  // Moves behind the value, and is then off; or to the end of the piece.
+  void pass(JsonCursor* cursor);
+};
+
+void Skipping::pass(JsonCursor* cursor) {
+  while (cursor->at != cursor->end) {
+    const char c = *cursor->at;
+    const bool is_behind = !in_string && depth == 0 && (c == ',' || c == ']' || c == '}');  // behind a scalar
+    if (!is_behind) ++cursor->at;
+    if (in_string) {
+      in_string = is_escaped || c != '"';
+      is_escaped = !is_escaped && c == '\\';
+    } else if (c == '"') {
+      in_string = true;
+      continue;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if (!is_behind && (c == '}' || c == ']')) {
+      --depth;
+    }
+    const bool is_end = is_behind || c == '"' || c == '}' || c == ']';
+    if (!in_string && depth == 0 && is_end) {
+      *this = Skipping();
+      return;
+    }
+  }
+}
+
+// The first byte of a phase; 0: it is none.
+char phase_of(std::string_view token) { return token.size() == 3 && token.front() == '"' ? token[1] : '\0'; }
+
+bool is_string(std::string_view token) { return !token.empty() && token.front() == '"'; }
+
+// A whole number that an event may have; `none` where it has none, or anything else.
+int64_t number_or(std::string_view token, int64_t none) {
+  int64_t number;
+  return integer_of(token, &number) ? number : none;
+}
+
+uint32_t small_number(std::string_view token) {
+  const int64_t number = number_or(token, 0);
+  return number < 0 || number > UINT32_MAX ? 0 : static_cast<uint32_t>(number);
+}
+
+int32_t signed_number(std::string_view token, int32_t none) {
+  const int64_t number = number_or(token, none);
+  return number < INT32_MIN || number > INT32_MAX ? none : static_cast<int32_t>(number);
+}
+
+// The digits of {"local": "12"}, or of an id such as 12, "12" or "0x1f".
+uint64_t id_of(std::string_view local_id, std::string_view id) {
+  if (const size_t colon = local_id.rfind(':'); colon != std::string_view::npos) {
+    id = local_id.substr(colon + 1);
+    while (!id.empty() && (id.front() == ' ' || id.front() == '\n')) id.remove_prefix(1);
+    id = id.substr(0, id.find_first_of("} \n"));
+  }
+  uint64_t number = 0;
+  const std::string_view digits = unquoted(id);
+  if (digits.substr(0, 2) == "0x") return hexadecimal_of(digits.substr(2), &number) ? number : 0;
+  return static_cast<uint64_t>(number_or(digits, 0));
+}
+
+// The id of a span; 0 where there is none. False: it is something else.
+bool span_id_of(std::string_view token, uint64_t* id) {
+  *id = 0;
+  if (token.empty() || token == "null" || token == "\"\"") return true;
+  return is_string(token) && hexadecimal_of(unquoted(token), id);
+}
+
+// What all rows have, checked before any of it is written.
+struct Extent {
+  int64_t start = 0;
+  int64_t duration = -1;
+  uint64_t span_id = 0;
+  uint64_t parent_id = 0;
+
+  // The part of the event that cannot be used.
+  uint32_t read(const ChromeEvent& event, bool has_duration);
+};
+
+uint32_t Extent::read(const ChromeEvent& event, bool has_duration) {
+  if (!event.name.empty() && !is_string(event.name)) return OTP_FAULT_NAME;
+  if (event.arguments.is_unusable) return OTP_FAULT_ARGS;
+  if (!nanoseconds_of(event.start, &start)) return OTP_FAULT_TS;
+  if (has_duration) {
+    if (!event.duration.empty() && !nanoseconds_of(event.duration, &duration)) return OTP_FAULT_DUR;
+    duration = std::max<int64_t>(duration, 0);
+  }
+  const bool is_span = is_string(event.arguments.span_id);
+  if (is_span && !span_id_of(event.arguments.span_id, &span_id)) return OTP_FAULT_ID;
+  if (is_span && !span_id_of(event.arguments.parent_id, &parent_id)) return OTP_FAULT_ID;
+  return OTP_FAULT_NONE;
+}
+
+uint8_t flags_of(const ChromeArguments& arguments) {
+  return static_cast<uint8_t>(
+      (arguments.is_async ? OTP_TRACE_ASYNC : 0) | (arguments.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
+      (arguments.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (arguments.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0) |
+      (arguments.has_inputs_cut ? OTP_TRACE_INPUTS_CUT : 0));
+}
+
+}  // namespace
+}  // namespace otp
+
+using otp::ChromeArguments;
+using otp::ChromeEvent;
+using otp::JsonCursor;
+using otp::Output;
+
+struct otp_trace_reader {
+ public:
+  otp_trace_reader(uint64_t limit, uint64_t seed) : d_limit(limit), d_names(seed), d_inputs(seed) {}
+
+  int read(std::string_view data, bool is_last, const Output& out, otp_trace_step* step);
+
+  const otp_trace_figures* figures() const { return &d_figures; }
+  const otp::TextTable& names() const { return d_names; }
+  const std::vector<uint32_t>& tracks() const { return d_tracks; }
+  const std::vector<int64_t>& inputs() const { return d_inputs.words(); }
+
+ private:
+  enum class State { kStart, kMembers, kEvents, kEnd };
+  enum class Outcome { kDone, kMember, kIncomplete };
+
+  Outcome advance(JsonCursor* cursor, const Output& out, otp_trace_step* step);
+  Outcome begin(JsonCursor* cursor);
+  Outcome member(JsonCursor* cursor, otp_trace_step* step);
+  Outcome element(JsonCursor* cursor, const Output& out);
+  // What to do where the piece ends too early, or is not what it must be.
+  int stopped(const JsonCursor& cursor, bool is_last, otp_trace_step* step);
+  // Whether what begins here is too large: it is then passed over.
+  bool is_too_large(const char* end);
+
+  void add(const ChromeEvent& event, uint64_t offset, const Output& out);
+  uint32_t add_row(const ChromeEvent& event, char phase, const Output& out);
+  void add_work(const ChromeArguments& arguments, const Output& out);
+  void add_metadata(const ChromeEvent& event, const Output& out);
+  uint32_t add_memory(const ChromeEvent& event, otp_trace_memory* memory);
+  void put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows);
+  void note(uint32_t fault, uint64_t offset);
+
+  uint32_t name_of(std::string_view token);
+  uint32_t track_of(const ChromeEvent& event);
+
+  uint64_t d_limit;
+  State d_state = State::kStart;
+  bool d_is_list = false;     // the document is the list of events
+  bool d_had_events = false;  // the member with the events has begun
+  uint64_t d_offset = 0;      // of the piece in the document
+  const char* d_piece = nullptr;
+  const char* d_value = nullptr;  // where the value begins that is being read; null: none
+  otp::Skipping d_skipping;
+  uint64_t d_row = 0;  // number of the next row
+  otp_trace_figures d_figures = {};
+  otp::TextTable d_names;
+  otp::InputWordTable d_inputs;
+  otp::HashTable d_track_numbers;
+  std::vector<uint32_t> d_tracks;
+  uint64_t d_last_pair = 0;  // names of process and thread of the last track
+  uint32_t d_last_track = UINT32_MAX;
+  std::string d_scratch;
+};
+
+int otp_trace_reader::read(std::string_view data, bool is_last, const Output& out, otp_trace_step* step) {
+  JsonCursor cursor{data.data(), data.data() + data.size()};
+  const char* begun = d_piece = cursor.at;
+  *step = {};
+  int status = OTP_TRACE_MORE;
+  for (bool is_over = false; !is_over;) {
+    begun = cursor.at;
+    is_over = true;
+    if (d_skipping.is_on) {
+      d_skipping.pass(&cursor);
+      begun = cursor.at;
+      is_over = d_skipping.is_on;
+      step->is_cut_off = is_over && is_last;
+      status = step->is_cut_off ? OTP_TRACE_UNEXPECTED : OTP_TRACE_MORE;
+    } else if (d_state == State::kEnd) {
+      status = OTP_TRACE_END;
+    } else if (d_names.bytes() + d_inputs.bytes() > d_limit) {
+      status = OTP_TRACE_NO_MEMORY;
+    } else if (d_state == State::kEvents && out.is_full()) {
+      status = OTP_TRACE_FULL;
+    } else {
+      d_value = nullptr;
+      const Outcome outcome = advance(&cursor, out, step);
+      if (outcome == Outcome::kMember) begun = cursor.at;
+      if (outcome == Outcome::kMember) status = OTP_TRACE_MEMBER;
+      if (outcome == Outcome::kIncomplete) status = stopped(cursor, is_last, step);
+      if (outcome == Outcome::kIncomplete && d_state == State::kEvents && d_value != nullptr) begun = d_value;
+      if (d_skipping.is_on) cursor.at = d_value;
+      is_over = status != OTP_TRACE_MORE || (outcome == Outcome::kIncomplete && !d_skipping.is_on);
+    }
+  }
+  step->consumed = static_cast<uint64_t>(begun - data.data());
+  d_offset += step->consumed;
+  return status;
+}
+
+int otp_trace_reader::stopped(const JsonCursor& cursor, bool is_last, otp_trace_step* step) {
+  step->expected = cursor.expected;
+  step->place = static_cast<uint64_t>(cursor.at - d_piece);
+  if (cursor.expected != 0) return OTP_TRACE_UNEXPECTED;
+  if (is_last) {
+    const bool is_between = d_is_list && d_state == State::kEvents && d_value == nullptr;
+    if (is_between) d_state = State::kEnd;  // the closing bracket may be missing
+    step->is_cut_off = !is_between;
+    return is_between ? OTP_TRACE_END : OTP_TRACE_UNEXPECTED;
+  }
+  if (!is_too_large(cursor.end)) return OTP_TRACE_MORE;
+  d_skipping.is_on = true;  // an event; member() sees to members
+  ++d_figures.events;
+  note(OTP_FAULT_SIZE, static_cast<uint64_t>(d_value - d_piece));
+  return OTP_TRACE_MORE;
+}
+
+bool otp_trace_reader::is_too_large(const char* end) { return d_value != nullptr && end - d_value > OTP_TRACE_LARGEST; }
+
+otp_trace_reader::Outcome otp_trace_reader::advance(JsonCursor* cursor, const Output& out, otp_trace_step* step) {
+  switch (d_state) {
+    case State::kStart:
+      return begin(cursor);
+    case State::kMembers:
+      return member(cursor, step);
+    default:
+      return element(cursor, out);
+  }
+}
+
+otp_trace_reader::Outcome otp_trace_reader::begin(JsonCursor* cursor) {
+  if (!cursor->space()) return Outcome::kIncomplete;
+  d_is_list = *cursor->at == '[';
+  d_figures.is_document = *cursor->at == '{';
+  if (!d_is_list && !d_figures.is_document) {
+    cursor->fail(OTP_EXPECTED_DOCUMENT);
+    return Outcome::kIncomplete;
+  }
+  ++cursor->at;
+  d_state = d_is_list ? State::kEvents : State::kMembers;
+  return Outcome::kDone;
+}
+
+otp_trace_reader::Outcome otp_trace_reader::member(JsonCursor* cursor, otp_trace_step* step) {
+  if (!cursor->space_and_commas()) return Outcome::kIncomplete;
+  if (*cursor->at == '}') {
+    if (!d_had_events) cursor->fail(OTP_EXPECTED_EVENTS);
+    if (!d_had_events) return Outcome::kIncomplete;
+    ++cursor->at;
+    d_state = State::kEnd;
+    return Outcome::kDone;
+  }
+  std::string_view name;
+  if (!cursor->key(&name)) return Outcome::kIncomplete;
+  if (name == "traceEvents" && !d_had_events) {
+    if (*cursor->at != '[') cursor->fail(OTP_EXPECTED_EVENTS);
+    if (*cursor->at != '[') return Outcome::kIncomplete;
+    ++cursor->at;
+    d_had_events = true;
+    d_state = State::kEvents;
+    return Outcome::kDone;
+  }
+  d_value = cursor->at;
+  const bool is_complete = cursor->skip();
+  if (!is_complete && (cursor->expected != 0 || !is_too_large(cursor->end))) return Outcome::kIncomplete;
+  step->place = static_cast<uint64_t>(name.data() - d_piece);
+  step->name_size = name.size();
+  step->value = static_cast<uint64_t>(d_value - d_piece);
+  step->value_size = is_complete ? static_cast<uint64_t>(cursor->at - d_value) : 0;
+  d_skipping.is_on = !is_complete;
+  if (!is_complete) cursor->at = d_value;
+  return Outcome::kMember;
+}
+
+otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Output& out) {
+  if (!cursor->space_and_commas()) return Outcome::kIncomplete;
+  if (*cursor->at == ']') {
+    ++cursor->at;
+    d_state = d_is_list ? State::kEnd : State::kMembers;
+    return Outcome::kDone;
+  }
+  d_value = cursor->at;
+  const auto offset = static_cast<uint64_t>(d_value - d_piece);
+  if (*cursor->at != '{') {
+    if (*cursor->at == '}' || *cursor->at == ':') cursor->fail(OTP_EXPECTED_ELEMENT);
+    if (cursor->expected != 0 || !cursor->skip()) return Outcome::kIncomplete;
+    ++d_figures.events;
+    note(OTP_FAULT_EVENT, offset);
+    return Outcome::kDone;
+  }
+  ChromeEvent event;
+  if (!event.read(cursor)) return Outcome::kIncomplete;
+  ++d_figures.events;
+  add(event, offset, out);
+  return Outcome::kDone;
+}
+
+void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Output& out) {
+  const char phase = otp::phase_of(event.phase);
+  uint32_t fault = OTP_FAULT_NONE;
+  switch (phase) {
+    case 'X':
+    case 'B':
+    case 'E':
+    case 'b':
+    case 'e':
+      fault = add_row(event, phase, out);
+      break;
+    case 'M':
+      add_metadata(event, out);
+      break;
+    default:
+      if (phase == 'i' && event.name == "\"[memory]\"") {
+        fault = add_memory(event, out.memory);
+      } else if (phase == 'i' && event.name == "\"[OutOfMemory]\"") {
+        fault = add_memory(event, out.memory);
+      } else {
+        ++d_figures.by_phase[static_cast<uint8_t>(phase)];
+      }
+  }
+  if (fault != OTP_FAULT_NONE) note(fault, offset);
+}
+
+uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, const Output& out) {
+  otp::Extent extent;
+  const uint32_t fault = extent.read(event, phase == 'X');
+  if (fault != OTP_FAULT_NONE) return fault;
+  d_figures.without_duration += phase == 'X' && event.duration.empty();
+  put_row(event, phase, extent, out.rows);
+  const ChromeArguments& arguments = event.arguments;
+  if (!arguments.correlation.empty() || !arguments.stream.empty()) add_work(arguments, out);
+  ++out.rows->count;
+  ++d_row;
+  return OTP_FAULT_NONE;
+}
+
+void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows) {
+  const ChromeArguments& arguments = event.arguments;
+  const uint64_t row = rows->count;
+  const bool is_pair = phase == 'b' || phase == 'e';
+  rows->start[row] = extent.start;
+  rows->duration[row] = extent.duration;
+  rows->id[row] = is_pair ? otp::id_of(event.local_id, event.id) : otp::id_of({}, arguments.external_id);
+  rows->span_id[row] = extent.span_id;
+  rows->parent_id[row] = extent.parent_id;
+  rows->sequence_nr[row] = otp::number_or(arguments.sequence_nr, -1);
+  rows->inputs[row] = arguments.inputs.any() ? d_inputs.place_of(arguments.inputs) : -1;
+  rows->name[row] = name_of(event.name);
+  rows->category[row] = name_of(event.category);
+  rows->track[row] = track_of(event);
+  const bool has_thread = !arguments.fwd_thread.empty();
+  rows->fwd_thread[row] = otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
+  rows->text[row] = name_of(arguments.error_type);
+  rows->phase[row] = static_cast<uint8_t>(phase);
+  rows->flags[row] = otp::flags_of(arguments);
+}
+
+void otp_trace_reader::add_work(const ChromeArguments& arguments, const Output& out) {
+  otp_trace_works* works = out.works;
+  const uint64_t at = works->count++;
+  works->row[at] = d_row;
+  works->correlation[at] = otp::number_or(arguments.correlation, -1);
+  const bool is_work = !arguments.stream.empty() && !arguments.device.empty();
+  works->stream[at] = is_work ? std::max<int64_t>(otp::number_or(arguments.stream, 0), 0) : -1;
+  works->bytes[at] = otp::number_or(arguments.bytes, -1);
+  works->device[at] = otp::signed_number(arguments.device, -1);
+  out.rows->flags[out.rows->count] |= OTP_TRACE_WORK;
+}
+
+// Names of processes and threads; what else there is of metadata says only how to draw.
+void otp_trace_reader::add_metadata(const ChromeEvent& event, const Output& out) {
+  const std::string_view name = otp::unquoted(event.name);
+  const bool has_labels = name == "process_labels";
+  if (!has_labels && name != "process_name" && name != "thread_name") return;
+  const std::string_view text = has_labels ? event.arguments.labels : event.arguments.name;
+  if (!otp::is_string(text)) return;
+  ChromeEvent plain;
+  plain.name = event.name;
+  plain.process = event.process;
+  plain.thread = event.thread;
+  put_row(plain, 'M', {}, out.rows);
+  out.rows->text[out.rows->count] = name_of(text);
+  ++out.rows->count;
+  ++d_row;
+}
+
+uint32_t otp_trace_reader::add_memory(const ChromeEvent& event, otp_trace_memory* memory) {
+  const uint64_t at = memory->count;
+  const ChromeArguments& arguments = event.arguments;
+  if (arguments.is_unusable) return OTP_FAULT_ARGS;
+  if (!otp::nanoseconds_of(event.start, &memory->time[at])) return OTP_FAULT_TS;
+  memory->bytes[at] = otp::number_or(arguments.bytes, 0);
+  memory->address[at] = static_cast<uint64_t>(otp::number_or(arguments.address, 0));
+  memory->total_allocated[at] = otp::number_or(arguments.total_allocated, -1);
+  memory->total_reserved[at] = otp::number_or(arguments.total_reserved, -1);
+  memory->track[at] = track_of(event);
+  memory->device_type[at] = otp::signed_number(arguments.device_type, 0);
+  memory->device_index[at] = otp::signed_number(arguments.device_id, -1);
+  memory->flags[at] = event.name == "\"[memory]\"" ? 0 : OTP_MEMORY_OUT_OF_MEMORY;
+  ++memory->count;
+  return OTP_FAULT_NONE;
+}
+
+void otp_trace_reader::note(uint32_t fault, uint64_t offset) {
+  if (d_figures.unusable++ != 0) return;
+  d_figures.first_fault = fault;
+  d_figures.first_event = d_figures.events;
+  d_figures.first_offset = d_offset + offset;
+}
+
+// The number of a string's content; 0 where it is none.
+uint32_t otp_trace_reader::name_of(std::string_view token) {
+  if (!otp::is_string(token)) return 0;
+  const std::string_view content = otp::unquoted(token);
+  if (content.find('\\') == std::string_view::npos) return d_names.number_of(content);
+  d_scratch.clear();
+  otp::append_unescaped(content, &d_scratch);
+  return d_names.number_of(d_scratch);
+}
+
+uint32_t otp_trace_reader::track_of(const ChromeEvent& event) {
+  const uint32_t process = d_names.number_of(event.process), thread = d_names.number_of(event.thread);
+  const uint64_t pair = uint64_t{process} << 32 | thread;
+  if (d_last_track != UINT32_MAX && pair == d_last_pair) return d_last_track;
+  // The names are numbers that count up; spread over all bits they are as good as a hash.
+  const uint64_t hash = otp::mixed(pair ^ 0xE7037ED1A0B428DBu, 0x9E3779B97F4A7C15u);
+  int64_t number = d_track_numbers.find(hash);
+  if (number < 0) {
+    number = static_cast<int64_t>(d_tracks.size() / 2);
+    d_tracks.push_back(process);
+    d_tracks.push_back(thread);
+    d_track_numbers.add(hash, number);
+  }
+  d_last_pair = pair;
+  return d_last_track = static_cast<uint32_t>(number);
+}
+
+// ---- the C boundary: nothing is thrown across it ----
+
+extern "C" otp_trace_reader* otp_trace_open(uint64_t limit) {
+  try {
+    const auto now = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+    const int here = 0;
+    const auto place = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(&here));
+    return new otp_trace_reader(limit, otp::mixed(now, place | 1));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+extern "C" void otp_trace_close(otp_trace_reader* reader) { delete reader; }
+
+extern "C" int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size, int is_last,
+                              otp_trace_rows* rows, otp_trace_works* works, otp_trace_memory* memory,
+                              otp_trace_step* step) {
+  try {
+    return reader->read({reinterpret_cast<const char*>(data), size}, is_last != 0, {rows, works, memory}, step);
+  } catch (const std::bad_alloc&) {
+    *step = {};
+    return OTP_TRACE_NO_MEMORY;
+  }
+}
+
+extern "C" const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader) { return reader->figures(); }
+
+extern "C" otp_names otp_trace_names(const otp_trace_reader* reader) {
+  const otp::TextTable& names = reader->names();
+  return {reinterpret_cast<const uint8_t*>(names.data()), names.ends(), names.size(), nullptr, nullptr};
+}
+
+extern "C" const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count) {
+  *count = reader->tracks().size() / 2;
+  return reader->tracks().data();
+}
+
+extern "C" const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count) {
+  *count = reader->inputs().size();
+  return reader->inputs().data();
+}

@@ -1,0 +1,191 @@
+"""Reads Chrome traces as columns: every event of a file as a row, in one pass of native code, and the members of its document.
+
+Files are not trusted. Memory is that of the columns, up to a limit; what is unreadable is reported with its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
+from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, SNIFFED
+from otel_torchprof._native.trace_files import LARGEST, Expected, Fault, Status, TraceReader
+from otel_torchprof.errors import TorchProfError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_torchprof._columns.batch import Array, Names
+    from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._native.trace_files import Figures
+
+_EXPECTED = {
+    Expected.DOCUMENT: "a JSON object or a list of events",
+    Expected.MEMBER: "a member of an object, or its end",
+    Expected.COLON: "':'",
+    Expected.VALUE: "a value",
+    Expected.ELEMENT: "an element of an array, or its end",
+    Expected.STRING_END: "the end of a string",
+    Expected.VALUE_END: "the end of a value",
+    Expected.EVENTS: "traceEvents, a list of events",
+}
+_FAULTS = {
+    Fault.SIZE: f"a value of more than {LARGEST:,} bytes",
+    Fault.EVENT: "event is no object",
+    Fault.TS: "ts is no number of microseconds",
+    Fault.DUR: "dur is no number of microseconds",
+    Fault.NAME: "name is no text",
+    Fault.ARGS: "args is no object",
+    Fault.ID: "the id of a span is not 16 hexadecimal digits",
+}
+_MOST_MEMBERS = 1000
+_UNKNOWN_FREE = 4 << 30
+"""Bytes of free memory to assume where the system does not say."""
+
+
+@dataclass
+class TraceColumns:
+    """The events of a file, in its order; see ``trace_files.h`` for the columns."""
+
+    rows: Mapping[str, Array]
+    works: Mapping[str, Array]
+    """Rows that are work of a device, or launched some."""
+    memory: Mapping[str, Array]
+    names: Names
+    tracks: Array
+    """For each track, the names of its process and its thread, which are JSON texts."""
+    inputs: Array
+    figures: Figures
+    members: dict[str, Any] = field(default_factory=dict)
+    """Members of the document, other than its events."""
+    problems: list[str] = field(default_factory=list)
+    """Messages about unreadable parts."""
+    nbytes: int = 0
+    """Memory of the columns."""
+
+
+def read_columns(
+    path: str, memory_limit: int | None = None, watch: Callable[[ByteStream], None] = lambda _stream: None
+) -> TraceColumns:
+    """Reads a Chrome trace.
+
+    Args:
+        path: path of the file.
+        memory_limit: most bytes of the columns. Default: half of the free memory.
+        watch: gets the open file, to display how much has been read.
+
+    Raises:
+        TorchProfError: nothing of it could be read; names the file, the place and the way out.
+    """
+    reading = _Reading(path, free_memory() // 2 if memory_limit is None else memory_limit)
+    try:
+        with opened(path) as stream:
+            watch(stream)
+            reading.read(stream)
+    except TorchProfError as error:
+        if not reading.reader.figures().events:
+            raise
+        reading.problems.append(f"{error}; what comes before that is counted")
+    return reading.columns()
+
+
+def free_memory() -> int:
+    """Bytes of memory that the system can still give to this process."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as info:  # noqa: PTH123 - no path of the user
+            match = re.search(r"^MemAvailable: +(\d+) kB$", info.read(), re.MULTILINE)
+        if match:
+            return int(match[1]) << 10
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return _UNKNOWN_FREE
+
+
+class _Reading:
+    """Reads one file."""
+
+    def __init__(self, path: str, memory_limit: int) -> None:
+        self._path, self._limit = path, memory_limit
+        self.reader = TraceReader(memory_limit)
+        self.problems: list[str] = []
+        self._members: dict[str, Any] = {}
+        self._origin = 0
+        """Offset of the document in the file."""
+        self._offset = 0
+        """Offset in the file of the bytes that the reader gets next."""
+
+    def read(self, stream: ByteStream) -> None:
+        """Reads the whole file. Raises UnexpectedError, TorchProfError or OSError."""
+        if stream.peek(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+            stream.skip(len(BYTE_ORDER_MARK))
+        stream.skip_space()
+        if not re.match(rb'\[|\{(?!\s*"resource)', stream.peek(SNIFFED)):
+            raise UnexpectedError(stream.offset, "expected a Chrome trace, a JSON object or list, found something else")
+        self._origin = self._offset = stream.offset
+        rest, status = b"", Status.MORE
+        while status is Status.MORE:
+            piece = stream.some()
+            data = rest + piece if rest else piece
+            status, consumed = self._read_piece(data, is_last=not piece)
+            rest = data[consumed:]
+        if status is Status.UNEXPECTED:
+            raise self._unexpected(stream, rest)
+        if status is Status.NO_MEMORY:
+            where = place(stream, self._offset)
+            limit = f"{self._limit / 2**20:.0f} MiB"
+            raise TorchProfError(f"{self._path!r}: {where}: the columns would need more than the limit of {limit}")
+        stream.check_end()
+        if rest.strip(b" \t\r\n") or stream.skip_space():
+            where = place(stream, self._offset)
+            self.problems.append(f"{self._path!r}: more follows the end of the document, {where}: that is not counted")
+
+    def _read_piece(self, data: bytes, *, is_last: bool) -> tuple[Status, int]:
+        """Reads on until more bytes are needed, or nothing more can be read; returns how many bytes were consumed."""
+        at, status = 0, Status.FULL
+        while status in {Status.FULL, Status.MEMBER}:
+            status = self.reader.read(data, at, is_last=is_last)
+            if status is Status.MEMBER:
+                self._add_member(data, at)
+            elif status is Status.FULL and self.reader.nbytes > self._limit:
+                status = Status.NO_MEMORY
+            self._offset += self.reader.step.consumed
+            at += self.reader.step.consumed
+        return status, at
+
+    def _add_member(self, data: bytes, at: int) -> None:
+        step = self.reader.step
+        name = data[at + step.place : at + step.place + step.name_size].decode("utf-8", "replace")
+        if not step.value_size:
+            self.problems.append(f"{name} cannot be read ({_FAULTS[Fault.SIZE]})")
+            return
+        try:
+            value = json.loads(data[at + step.value : at + step.value + step.value_size])
+        except (ValueError, RecursionError) as error:
+            self.problems.append(f"{name} cannot be read ({error})")
+            return
+        if len(self._members) < _MOST_MEMBERS:
+            self._members[name] = value
+
+    def _unexpected(self, stream: ByteStream, rest: bytes) -> UnexpectedError | OSError:
+        step = self.reader.step
+        if step.is_cut_off:
+            return stream.cut_off(self._offset, "a value that does not end")
+        at = step.place - step.consumed
+        content = rest[at : at + 20].decode("utf-8", "surrogateescape")
+        return UnexpectedError(self._offset + at, f"expected {_EXPECTED[Expected(step.expected)]}, found {content!r}")
+
+    def columns(self) -> TraceColumns:
+        """Everything that was read. Raises TorchProfError if that is nothing."""
+        figures = self.reader.figures()
+        if figures.unusable:
+            fault = f"{_FAULTS[figures.first_fault]}, event {figures.first_event}"
+            at = f"at byte {self._origin + figures.first_offset}"
+            self.problems.append(f"{self._path!r}: not counted: {figures.unusable:,}; the first: {fault}, {at}")
+        rows, works, memory = self.reader.take()
+        tables = self.reader.names(), self.reader.tracks(), self.reader.inputs()
+        size = self.reader.nbytes + tables[0].nbytes + tables[2].nbytes
+        return TraceColumns(rows, works, memory, *tables, figures, self._members, self.problems, size)

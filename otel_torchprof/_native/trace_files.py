@@ -1,0 +1,257 @@
+"""The native reader of Chrome traces: bytes in, columns out (``trace_files.h``). Without the GIL. A reader is for one thread."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.batch import Names
+
+from .ffi import ffi, lib, owner
+from .loops import Array, pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BLOCK = 1 << 16
+"""Rows that are read at a time."""
+LARGEST: int = lib.OTP_TRACE_LARGEST
+"""Bytes of the largest event or member that is read."""
+
+ROW_COLUMNS: Mapping[str, tuple[Any, int]] = {
+    "start": (np.int64, 0),
+    "duration": (np.int64, -1),
+    "id": (np.uint64, 0),
+    "span_id": (np.uint64, 0),
+    "parent_id": (np.uint64, 0),
+    "sequence_nr": (np.int64, -1),
+    "inputs": (np.int64, -1),
+    "name": (np.uint32, 0),
+    "category": (np.uint32, 0),
+    "track": (np.uint32, 0),
+    "fwd_thread": (np.uint32, 0),
+    "text": (np.uint32, 0),
+    "phase": (np.uint8, 0),
+    "flags": (np.uint8, 0),
+}
+"""Columns of ``otp_trace_rows``: type, and the value that means nothing."""
+WORK_COLUMNS: Mapping[str, tuple[Any, int]] = {
+    "row": (np.uint64, 0),
+    "correlation": (np.int64, -1),
+    "stream": (np.int64, -1),
+    "bytes": (np.int64, -1),
+    "device": (np.int32, -1),
+}
+"""Columns of ``otp_trace_works``."""
+MEMORY_COLUMNS: Mapping[str, tuple[Any, int]] = {
+    "time": (np.int64, 0),
+    "bytes": (np.int64, 0),
+    "address": (np.uint64, 0),
+    "total_allocated": (np.int64, -1),
+    "total_reserved": (np.int64, -1),
+    "track": (np.uint32, 0),
+    "device_type": (np.int32, 0),
+    "device_index": (np.int32, -1),
+    "flags": (np.uint8, 0),
+}
+"""Columns of ``otp_trace_memory``."""
+
+
+class Status(enum.IntEnum):
+    """Why a call of :meth:`TraceReader.read` returned: ``otp_trace_status``."""
+
+    MORE = 0
+    FULL = 1
+    MEMBER = 2
+    END = 3
+    UNEXPECTED = 4
+    NO_MEMORY = 5
+
+
+class Fault(enum.IntEnum):
+    """The part that made an event unusable: ``otp_trace_fault``."""
+
+    NONE = 0
+    SIZE = 1
+    EVENT = 2
+    TS = 3
+    DUR = 4
+    NAME = 5
+    ARGS = 6
+    ID = 7
+
+
+class Expected(enum.IntEnum):
+    """What was expected where something else is: ``otp_trace_expected``."""
+
+    DOCUMENT = 1
+    MEMBER = 2
+    COLON = 3
+    VALUE = 4
+    ELEMENT = 5
+    STRING_END = 6
+    VALUE_END = 7
+    EVENTS = 8
+
+
+class Figures(NamedTuple):
+    """Sums over what was read."""
+
+    events: int
+    unusable: int
+    """Events with a part that cannot be read."""
+    first_event: int
+    """Number of the first of them, from 1."""
+    first_offset: int
+    first_fault: Fault
+    without_duration: int
+    by_phase: Mapping[str, int]
+    """Number of events that are no rows, by phase; empty: events without one."""
+
+
+class _Block:
+    """Arrays that the reader fills, and the full ones so far."""
+
+    def __init__(self, c_type: str, columns: Mapping[str, tuple[Any, int]]) -> None:
+        self._columns = columns
+        self._arrays = {name: np.empty(BLOCK, dtype) for name, (dtype, _) in columns.items()}
+        self._blocks: dict[str, list[Array | int]] = {name: [] for name in columns}
+        self.native: Any = ffi.new(c_type, {name: pointer(array) for name, array in self._arrays.items()})
+        self.native.capacity = BLOCK
+        self.nbytes = 0
+        """Bytes of the blocks."""
+
+    def flush(self) -> None:
+        """Keeps what the arrays have; of a column that says nothing, only its length."""
+        count = self.native.count
+        for name, (_, neutral) in self._columns.items():
+            values = self._arrays[name][:count]
+            is_empty = not (values != neutral).any()
+            self._blocks[name].append(count if is_empty else values.copy())
+            self.nbytes += 0 if is_empty else values.nbytes
+        self.native.count = 0
+
+    def take(self) -> dict[str, Array]:
+        """Returns all columns, those that say nothing as views of one value. Call it once."""
+        self.flush()
+        columns: dict[str, Array] = {}
+        for name, (dtype, neutral) in self._columns.items():
+            blocks = self._blocks.pop(name)
+            lengths = [block if isinstance(block, int) else len(block) for block in blocks]
+            if all(isinstance(block, int) for block in blocks):
+                columns[name] = np.broadcast_to(np.array(neutral, dtype), sum(lengths))
+                continue
+            columns[name] = np.concatenate(
+                [np.full(block, neutral, dtype) if isinstance(block, int) else block for block in blocks]
+            )
+        return columns
+
+
+class TraceReader:
+    """Reads a document piece by piece.
+
+    Args:
+        limit: most bytes of names and inputs.
+
+    Raises:
+        MemoryError: no memory is left.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._reader = lib.otp_trace_open(limit)
+        if self._reader == ffi.NULL:
+            raise MemoryError("no memory left to read a trace")
+        self._owner = owner(self._reader, "otp_trace_close")
+        self._rows = _Block("otp_trace_rows *", ROW_COLUMNS)
+        self._works = _Block("otp_trace_works *", WORK_COLUMNS)
+        self._memory = _Block("otp_trace_memory *", MEMORY_COLUMNS)
+        self._step = ffi.new("otp_trace_step *")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns so far."""
+        return self._rows.nbytes + self._works.nbytes + self._memory.nbytes
+
+    @property
+    def step(self) -> Any:
+        """The ``otp_trace_step`` of the last call."""
+        return self._step
+
+    def read(self, data: bytes, at: int, *, is_last: bool) -> Status:
+        """Reads on from a position of ``data``, which begins with what was not consumed before."""
+        view = ffi.from_buffer("uint8_t[]", data)
+        blocks = (self._rows, self._works, self._memory)
+        natives = [block.native for block in blocks]
+        status = lib.otp_trace_read(self._reader, view + at, len(data) - at, is_last, *natives, self._step)
+        if status == Status.FULL:
+            for block in blocks:
+                block.flush()
+        return Status(status)
+
+    def figures(self) -> Figures:
+        """Sums over what was read so far."""
+        native = lib.otp_trace_get_figures(self._reader)
+        by_phase = {chr(phase) if phase else "": native.by_phase[phase] for phase in range(256)}
+        return Figures(
+            native.events,
+            native.unusable,
+            native.first_event,
+            native.first_offset,
+            Fault(native.first_fault),
+            native.without_duration,
+            {phase: count for phase, count in by_phase.items() if count},
+        )
+
+    def names(self) -> Names:
+        """The names to which columns point."""
+        names = lib.otp_trace_names(self._reader)
+        ends = _copy(names.ends, names.count, np.uint64)
+        return Names(_copy(names.data, int(ends[-1]), np.uint8), ends)
+
+    def tracks(self) -> npt.NDArray[np.uint32]:
+        """For each track, the names of its process and its thread, which are JSON texts."""
+        count = ffi.new("uint64_t *")
+        tracks = lib.otp_trace_tracks(self._reader, count)
+        return _copy(tracks, 2 * count[0], np.uint32).reshape(-1, 2)
+
+    def inputs(self) -> npt.NDArray[np.int64]:
+        """Words of inputs, as those of a batch."""
+        count = ffi.new("uint64_t *")
+        inputs = lib.otp_trace_inputs(self._reader, count)
+        return _copy(inputs, count[0], np.int64)
+
+    def take(self) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+        """Returns the columns of rows, works and memory. Call it once."""
+        return self._rows.take(), self._works.take(), self._memory.take()
+
+
+def pair_ends(rows: Mapping[str, Array]) -> tuple[npt.NDArray[np.int64], int]:
+    """Returns the durations of rows with those of begins (phases B and b) up to their ends, and the number of ends without a begin."""
+    columns = {name: np.ascontiguousarray(rows[name]) for name in ROW_COLUMNS if name != "duration"}
+    duration = np.array(rows["duration"])
+    native = ffi.new("otp_trace_rows *", {name: pointer(column) for name, column in columns.items()})
+    native.duration, native.count = pointer(duration), len(duration)
+    unmatched = lib.otp_trace_pair(native)
+    if unmatched < 0:
+        raise MemoryError("no memory left for the events of the trace")
+    return duration, unmatched
+
+
+def enclosing_rows(track: Array, start: Array, end: Array, apart: Array) -> npt.NDArray[np.int32]:
+    """Returns the row of the innermost event of its track that is open when each begins, -1 for none and where ``apart``.
+
+    Rows are sorted by track, start, and the longer first. Events ``apart`` contain none.
+    """
+    parent = np.empty(len(track), np.int32)
+    track, apart = np.ascontiguousarray(track, np.uint32), np.ascontiguousarray(apart, np.uint8)
+    start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
+    lib.otp_trace_nest(len(parent), *map(pointer, (track, start, end, apart, parent)))
+    return parent
+
+
+def _copy(values: Any, count: int, dtype: Any) -> Array:
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer(ffi.buffer(values, size)[:], dtype) if size else np.empty(0, dtype)
