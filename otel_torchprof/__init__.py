@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from ._profile.function_event_avg import FunctionEventAvg
     from ._profile.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
+    from ._profile.loaded import LoadedProfile, load
     from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
     from ._profile.profile import _KinetoProfile as _KinetoProfile
     from ._profile.profile import profile
@@ -91,6 +92,7 @@ else:
         "Interval": "_profile.function_event",
         "Kernel": "_profile.function_event",
         "KinetoStepTracker": "_profile.steps",
+        "LoadedProfile": "_profile.loaded",
         "MemRecordsAcc": "_profile.kineto_event",
         "ModuleInfo": "_columns.frame_info",
         "OTLPExporter": "_export.otlp",
@@ -116,6 +118,7 @@ else:
         "explain": "_answers.verdicts",
         "kineto_available": "_profile.kineto_event",
         "label_functions": "_record.function_labels",
+        "load": "_profile.loaded",
         "load_ipython_extension": "_cli.notebook",
         "load_nvprof": "_profile.nvprof",
         "parse_nvprof_trace": "_profile.nvprof",
@@ -162,6 +165,7 @@ __all__ = [
     "Interval",
     "Kernel",
     "KinetoStepTracker",
+    "LoadedProfile",
     "MemRecordsAcc",
     "ModuleInfo",
     "NativeError",
@@ -190,6 +194,7 @@ __all__ = [
     "explain",
     "kineto_available",
     "label_functions",
+    "load",
     "load_nvprof",
     "parse_nvprof_trace",
     "profile",

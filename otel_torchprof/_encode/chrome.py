@@ -68,9 +68,10 @@ if TYPE_CHECKING:
 STEPS_TID = LARGEST_TID
 """Thread id of the steps' track; no operating system assigns it to a thread."""
 
-_OWN_KEYS = frozenset(
+OWN_METADATA = frozenset(
     ("schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "dropped_events", "python_threads", "traceEvents")
 )
+"""Members of the document that the format itself has; metadata cannot have their names."""
 
 
 def encode(
@@ -157,7 +158,7 @@ def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
     for key, value in (metadata or {}).items():
         if not isinstance(key, str):
             raise TypeError(f"metadata has the key {key!r} of type {type(key).__name__}: keys must be strings")
-        if key in _OWN_KEYS:
+        if key in OWN_METADATA:
             raise ValueError(f"metadata has the key {key!r}, which the trace format uses itself: choose another name")
         try:
             encoded[key] = json.dumps(value, allow_nan=False)

@@ -43,6 +43,8 @@ class FormatInput:
     """Whether each event gets its stack as text."""
     window: tuple[int, int] | None = None
     """Start and end of the recording, Unix ns."""
+    pid: int | None = None
+    """Id of the recorded process; None: this one."""
 
 
 class FileExporter(NamedTuple):
@@ -86,6 +88,7 @@ def _chrome(recorded: FormatInput) -> Iterable[bytes]:
         call_stacks=recorded.call_stacks,
         devices_of=recorded.devices_of,
         window=recorded.window,
+        pid=recorded.pid,
     )
 
 

@@ -28,7 +28,7 @@ _LONGEST_NAME = 500
 """Characters of the name of a buffered slice; readers use no more."""
 _PROCESS_METADATA = {"process_labels": "labels", "process_name": "name"}
 """Metadata events of processes, and their arguments."""
-_OTHER_EVENTS = {
+OTHER_EVENTS = {
     phase: name
     for name, phases in {
         "arrows": "stf",
@@ -151,7 +151,7 @@ class ChromeEvents:
         elif phase == "M":
             self._name_process(event)
         else:
-            known = _OTHER_EVENTS.get(phase) if isinstance(phase, str) else None
+            known = OTHER_EVENTS.get(phase) if isinstance(phase, str) else None
             self.left_out[known or "events of unknown phase"] += 1
 
     def _add_span(self, name: str, start: int, duration: int, args: dict[str, Any], process: Hashable) -> None:

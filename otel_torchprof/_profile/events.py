@@ -120,13 +120,14 @@ class EventList(list[_Event]):
         use_device: str | None = None,
         profile_memory: bool = False,
         with_flops: bool = False,
+        pid: int | None = None,
     ) -> EventList[FunctionEvent]:
         """Makes the list of the events of a batch, as torch's profiler would show them.
 
-        ``origin_ns`` is the Unix time in ns at 0 of their time axis; the other arguments are those of the class. Costs
-        30 to 60 ns per event.
+        ``origin_ns`` is the Unix time in ns at 0 of their time axis, ``pid`` the id of their process, this one by
+        default; the other arguments are those of the class. Costs 30 to 60 ns per event.
         """
-        source = EventSource(batch, origin_ns, use_device, with_flops=with_flops)
+        source = EventSource(batch, origin_ns, use_device, with_flops=with_flops, pid=pid)
         # One slot per event, None until the event is created, so that len() and C code see the right length.
         events: EventList[Any] = cls(
             repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops

@@ -103,6 +103,8 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         >>> prof.export_chrome_trace("trace.json")
     """
 
+    _segments: Segments
+
     @config.takes_options(config.SourceOptions)
     def __init__(
         self,

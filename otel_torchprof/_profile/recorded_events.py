@@ -311,7 +311,15 @@ class EventSource:
     ``slots`` has one entry per event, None until the event is created. Thread-safe.
     """
 
-    def __init__(self, batch: Batch, origin_ns: int, use_device: str | None, *, with_flops: bool = False) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        origin_ns: int,
+        use_device: str | None,
+        *,
+        with_flops: bool = False,
+        pid: int | None = None,
+    ) -> None:
         self.batch = with_memory_events(batch)
         self.view = torch_view(self.batch)
         self.info = EventInfo(self.view, with_flops=with_flops, with_devices=bool(use_device))
@@ -323,7 +331,7 @@ class EventSource:
         """Whether a user changed an event, so that the columns are no longer valid."""
         self.origin_ns = origin_ns
         self._hierarchy: Hierarchy | None = None
-        self.pid = os.getpid()
+        self.pid = os.getpid() if pid is None else pid
         self._lock = threads.Lock()
 
     def __len__(self) -> int:

@@ -37,6 +37,8 @@ from .steps import ProfileSteps, step_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from typing import Protocol
 
     import pandas as pd
     from opentelemetry.sdk.resources import Resource
@@ -49,12 +51,28 @@ if TYPE_CHECKING:
     from otel_torchprof._export.span_policy import SpanPolicy
     from otel_torchprof._model.limits import Budget
     from otel_torchprof._model.span_table import SpanTable
-    from otel_torchprof._record.recording import Segments
     from otel_torchprof.health import Health
 
     from .function_event import FunctionEvent
     from .function_event_avg import FunctionEventAvg
     from .kineto_event import ProfilerActivity
+
+    class Recorded(Protocol):
+        """A recording that is over, or the segments of one that may go on."""
+
+        @property
+        def reading(self) -> AbstractContextManager[Any]:
+            """Lock that is held while results are computed."""
+
+        def batch(self) -> Batch:
+            """Returns all events."""
+
+        def times(self) -> tuple[int, int]:
+            """Returns start and end, Unix ns."""
+
+        def health(self) -> Health:
+            """Returns states of sources and figures."""
+
 
 Path = str | os.PathLike[str]
 
@@ -127,7 +145,7 @@ class RecordedColumns:
 class ProfileResults(RecordedColumns):
     """Base of :class:`profile` that reads the recording. Thread-safe once the recording has stopped."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: Recorded) -> None:
         self.enabled = True
         self.record_shapes = False
         self.profile_memory = False
@@ -139,7 +157,7 @@ class ProfileResults(RecordedColumns):
         self.activities: frozenset[ProfilerActivity] = frozenset()
         self.activity_filters: Mapping[ProfilerActivity, set[str]] = {}
         self.trace_id = ""
-        self._segments = segments
+        self._segments: Recorded = segments
         self._marks = ProfileSteps()
         self._metadata = TraceMetadata()
         self._labels_steps = False
@@ -149,6 +167,7 @@ class ProfileResults(RecordedColumns):
         self._prepared = False
         self._tracing = False
         self._parent: SpanContext | None = None
+        self._pid: int | None = None  # of the process that was recorded; None: this one
         self._events: EventList[FunctionEvent] | None = None
         self._result: ProfilerResult | None = None
         self._spans: dict[str, tuple[SpanTable, Array]] = {}
@@ -297,6 +316,14 @@ class ProfileResults(RecordedColumns):
             return summary_html(title, health, self._steps())
         return summary_html(title, health, self._steps(), self.key_averages())
 
+    @property
+    def steps(self) -> tuple[RecordedStep, ...]:
+        """The recorded steps: ``number``, ``start`` and ``end`` in Unix ns, and ``thread``, the ``threading.get_ident()``, if known.
+
+        Empty without steps of :meth:`step` or of a schedule.
+        """
+        return tuple(self._steps())
+
     # ---- traces and spans ----
 
     def add_metadata(self, key: str, value: str) -> None:
@@ -381,6 +408,7 @@ class ProfileResults(RecordedColumns):
             {**self._metadata.entries, **(metadata or {})},
             bool(of_config(self.experimental_config, "verbose")),
             self._segments.times(),
+            self._pid,
         )
         file.write(path, FORMATS[format_name].encode(recorded))
 
@@ -397,7 +425,7 @@ class ProfileResults(RecordedColumns):
         if not self._steps():
             if os.path.exists(self._learned_steps):  # noqa: PTH110 - Path is a type here
                 return explain(self._learned_steps)
-            raise TorchProfError("the profile has no steps: call prof.step() at the end of each, or give it a schedule")
+            raise self._no_steps()
         return explained([rank_of_spans("the profile", self.spans())])
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
@@ -468,6 +496,9 @@ class ProfileResults(RecordedColumns):
 
     # ---- within ----
 
+    def _no_steps(self) -> TorchProfError:
+        return TorchProfError("the profile has no steps: call prof.step() at the end of each, or give it a schedule")
+
     def _why_nothing(self) -> str:
         if not self._started:
             return "nothing was recorded: use `with profile() as prof:`, or start() and stop()"
@@ -506,6 +537,7 @@ class ProfileResults(RecordedColumns):
             use_device=self.use_device,
             profile_memory=self.profile_memory,
             with_flops=self.with_flops,
+            pid=self._pid,
         )
         self._note(function_events_build_tree_call_duration_us=us_since(begun), number_of_events=len(events))
         return events

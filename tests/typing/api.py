@@ -182,6 +182,9 @@ def write(prof: otp.profile, folder: Path) -> None:
     """Sends a profile everywhere."""
     resource = Resource.create({"service.name": "typed"})
     prof.export_chrome_trace(folder / "trace.json", metadata={"run": 1})
+    loaded: otp.LoadedProfile = otp.load(folder / "trace.json", memory_limit=1 << 30)
+    assert len(loaded.events()) == len(prof.events())
+    assert [step.number for step in loaded.steps] == [step.number for step in prof.steps]
     prof.export_otlp(str(folder / "trace.otlp.gz"), resource=resource)
     messages: Iterator[bytes] = prof.to_otlp(resource=resource, max_bytes=1 << 20)
     spans: Sequence[ReadableSpan] = prof.spans(resource=resource, detail="frames")

@@ -1,0 +1,396 @@
+"""Makes a batch of the columns of a Chrome trace: threads, order, parents, and the metadata that torch's lists have.
+
+What a file does not have is left out and reported; only what follows from the file is added: parents from times on a
+thread, torch's ids of threads from the backward functions that name them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.batch import Batch, RecordedThread
+from otel_torchprof._columns.frame_info import FrameInfo
+from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind, Scope
+from otel_torchprof._encode.chrome import STEPS_TID
+from otel_torchprof._model.flows import EVALUATION
+from otel_torchprof._model.inputs import InputKept
+from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.tree import STEP_PREFIX
+from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
+
+from .chrome_events import KINDS, OTHER_EVENTS, SliceKind, is_device
+from .records import BASE_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_torchprof._columns.batch import Array, Names
+
+    from .trace_columns import TraceColumns
+
+_LATEST_BASE = 1 << 61
+_MOST_DIGITS = 18
+_EVENT_KINDS = {"python_function": Kind.FRAME, "user_annotation": Kind.LABEL, "module": Kind.MODULE}
+"""Kinds of events by category; events of other categories are operators."""
+_FLAGS = Flag.ASYNC | Flag.UNFINISHED | Flag.ERROR | Flag.LOSS_BEFORE | Flag.INPUTS_CUT
+_DROPPED = "dropped_events"
+_IDENTS = "python_threads"
+_WINDOW = "PyTorch Profiler"
+"""Prefix of the name of the slice that is the recording itself."""
+_BEYOND_THREADS = 1 << 40
+"""Above every id of a thread: numbers of tracks whose id is none, or that of another process's thread."""
+
+
+@dataclass(frozen=True)
+class TraceTable:
+    """A trace file as a batch."""
+
+    batch: Batch
+    steps: Sequence[RecordedStep]
+    has_step_labels: bool
+    """Whether the steps are labels among the events."""
+    window: tuple[int, int]
+    """Start and end of the recording, Unix ns."""
+    pid: int | None
+    """Id of the process of the first event; None if the file has none."""
+    left_out: Counter[str]
+    """Number of events that are not in the batch, by kind."""
+
+
+def batch_of(trace: TraceColumns) -> TraceTable:
+    """Makes a batch of a trace's columns. Costs some 0.5 us per event."""
+    rows, left_out = trace.rows, Counter[str]()
+    for phase, count in trace.figures.by_phase.items():
+        left_out[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
+    if trace.figures.without_duration:
+        left_out["slices without duration, counted as 0"] = trace.figures.without_duration
+    duration = _durations(rows, left_out)
+    kinds = _slice_kinds(trace)
+    is_slice = duration >= 0
+    for kind in (SliceKind.DEVICE, SliceKind.BESIDE, SliceKind.PROFILER):
+        left_out[kind.value] += int((is_slice & (kinds == _CODES[kind])).sum())
+    base = _base_time(trace.members)
+    host = np.flatnonzero(is_slice & (kinds == _CODES[SliceKind.HOST]))
+    steps, on_steps = _steps_apart(trace, host, duration, base)
+    host = host[~on_steps]
+    placed = _placed(trace, host, duration, base)
+    batch = _batch(trace, placed, base)
+    labels = _labelled_steps(batch)
+    window = _window(trace, kinds, duration, base) or _extent(batch)
+    return TraceTable(batch, labels or steps, bool(labels), window, _pid(trace, placed), +left_out)
+
+
+# ---- which rows are events of the host ----
+
+_CODES = {kind: code for code, kind in enumerate(SliceKind)}
+
+
+def _durations(rows: Mapping[str, Array], left_out: Counter[str]) -> npt.NDArray[np.int64]:
+    """Duration of each row, -1 for rows that are no slices."""
+    duration, phase = rows["duration"], rows["phase"]
+    is_pair = np.isin(phase, np.frombuffer(b"BEbe", np.uint8))
+    if not is_pair.any():
+        return duration
+    duration, unmatched = pair_ends(rows)
+    left_out["ends of no slice"] += unmatched
+    is_begin = np.isin(phase, np.frombuffer(b"Bb", np.uint8))
+    left_out["slices without end"] += int((is_begin & (duration < 0)).sum())
+    return duration
+
+
+def _slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
+    """The kind of each row, as a code of :data:`_CODES`, by category; without a known one by stream or process."""
+    rows, names = trace.rows, trace.names
+    unknown = len(_CODES)
+    by_category = np.full(len(names), unknown, np.uint8)
+    for category in distinct_values(rows["category"]).tolist():
+        kind = KINDS.get(names[category])
+        by_category[category] = unknown if kind is None else _CODES[kind]
+    kinds: npt.NDArray[np.uint8] = by_category[rows["category"]]
+    others = np.flatnonzero(kinds == unknown)
+    if not others.size:
+        return kinds
+    on_stream = np.zeros(len(kinds), np.bool_)
+    on_stream[trace.works["row"][trace.works["stream"] >= 0].astype(np.int64)] = True
+    is_work = on_stream[others] | _device_tracks(trace)[rows["track"][others]]
+    kinds[others] = np.where(is_work, _CODES[SliceKind.DEVICE], _CODES[SliceKind.HOST])
+    return kinds
+
+
+def _device_tracks(trace: TraceColumns) -> npt.NDArray[np.bool_]:
+    """For each track, whether its process is a device, by its name, label or id."""
+    rows, names, tracks = trace.rows, trace.names, trace.tracks
+    devices: dict[int, bool] = {}
+    for row in np.flatnonzero(rows["phase"] == ord("M")).tolist():
+        name, process = names[rows["name"].item(row)], int(tracks[rows["track"].item(row), 0])
+        state = None if name == "thread_name" else is_device(name, names[rows["text"].item(row)])
+        if state is not None:  # one labelled as CPU and as device is a CPU: Kineto's ids of devices may equal pids
+            devices[process] = state and devices.get(process, True)
+    for process in distinct_values(tracks[:, 0]).tolist():
+        devices.setdefault(process, is_device("process_name", names[process].strip('"')) or False)
+    return np.array([devices[process] for process in tracks[:, 0].tolist()], np.bool_)
+
+
+def _base_time(members: Mapping[str, Any]) -> int:
+    base = members.get(BASE_TIME, 0)
+    return base if isinstance(base, int) and abs(base) <= _LATEST_BASE else 0
+
+
+# ---- order, threads and parents ----
+
+
+class _Placed(NamedTuple):
+    """Rows of the file in the order of a batch."""
+
+    rows: Array
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    thread: npt.NDArray[np.uint32]
+    parent: npt.NDArray[np.int32]
+    tracks: Array
+    """Track of each thread."""
+
+
+def _placed(trace: TraceColumns, host: Array, duration: Array, base: int) -> _Placed:
+    track = trace.rows["track"]
+    tracks = distinct_values(np.concatenate((track[host], trace.memory["track"])))
+    thread_of = np.zeros(len(trace.tracks) + 1, np.uint32)
+    thread_of[tracks] = np.arange(len(tracks))
+    thread = thread_of[track[host]]
+    start = trace.rows["start"][host] + base
+    end = start + duration[host]
+    order = _order(thread, start, end)
+    if order is not None:
+        host, thread, start, end = host[order], thread[order], start[order], end[order]
+    apart = (trace.rows["flags"][host] & Flag.ASYNC) != 0
+    return _Placed(host, start, end, thread, enclosing_rows(thread, start, end, apart), tracks)
+
+
+def _order(thread: Array, start: Array, end: Array) -> Array | None:
+    """Rows by thread, start, and the longer first; None if they are in this order already."""
+    order = np.argsort(start, kind="stable")
+    tied = np.flatnonzero(start[order[1:]] == start[order[:-1]])
+    if tied.size and (end[order[tied + 1]] > end[order[tied]]).any():
+        at = np.union1d(tied, tied + 1)
+        ties = order[at]
+        order[at] = ties[np.lexsort((-end[ties], start[ties]))]
+    if thread.size and thread.max() > 0:
+        small = thread[order].astype(np.uint16) if thread.max() < 1 << 16 else thread[order]
+        order = order[np.argsort(small, kind="stable")]
+    return None if (order[1:] > order[:-1]).all() else order
+
+
+def _threads(trace: TraceColumns, tracks: Array, torch_tids: Mapping[int, int]) -> list[RecordedThread]:
+    """The threads of tracks, with their names, and the ids that the file has."""
+    names, rows = trace.names, trace.rows
+    labels: dict[int, str] = {}
+    for row in np.flatnonzero(rows["phase"] == ord("M")).tolist():
+        if names[rows["name"].item(row)] == "thread_name":
+            labels[rows["track"].item(row)] = names[rows["text"].item(row)]
+    idents = _idents(trace.members)
+    threads, known = [], set[int]()
+    for number, track in enumerate(tracks.tolist()):
+        text = names[int(trace.tracks[track, 1])]
+        tid = _number(text.strip('"'))
+        tid = tid if tid is not None and tid < _BEYOND_THREADS and tid not in known else _BEYOND_THREADS + track
+        known.add(tid)
+        threads.append(RecordedThread(tid, idents.get(text, tid), torch_tids.get(number, 0), labels.get(track, "")))
+    return threads
+
+
+def _pid(trace: TraceColumns, placed: _Placed) -> int | None:
+    process = trace.tracks[int(placed.tracks[0]), 0] if len(placed.tracks) else 0
+    return _number(trace.names[int(process)])
+
+
+def _idents(members: Mapping[str, Any]) -> dict[str, int]:
+    """``threading.get_ident()`` by the system's id of a thread, for threads of which the file says it."""
+    given = members.get(_IDENTS)
+    given = given if isinstance(given, dict) else {}
+    return {tid: ident for tid, ident in given.items() if type(ident) is int and 0 < ident < _LATEST_BASE}
+
+
+def _torch_tids(numbers: Array, fwd_thread: Array, thread: Array, is_backward: Array) -> dict[int, int]:
+    """Torch's ids of threads: most backward functions name the thread whose operators have their sequence numbers."""
+    forward = np.flatnonzero((numbers >= 0) & ~is_backward)
+    backward = np.flatnonzero(is_backward)
+    if not forward.size or not backward.size:
+        return {}
+    forward = forward[np.argsort(numbers[forward], kind="stable")]
+    at = np.minimum(np.searchsorted(numbers[forward], numbers[backward]), len(forward) - 1)
+    same = numbers[forward[at]] == numbers[backward]
+    pairs = np.stack((thread[forward[at]][same].astype(np.int64), fwd_thread[backward][same].astype(np.int64)))
+    votes, counts = np.unique(pairs, axis=1, return_counts=True)
+    tids: dict[int, int] = {}
+    for vote in np.argsort(-counts, kind="stable").tolist():
+        number, tid = votes[:, vote].tolist()
+        if number not in tids and tid not in tids.values():
+            tids[number] = tid
+    return tids
+
+
+# ---- the columns ----
+
+
+def _batch(trace: TraceColumns, placed: _Placed, base: int) -> Batch:
+    rows, names, chosen = trace.rows, trace.names, placed.rows
+    name = rows["name"][chosen]
+    kind, fwd_thread = _event_kinds(trace, rows["category"][chosen]), rows["fwd_thread"][chosen]
+    numbers = rows["sequence_nr"][chosen]
+    is_evaluation, is_backward = _backward_functions(names, name, placed.parent)
+    numbers, fwd_thread = np.where(is_evaluation, -1, numbers), np.where(is_evaluation, 0, fwd_thread)
+    is_backward |= (kind == Kind.OPERATOR) & (fwd_thread > 0) & (numbers >= 0)
+    scope = np.where(kind == Kind.LABEL, Scope.USER_SCOPE, np.where(is_backward, Scope.BACKWARD_FUNCTION, 0))
+    columns = {
+        "id": np.arange(1, len(chosen) + 1, dtype=np.uint64),
+        "start": placed.start,
+        "end": placed.end,
+        "sequence_nr": numbers,
+        "name": name,
+        "parent": placed.parent,
+        "thread": placed.thread,
+        "end_thread": placed.thread,
+        "fwd_thread": fwd_thread,
+        "error_type": np.where(rows["flags"][chosen] & Flag.ERROR, rows["text"][chosen], 0),
+        "kind": kind,
+        "scope": scope,
+        "flags": rows["flags"][chosen] & int(_FLAGS),
+    }
+    has_inputs = bool(len(trace.inputs))
+    if has_inputs:
+        columns[INPUTS.name] = rows["inputs"][chosen]
+    types = {column.name: column.dtype for column in (*COLUMNS, INPUTS)}
+    columns = {key: np.ascontiguousarray(values, types[key]) for key, values in columns.items()}
+    torch_tids = _torch_tids(numbers, fwd_thread, placed.thread, is_backward)
+    return Batch(
+        columns,
+        names,
+        _threads(trace, placed.tracks, torch_tids),
+        inputs=trace.inputs if has_inputs else None,
+        kept=int(InputKept.INPUTS),
+        memory=_memory(trace, placed, base),
+        dropped=_dropped(trace.members),
+        frame_info=FrameInfo() if (kind == Kind.FRAME).any() else None,
+    )
+
+
+def _backward_functions(names: Names, name: Array, parent: Array) -> tuple[Array, Array]:
+    """Masks of the engine's events around backward functions, and of these functions.
+
+    The file has the numbers of the backward function at the engine's event too, as torch's lists do.
+    """
+    evaluation = names.matching((), (EVALUATION,))
+    if evaluation is None:
+        return np.zeros(len(name), np.bool_), np.zeros(len(name), np.bool_)
+    of_function = {names[number].removeprefix(EVALUATION): number for number in np.flatnonzero(evaluation).tolist()}
+    around = np.full(len(names), -1, np.int64)
+    for number in distinct_values(name).tolist():
+        around[number] = of_function.get(names[number], -1)
+    is_inside = (parent >= 0) & (around[name] == np.append(name, 0)[parent].astype(np.int64)) & (around[name] >= 0)
+    return evaluation[name], is_inside
+
+
+def _event_kinds(trace: TraceColumns, category: Array) -> npt.NDArray[np.uint8]:
+    by_category = np.full(len(trace.names), Kind.OPERATOR, np.uint8)
+    for number in distinct_values(category).tolist():
+        by_category[number] = _EVENT_KINDS.get(trace.names[number], Kind.OPERATOR)
+    kinds: npt.NDArray[np.uint8] = by_category[category]
+    return kinds
+
+
+def _dropped(members: Mapping[str, Any]) -> dict[str, int]:
+    given = members.get(_DROPPED)
+    given = given if isinstance(given, dict) else {}
+    return {reason: count for reason, count in given.items() if type(count) is int and count > 0}
+
+
+def _memory(trace: TraceColumns, placed: _Placed, base: int) -> dict[str, Array] | None:
+    """The changes of memory, each with the innermost event that was open on its thread."""
+    memory = trace.memory
+    if not len(memory["time"]):
+        return None
+    thread = np.searchsorted(placed.tracks, memory["track"]).astype(np.uint32)
+    order = np.lexsort((memory["time"], thread))
+    thread, time = thread[order], memory["time"][order] + base
+    columns = {column.name: memory[column.name][order] for column in MEMORY_COLUMNS if column.name in memory}
+    columns |= {"time": time, "thread": thread, "event": _innermost(placed, thread, time)}
+    return {column.name: np.ascontiguousarray(columns[column.name], column.dtype) for column in MEMORY_COLUMNS}
+
+
+def _innermost(placed: _Placed, thread: Array, time: Array) -> npt.NDArray[np.uint64]:
+    """Ids of the innermost events that are open on a thread at a time; 0 for none."""
+    event = np.full(len(time), -1, np.int64)
+    firsts = np.searchsorted(placed.thread, np.arange(len(placed.tracks) + 1))
+    for number in distinct_values(thread).tolist():
+        first, last = firsts[number], firsts[number + 1]
+        here = thread == number
+        event[here] = first + np.searchsorted(placed.start[first:last], time[here], side="right") - 1
+        event[here & (event < first)] = -1
+    moving = np.flatnonzero((event >= 0) & (placed.end[event] < time))
+    while moving.size:
+        above = placed.parent[event[moving]]
+        event[moving] = above
+        moving = moving[(above >= 0) & (placed.end[above] < time[moving])]
+    return (event + 1).astype(np.uint64)
+
+
+# ---- steps and the recording ----
+
+
+def _steps_apart(
+    trace: TraceColumns, host: Array, duration: Array, base: int
+) -> tuple[list[RecordedStep], npt.NDArray[np.bool_]]:
+    """Steps that are no events of the recording, and a mask of their rows: on a track of their own, or without an id."""
+    names = trace.names
+    is_step = names.matching((), (STEP_PREFIX,))
+    apart = np.zeros(len(host), np.bool_)
+    if is_step is None:
+        return [], apart
+    thread_name = np.array([names[number] == str(STEPS_TID) for number in trace.tracks[:, 1].tolist()], np.bool_)
+    rows, idents = trace.rows, _idents(trace.members)
+    apart = is_step[rows["name"][host]] & (thread_name[rows["track"][host]] | (rows["id"][host] == 0))
+    steps = []
+    for row in host[apart].tolist():
+        number, start = _number(names[rows["name"].item(row)].removeprefix(STEP_PREFIX)), base + rows["start"].item(row)
+        if number is not None:
+            text = names[int(trace.tracks[rows["track"].item(row), 1])]
+            thread = None if text == str(STEPS_TID) else idents.get(text, _number(text))
+            steps.append(RecordedStep(number, start, start + int(duration[row]), thread))
+    return steps, apart
+
+
+def _labelled_steps(batch: Batch) -> list[RecordedStep]:
+    """Steps that are labels among the events."""
+    is_step = batch.names.matching((), (STEP_PREFIX,))
+    if is_step is None:
+        return []
+    steps = []
+    for row in np.flatnonzero(is_step[batch["name"]] & (batch["kind"] == Kind.LABEL)).tolist():
+        number = _number(batch.names[batch["name"].item(row)].removeprefix(STEP_PREFIX))
+        if number is not None:
+            thread = batch.threads[batch["thread"].item(row)].ident
+            steps.append(RecordedStep(number, batch["start"].item(row), batch["end"].item(row), thread))
+    return steps
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None
+
+
+def _window(trace: TraceColumns, kinds: Array, duration: Array, base: int) -> tuple[int, int] | None:
+    """When the recording began and ended, where the file has a slice that says so."""
+    for row in np.flatnonzero((kinds == _CODES[SliceKind.PROFILER]) & (duration > 0)).tolist():
+        if trace.names[trace.rows["name"].item(row)].startswith(_WINDOW):
+            start = base + trace.rows["start"].item(row)
+            return start, start + int(duration[row])
+    return None
+
+
+def _extent(batch: Batch) -> tuple[int, int]:
+    return (int(batch["start"].min()), int(batch["end"].max())) if len(batch) else (0, 0)

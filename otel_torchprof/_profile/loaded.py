@@ -1,0 +1,140 @@
+"""``load``: a trace file as a profile, with the same methods and the same code."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._columns.schema import Kind
+from otel_torchprof._encode.chrome import OWN_METADATA
+from otel_torchprof._files.trace_batch import batch_of
+from otel_torchprof._files.trace_columns import free_memory, read_columns
+from otel_torchprof._process import threads
+from otel_torchprof.errors import TorchProfError
+from otel_torchprof.health import ON, Health
+
+from .results import ProfileResults
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._files.trace_batch import TraceTable
+    from otel_torchprof._model.step_spans import RecordedStep
+
+_NONE = "off: the trace has none"
+
+
+def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> LoadedProfile:
+    """Reads a Chrome trace of this package's profiles or of ``torch.profiler``, compressed with gzip or not, as a profile.
+
+    The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
+    ``health.notes`` lists events that are in none of them, and unreadable parts with their places. Costs some 2 us per
+    event, and 120 bytes.
+
+    Args:
+        path: path of the file.
+        memory_limit: most bytes of the columns. Default: half of the free memory.
+
+    Raises:
+        TorchProfError: nothing of the file can be read, or it is a trace of an instrumentation; names the file, the
+            place and the way out.
+        ValueError: the limit is no number of bytes.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     y = torch.ones(3) + 1
+        >>> prof.export_chrome_trace("trace.json")
+        >>> [average.count for average in otp.load("trace.json").key_averages() if average.key == "aten::add"]
+        [1]
+    """
+    name = os.fspath(path)
+    limit = free_memory() // 2 if memory_limit is None else memory_limit
+    if not isinstance(limit, int) or limit <= 0:
+        raise ValueError(f"memory_limit is {memory_limit!r}; it must be a number of bytes above 0, or None")
+    trace = read_columns(name, limit)
+    if trace.rows["span_id"].any():
+        raise TorchProfError(
+            f"{name!r} has spans of an instrumentation, some of which may stand for many events: read it with "
+            "otel-torchprof show, explain or diff"
+        )
+    return LoadedProfile(name, batch_of(trace), trace.members, _health(trace.problems, trace.nbytes, limit))
+
+
+def _health(problems: Sequence[str], nbytes: int, limit: int) -> Health:
+    return Health(_NONE, _NONE, 0, {}, nbytes, limit, notes=tuple(problems))
+
+
+class _LoadedRecording:
+    """A recording that was read from a file."""
+
+    def __init__(self, table: TraceTable, health: Health) -> None:
+        self._table, self._health = table, health
+        self.reading = threads.Lock()
+        """Held while the profile computes its results."""
+
+    def batch(self) -> Batch:
+        """Returns all events."""
+        return self._table.batch
+
+    def times(self) -> tuple[int, int]:
+        """Returns start and end of the recording, Unix ns."""
+        return self._table.window
+
+    def health(self) -> Health:
+        """What was read, and what was not."""
+        batch, left_out = self._table.batch, self._table.left_out
+        is_label = batch["kind"] == Kind.LABEL
+        notes = list(self._health.notes)
+        if left_out:
+            notes.append(f"not in the profile: {', '.join(f'{kind} ({n:,})' for kind, n in left_out.most_common())}")
+        start, end = self._table.window
+        return replace(
+            self._health,
+            operators=ON if (batch["kind"] == Kind.OPERATOR).any() else _NONE,
+            labels=ON if is_label.any() else _NONE,
+            recorded=len(batch) + (0 if batch.memory is None else len(batch.memory["time"])),
+            dropped=batch.dropped,
+            start_ns=start,
+            stop_ns=end,
+            notes=tuple(notes),
+        )
+
+
+class LoadedProfile(ProfileResults):
+    """A profile from a trace file: see :func:`load`. Thread-safe.
+
+    Examples:
+        >>> with otp.profile() as prof:
+        ...     y = torch.ones(3) + 1
+        >>> prof.export_chrome_trace("trace.json")
+        >>> otp.load("trace.json")
+        <profile of ... events from 'trace.json'>
+    """
+
+    def __init__(self, path: str, table: TraceTable, members: dict[str, Any], health: Health) -> None:
+        super().__init__(_LoadedRecording(table, health))
+        self._path, self._table = path, table
+        self.record_shapes, self.with_flops = table.batch.inputs is not None, bool(members.get("with_flops"))
+        self.profile_memory = table.batch.memory is not None
+        self.with_stack = table.batch.frame_info is not None
+        self.trace_id = str(members.get("trace_id", ""))
+        self._metadata.entries.update({key: value for key, value in members.items() if key not in OWN_METADATA})
+        self._labels_steps = table.has_step_labels
+        self._prepared, self._pid = True, table.pid
+        self.profiling_start_time_ns, self.profiling_end_time_ns = table.window
+
+    @property
+    def health(self) -> Health:
+        """What was read; ``notes`` say what was not, and where."""
+        return replace(self._segments.health(), stats=self._figures)
+
+    def __repr__(self) -> str:
+        return f"<profile of {len(self.events())} events from {self._path!r}>"
+
+    def _steps(self) -> list[RecordedStep]:
+        return list(self._table.steps)
+
+    def _no_steps(self) -> TorchProfError:
+        return TorchProfError(f"{self._path!r} has no steps, which an explanation compares; its averages can be read")

@@ -1,0 +1,120 @@
+"""``otp.load`` against the profiles that wrote the files: this package's, and torch's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch._C._profiler import _ExperimentalConfig
+
+import otel_torchprof as otp
+
+
+@pytest.fixture(scope="module")
+def train():
+    """One step of a small transformer, with everything that profilers see."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        with otp.record_function("forward"), torch.profiler.record_function("loss"):
+            loss = model(torch.randn(2, 8, 16)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return step
+
+
+def rows(averages, *, by_stack=False):
+    """What an average says, sorted; times in whole ns."""
+    return sorted(
+        (
+            average.key,
+            average.count,
+            round(average.cpu_time_total * 1000),
+            round(average.self_cpu_time_total * 1000),
+            average.cpu_memory_usage,
+            average.self_cpu_memory_usage,
+            average.flops or 0,
+            str(average.input_shapes),
+            str(list(average.stack or ())[:5]) if by_stack else "",
+        )
+        for average in averages
+    )
+
+
+GROUPS = ({}, {"group_by_input_shape": True}, {"group_by_stack_n": 5})
+OPTIONS = {
+    "plain": {},
+    "shapes": {"record_shapes": True},
+    "all": {"record_shapes": True, "with_stack": True, "profile_memory": True, "with_flops": True},
+    "modules": {"with_modules": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_own_traces_have_the_averages_of_their_profile(train, tmp_path, options):
+    """Averages by name, shapes and stacks, and all columns of all events, are those of the profile that wrote the file."""
+    with otp.profile(**options) as prof:
+        for _ in range(2):
+            train()
+            prof.step()
+    prof.export_chrome_trace(tmp_path / "t.json")
+    loaded = otp.load(tmp_path / "t.json")
+    for groups in GROUPS:
+        by_stack = "group_by_stack_n" in groups
+        assert rows(loaded.key_averages(**groups), by_stack=by_stack) == rows(
+            prof.key_averages(**groups), by_stack=by_stack
+        )
+    ours, theirs = loaded.to_pandas(), prof.to_pandas()
+    different = [name for name in theirs if not ours[name].equals(theirs[name])]
+    assert different == ["id"]  # numbers, in the same order
+    assert len(loaded.steps) == 2
+    loaded.export_chrome_trace(tmp_path / "again.json")
+    assert again(tmp_path / "again.json") == again(tmp_path / "t.json")
+
+
+def again(path):
+    """The slices of a file, without their numbers."""
+    return [
+        (each["name"], each["ts"], each["dur"], each.get("cat"), each["args"].get("Input Dims"))
+        for each in json.loads(path.read_bytes())["traceEvents"]
+        if each["ph"] == "X"
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain", "shapes", "all"])
+def test_torchs_traces_have_torchs_averages(train, tmp_path, name):
+    """Averages by name, shapes and stacks of torch's file are what torch's own ``key_averages()`` gives for that recording."""
+    verbose = _ExperimentalConfig(verbose=True)  # else torch's events have no stacks
+    with torch.profiler.profile(**OPTIONS[name], experimental_config=verbose) as prof:
+        for _ in range(2):
+            train()
+            prof.step()
+    prof.export_chrome_trace(str(tmp_path / "t.json"))
+    loaded = otp.load(tmp_path / "t.json")
+    for groups in GROUPS:
+        by_stack = "group_by_stack_n" in groups
+        assert rows(loaded.key_averages(**groups), by_stack=by_stack) == rows(
+            prof.key_averages(**groups), by_stack=by_stack
+        )
+    assert loaded.health.operators == loaded.health.labels == "on"
+
+
+def test_a_schedule_has_steps_to_explain(train, tmp_path):
+    """Steps of torch's schedule are the labels of its trace, and an explanation of the loaded profile is that of the file."""
+    plan = torch.profiler.schedule(wait=0, warmup=1, active=30, repeat=1)
+    with torch.profiler.profile(schedule=plan) as prof:
+        for _ in range(31):
+            train()
+            prof.step()
+    prof.export_chrome_trace(str(tmp_path / "t.json"))
+    loaded = otp.load(tmp_path / "t.json")
+    assert [step.number for step in loaded.steps] == list(range(1, 31))
+    assert rows(loaded.key_averages()) == rows(prof.key_averages())
+    assert str(loaded.explain()) == str(otp.explain(str(tmp_path / "t.json")))

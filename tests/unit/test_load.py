@@ -1,0 +1,237 @@
+"""``otp.load``: a trace file as a profile, from files made by hand: what they say, what they lack, what is wrong in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+import otel_torchprof as otp
+from otel_torchprof._columns.schema import Flag, Kind, Scope
+
+BASE = 1_790_000_000_000_000_000
+
+
+def event(name, ts, dur, *, tid=2, cat="cpu_op", **args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """Loads events as a file of torch's profiler."""
+
+    def load(*events, **members):
+        path = tmp_path / "trace.json"
+        document = {"baseTimeNanoseconds": BASE, **members, "traceEvents": events}
+        path.write_text(json.dumps(document))
+        return otp.load(path)
+
+    return load
+
+
+def figures(prof, **groups):
+    """Calls, total and self time of each name, ns."""
+    return {
+        average.key: (average.count, round(average.cpu_time_total * 1000), round(average.self_cpu_time_total * 1000))
+        for average in prof.key_averages(**groups)
+    }
+
+
+def named(each):
+    """Name, times and stack of an event."""
+    return each.name, each.time_range.start, each.time_range.end, each.stack
+
+
+def test_averages_of_a_labelled_recording_are_the_same(tmp_path):
+    """Averages, events, steps and Chrome trace of a loaded profile are those of the profile that wrote the file, to the nanosecond."""
+    with otp.profile(operators=False, with_stack=True, frames=otp.FrameFilter(include=["json"])) as prof:
+        for _ in range(3):
+            with otp.record_function("outer"), otp.record_function("inner"):
+                json.dumps({"a": [1, 2]})
+            prof.step()
+    prof.export_chrome_trace(tmp_path / "t.json.gz")
+    loaded = otp.load(str(tmp_path / "t.json.gz"))
+    assert figures(loaded) == figures(prof)
+    assert [named(each) for each in loaded.events()] == [named(each) for each in prof.events()]
+    assert [step[:3] for step in loaded.steps] == [step[:3] for step in prof.steps]
+    assert len(loaded.steps) == 3
+    loaded.export_chrome_trace(tmp_path / "again.json")
+    again = json.loads((tmp_path / "again.json").read_bytes())
+    first = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
+    assert len(again["traceEvents"]) == len(first["traceEvents"])
+    assert again["trace_id"] == first["trace_id"]
+
+
+def test_parents_are_what_encloses_an_event_on_its_thread(loaded):
+    """Self time is the time without the events inside on the same thread, in whatever order the file has them."""
+    prof = loaded(
+        event("b", 2, 3), event("a", 1, 10.5), event("other", 2, 4, tid=3), event("c", 3, 1), event("b", 6, 2)
+    )
+    assert figures(prof) == {
+        "a": (1, 10_500, 5500),
+        "b": (2, 5000, 4000),
+        "other": (1, 4000, 4000),
+        "c": (1, 1000, 1000),
+    }
+    assert prof.columns["start"].min() == BASE + 1000
+    assert [thread.os_tid for thread in prof.threads] == [2, 3]
+
+
+def test_pairs_of_begin_and_end_are_events(loaded):
+    """Phases B and E of a thread, and b and e of one id, are an event each; ends and begins without the other are counted."""
+    begin = {"ph": "B", "name": "a", "pid": 1, "tid": 2, "ts": 1}
+    pair = {"cat": "cpu_op", "name": "b", "pid": 1, "tid": 2, "id2": {"local": "7"}}
+    prof = loaded(
+        begin,
+        {**begin, "name": "open", "tid": 9},
+        {**pair, "ph": "b", "ts": 3, "args": {"async": True}},
+        {**begin, "ph": "E", "ts": 5},
+        {**begin, "ph": "E", "ts": 6},
+        {**pair, "ph": "e", "ts": 7},
+    )
+    assert figures(prof) == {"a": (1, 4000, 4000), "b": (1, 4000, 0)}
+    assert prof.columns["flags"].tolist() == [0, Flag.ASYNC]
+    assert "ends of no slice (1)" in prof.health.notes[0]
+    assert "slices without end (1)" in prof.health.notes[0]
+
+
+def test_categories_are_kinds(loaded):
+    """Labels, calls and modules are recognized by category; what the profiler itself did is left out and counted."""
+    prof = loaded(
+        event("label", 1, 10, cat="user_annotation"),
+        event("call", 2, 5, cat="python_function"),
+        event("launch", 3, 1, cat="cuda_runtime"),
+        event("PyTorch Profiler (0)", 0.5, 20, cat="Trace"),
+    )
+    assert prof.columns["kind"].tolist() == [Kind.LABEL, Kind.FRAME, Kind.OPERATOR]
+    assert prof.columns["scope"].tolist() == [Scope.USER_SCOPE, 0, 0]
+    assert prof.events()[2].stack == ["call"]
+    assert "slices of the profiler (1)" in prof.health.notes[0]
+    assert (prof.health.start_ns, prof.health.stop_ns) == (BASE + 500, BASE + 20_500)
+
+
+def test_inputs_are_those_of_the_file(loaded):
+    """Shapes, types, strides and values are read; lists that the file does not have are not made up."""
+    prof = loaded(
+        event(
+            "aten::addmm",
+            1,
+            2,
+            **{
+                "Input Dims": [[2, 3], [], [[4], [5, 6]]],
+                "Input type": ["float", "Scalar", "TensorList"],
+                "Input Strides": [[1, 2], [], [[1], [6, 1]]],
+                "Concrete Inputs": ["", "0.5", ""],
+            },
+        ),
+        event("aten::mm", 4, 2, **{"Input Dims": [[2, 3]], "Input type": ["c10::BFloat16"]}),
+    )
+    first, second = prof.events()
+    assert first.input_shapes == [[2, 3], [], []]
+    assert first.structured_input_shapes == [[2, 3], [], [[4], [5, 6]]]
+    assert first.structured_input_strides == [[1, 2], [], [[1], [6, 1]]]
+    assert first.input_dtypes == ["float", "Scalar", "TensorList"]
+    assert first.concrete_inputs == [None, 0.5, None]
+    assert (second.input_shapes, second.input_dtypes) == ([[2, 3]], ["c10::BFloat16"])
+    assert second.structured_input_strides == [[]]
+    assert {str(average.input_shapes) for average in prof.key_averages(group_by_input_shape=True)} == {
+        "[[2, 3], [], []]",
+        "[[2, 3]]",
+    }
+
+
+def test_memory_belongs_to_the_event_that_was_open(loaded):
+    """Allocations count for the innermost event of their thread, and for those around it; with their peaks."""
+
+    def change(ts, size, total):
+        args = {"Bytes": size, "Total Allocated": total, "Device Type": 0, "Device Id": -1, "Addr": 64}
+        return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 2, "ts": ts, "args": args}
+
+    prof = loaded(event("a", 1, 10), event("b", 2, 3), change(3, 100, 100), change(7, -40, 60), change(20, 8, 68))
+    sums = {
+        average.key: (average.cpu_memory_usage, average.self_cpu_memory_usage, average.cpu_memory_peak)
+        for average in prof.key_averages()
+    }
+    assert sums == {"a": (60, -40, 100), "b": (100, 100, 100), "[memory]": (8, 8, 68)}
+    assert prof.profile_memory
+
+
+def test_labels_of_steps_are_steps(loaded):
+    """Torch's labels of steps are events and steps; the explanation of a trace without any names the file."""
+    prof = loaded(
+        event("ProfilerStep#4", 1, 10, cat="user_annotation", **{"External id": 1}),
+        event("ProfilerStep#5", 11, 10, cat="user_annotation", **{"External id": 2}),
+        event("a", 12, 2),
+    )
+    assert [(step.number, step.start - BASE, step.end - BASE) for step in prof.steps] == [
+        (4, 1000, 11_000),
+        (5, 11_000, 21_000),
+    ]
+    assert figures(prof)["ProfilerStep*"] == (2, 20_000, 18_000)
+    with pytest.raises(otp.TorchProfError, match=r"trace\.json' has no steps"):
+        loaded(event("a", 12, 2)).explain()
+
+
+def test_backward_functions_have_the_stack_of_the_forward_one(loaded):
+    """Torch's id of a thread follows from the backward functions that name it, and with it their forward operators."""
+    prof = loaded(
+        event("call", 1, 5, cat="python_function"),
+        event("aten::mm", 2, 1, **{"Sequence number": 3, "Fwd thread id": 0}),
+        event(
+            "autograd::engine::evaluate_function: MmBackward0",
+            10,
+            5,
+            tid=3,
+            **{"Sequence number": 3, "Fwd thread id": 1},
+        ),
+        event("MmBackward0", 11, 3, tid=3, **{"Sequence number": 3, "Fwd thread id": 1}),
+    )
+    assert [thread.torch_tid for thread in prof.threads] == [1, 0]
+    events = {each.name: each for each in prof.events()}
+    assert events["MmBackward0"].stack == events["aten::mm"].stack == ["call"]
+    assert events["autograd::engine::evaluate_function: MmBackward0"].sequence_nr == 3
+
+
+def test_what_is_not_read_is_said(loaded, tmp_path):
+    """Events without a place in a profile are counted in the health report, dropped ones as the file says, faults with their place."""
+    prof = loaded(
+        event("a", 1, 1),
+        {"ph": "C", "name": "c", "ts": 1, "args": {"v": 1}},
+        {"ph": "s", "id": 1, "ts": 1},
+        event("bad", "x", 1),
+        event("kernel", 5, 1, cat="kernel", device=0, stream=7),
+        dropped_events={"budget": 5},
+    )
+    assert prof.health.dropped == {"budget": 5}
+    fault, left_out = prof.health.notes
+    assert "not counted: 1; the first: ts is no number of microseconds, event 4" in fault
+    for text in ("counter values (1)", "arrows (1)"):
+        assert text in left_out
+    assert repr(prof).endswith(f"events from {str(tmp_path / 'trace.json')!r}>")
+
+
+def test_other_files_are_refused(tmp_path):
+    """Spans of an instrumentation, which may stand for many events, other formats and bad limits raise errors with the way out."""
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps([event("a", 1, 1, span_id="00000000000000a1", trace_id="1")]))
+    with pytest.raises(otp.TorchProfError, match=r"read it with otel-torchprof show"):
+        otp.load(path)
+    path.write_bytes(b"\n\x0a\x08")
+    with pytest.raises(otp.TorchProfError, match="expected a Chrome trace"):
+        otp.load(path)
+    with pytest.raises(otp.TorchProfError, match="No such file"):
+        otp.load(tmp_path / "none")
+    for limit in (0, -1, "1"):
+        with pytest.raises(ValueError, match="memory_limit is"):
+            otp.load(path, memory_limit=limit)
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', "[]"])
+def test_a_trace_without_events_is_an_empty_profile(tmp_path, text):
+    """A file that a recording without events wrote is a profile without events."""
+    (tmp_path / "t.json").write_text(text)
+    prof = otp.load(tmp_path / "t.json")
+    assert (len(prof.events()), len(prof.key_averages()), prof.table()) == (0, 0, "")
+    assert prof.to_pandas().empty
+    prof.export_chrome_trace(tmp_path / "again.json")
