@@ -23,11 +23,13 @@ from otel_torchprof._columns.schema import (
     ENERGY_COLUMNS,
     MEMORY_COLUMNS,
     OPTIONAL,
+    WORK_COLUMNS,
     CollectiveFlag,
     Column,
     Flag,
     Kind,
     MemoryFlag,
+    WorkFlag,
 )
 from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._export.unknown_variables import standard_variables_markdown
@@ -152,7 +154,7 @@ def column_page() -> str:
     def row(column: Column) -> str:
         return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning} |"
 
-    def members(enum: type[Kind | Flag | MemoryFlag | CollectiveFlag]) -> str:
+    def members(enum: type[Kind | Flag | MemoryFlag | WorkFlag | CollectiveFlag]) -> str:
         return ", ".join(f"{member.name} {int(member)}" for member in enum)
 
     return "\n".join(
@@ -186,6 +188,15 @@ def column_page() -> str:
             "| column | dtype | unit | meaning |",
             "| --- | --- | --- | --- |",
             *(row(column) for column in DEVICE_COLUMNS),
+            "",
+            "`prof.work` has the kernels, copies and other work of devices of a [trace of torch's profiler](profile.md#read-a-trace-file-otpload),",
+            "grouped by track and, within a track, sorted by start.",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in WORK_COLUMNS),
+            "",
+            f"Flags: {members(WorkFlag)}.",
             "",
             "`prof.energy` has the readings of energy counters, in no order ([measurements.md](measurements.md#energy)).",
             "",

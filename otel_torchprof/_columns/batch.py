@@ -267,6 +267,9 @@ class Batch:
     devices: Mapping[str, Array] | None = None
     """Device times of events, as arrays of their own (see :data:`~otel_torchprof._columns.schema.DEVICE_COLUMNS`);
     None if they were not recorded."""
+    work: Mapping[str, Array] | None = None
+    """Kernels, copies and other work of devices, as arrays of their own (see :data:`~otel_torchprof._columns.schema.WORK_COLUMNS`);
+    None in recordings of this package, which time events (:attr:`devices`) instead."""
     energy: Mapping[str, Array] | None = None
     """Readings of energy counters, as arrays of their own (see
     :data:`~otel_torchprof._columns.schema.ENERGY_COLUMNS`); None if there are none."""

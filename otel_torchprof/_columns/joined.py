@@ -96,6 +96,26 @@ def without(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
     return _picked(left, np.flatnonzero(~rows))
 
 
+def with_rows(batch: Batch, added: Mapping[str, Any], count: int) -> Batch:
+    """Returns the batch with rows at the end, of which ``added`` has columns; others are neutral. Ids are new ones.
+
+    Costs a copy of all columns.
+    """
+    # Avoids ids of timing events whose event was dropped.
+    taken = 0 if batch.devices is None else int(batch.devices["event"].max(initial=0))
+    first = max(int(batch["id"].max(initial=0)), taken) + 1
+    neutral = {"sequence_nr": -1, "parent": -1, **_WITHOUT}
+    columns = {"id": np.arange(first, first + count, dtype=np.uint64), **added}
+    columns = {name: columns.get(name, np.full(count, neutral.get(name, 0))) for name in batch.columns}
+    return replace(
+        batch,
+        columns={
+            name: np.concatenate((column, np.asarray(columns[name]).astype(column.dtype)))
+            for name, column in batch.columns.items()
+        },
+    )
+
+
 def _with_outer(batch: Batch, rows: npt.NDArray[np.bool_], top_level: Array) -> Batch:
     """Parents from earlier batches, of rows and of open events, for a batch that loses the rows of a mask.
 

@@ -34,6 +34,8 @@ class Kind(enum.IntEnum):
 
 MEMORY_KIND = 255
 """``kind`` of rows made from memory records, see :mod:`~otel_torchprof._model.memory`; no recorder writes it."""
+WORK_KIND = 254
+"""``kind`` of rows made from the work of devices, see :mod:`~otel_torchprof._model.device_work`; no recorder writes it."""
 
 
 class Scope(enum.IntEnum):
@@ -73,6 +75,13 @@ class MemoryFlag(enum.IntFlag):
 
     OUT_OF_MEMORY = 1
     """The allocator had no ``bytes`` to give."""
+
+
+class WorkFlag(enum.IntFlag):
+    """Bits of the column ``flags`` of the work of devices."""
+
+    ANNOTATION = 1
+    """No work, but the time from the first to the last work that was launched inside a label."""
 
 
 class CollectiveFlag(enum.IntFlag):
@@ -165,6 +174,22 @@ DEVICE_COLUMNS: tuple[Column, ...] = (
     _column("device_index", np.int32, "", "index of the device within its type"),
 )
 """The columns of :attr:`Batch.devices`, which has rows of its own, in no order; an event has at most one."""
+
+WORK_COLUMNS: tuple[Column, ...] = (
+    _column("event", np.uint64, "", "id of the event that launched the work, 0 if unknown"),
+    _column("start", np.int64, "ns", "start time, Unix time"),
+    _column("duration", np.int64, "ns", "duration on the device"),
+    _column("stream", np.int64, "", "number of the stream in the trace"),
+    _column("bytes", np.int64, "bytes", "size of a copy; -1 if unknown"),
+    _column("correlation", np.int64, "", "number that it shares with the call that launched it; -1 for none"),
+    _column("name", np.uint32, "", "index into Batch.names: the kernel, the kind of copy, or the label"),
+    _column("category", np.uint32, "", "index into Batch.names: kernel, gpu_memcpy, ..."),
+    _column("thread", np.uint32, "", "index into Batch.threads: the track of the stream"),
+    _column("device_type", np.int32, "", "c10::DeviceType: 1 CUDA, 12 XPU, ..."),
+    _column("device_index", np.int32, "", "index of the device within its type"),
+    _column("flags", np.uint8, "", "bits, see WorkFlag"),
+)
+"""The columns of :attr:`Batch.work`, which has rows of its own, by track, and within a track by start."""
 
 ENERGY_COLUMNS: tuple[Column, ...] = (
     _column("time", np.int64, "ns", "time of the reading, Unix time"),

@@ -58,6 +58,7 @@ from .chrome_json import (
     valid,
     window_events,
 )
+from .chrome_work import work_metadata, work_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,17 +115,19 @@ def encode(
         starts.append(int(devices.launches.min()))
     if batch.memory is not None and len(batch.memory["time"]):
         starts.append(int(batch.memory["time"].min()))
+    if batch.work is not None:
+        starts.append(int(batch.work["start"].min()))
     if base_ns is None:
         base_ns = min(starts) // BASE_GRID_NS * BASE_GRID_NS if starts else 0
     ends = [int(part["end"].max()) for part in (batch, step_batch) if len(part)]
     head = _head(extra, batch, base_ns) + ",\n".join(process_events(pid, valid(process_name), pid, "CPU"))
-    threads = list(batch.threads)
+    threads = _host_threads(batch)
     if len(step_batch):
         threads += step_batch.threads
     marks = window_events(*window, base_ns) if window else []
     tail = "".join(f",\n{event}" for event in marks)
     tail += _drop_marker(batch.dropped, pid, threads, max(ends, default=base_ns) - base_ns) + "\n]}\n"
-    head += _threads(pid, threads) + devices.metadata()
+    head += _threads(pid, threads) + devices.metadata() + work_metadata(batch)
     written = (_part(part, base_ns, pid, call_stacks, of) for part, of in ((step_batch, None), (batch, devices)))
     return itertools.chain([head.encode()], itertools.chain.from_iterable(written), [tail.encode()])
 
@@ -148,6 +151,7 @@ def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool, devices: Devi
         detached, first_arrow = drawn.detached, 1 + len(drawn.flows["flow_row"]) // 2
     if devices:
         yield from devices.pieces(batch, detached, first_arrow=first_arrow, base_ns=base_ns)
+    yield from work_pieces(batch, base_ns)
     yield from _memory(batch, base_ns, pid)
     yield from _power(batch, base_ns, pid)
 
@@ -245,6 +249,12 @@ def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     if threads := [batch.threads[number] for number in _frame_threads(batch)]:
         fields["python_threads"] = compact({str(thread.os_tid): thread.ident for thread in threads})
     return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
+
+
+def _host_threads(batch: Batch) -> list[RecordedThread]:
+    """The threads of a batch that are no streams of devices."""
+    streams = set() if batch.work is None else set(distinct_values(batch.work["thread"]).tolist())
+    return [thread for number, thread in enumerate(batch.threads) if number not in streams]
 
 
 def _threads(pid: int, threads: Iterable[RecordedThread]) -> str:

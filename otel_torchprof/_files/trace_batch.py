@@ -7,7 +7,7 @@ thread, torch's ids of threads from the backward functions that name them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,9 @@ from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
-from .chrome_events import KINDS, OTHER_EVENTS, SliceKind, is_device
+from .chrome_events import KINDS, OTHER_EVENTS, SliceKind
 from .records import BASE_TIME
+from .trace_devices import Launches, Times, annotation_slices, device_tracks, devices_of, timed_slices, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ _LATEST_BASE = 1 << 61
 _MOST_DIGITS = 18
 _EVENT_KINDS = {"python_function": Kind.FRAME, "user_annotation": Kind.LABEL, "module": Kind.MODULE}
 """Kinds of events by category; events of other categories are operators."""
+_RUNTIMES = ("_runtime", "_driver", "Runtime")
+"""Suffixes of the categories of calls of a runtime."""
 _FLAGS = Flag.ASYNC | Flag.UNFINISHED | Flag.ERROR | Flag.LOSS_BEFORE | Flag.INPUTS_CUT
 _DROPPED = "dropped_events"
 _IDENTS = "python_threads"
@@ -70,19 +73,22 @@ def batch_of(trace: TraceColumns) -> TraceTable:
         left_out[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
     if trace.figures.without_duration:
         left_out["slices without duration, counted as 0"] = trace.figures.without_duration
-    duration = _durations(rows, left_out)
-    kinds = _slice_kinds(trace)
-    is_slice = duration >= 0
-    for kind in (SliceKind.DEVICE, SliceKind.BESIDE, SliceKind.PROFILER):
-        left_out[kind.value] += int((is_slice & (kinds == _CODES[kind])).sum())
     base = _base_time(trace.members)
+    times = Times(rows["start"] + base, _durations(rows, left_out))
+    kinds = _slice_kinds(trace)
+    is_slice, is_annotation, is_timed = times.duration >= 0, annotation_slices(trace), timed_slices(trace)
+    is_work = is_slice & ((kinds == _CODES[SliceKind.DEVICE]) | is_annotation)
+    left_out[SliceKind.PROFILER.value] += int((is_slice & (kinds == _CODES[SliceKind.PROFILER])).sum())
+    left_out[SliceKind.BESIDE.value] += int(
+        (is_slice & (kinds == _CODES[SliceKind.BESIDE]) & ~is_annotation & ~is_timed).sum()
+    )
     host = np.flatnonzero(is_slice & (kinds == _CODES[SliceKind.HOST]))
-    steps, on_steps = _steps_apart(trace, host, duration, base)
+    steps, on_steps = _steps_apart(trace, host, times)
     host = host[~on_steps]
-    placed = _placed(trace, host, duration, base)
-    batch = _batch(trace, placed, base)
+    placed = _placed(trace, host, times)
+    batch = _with_devices(trace, _batch(trace, placed, base), placed, np.flatnonzero(is_work), times)
     labels = _labelled_steps(batch)
-    window = _window(trace, kinds, duration, base) or _extent(batch)
+    window = _window(trace, kinds, times) or _extent(batch)
     return TraceTable(batch, labels or steps, bool(labels), window, _pid(trace, placed), +left_out)
 
 
@@ -118,23 +124,9 @@ def _slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
         return kinds
     on_stream = np.zeros(len(kinds), np.bool_)
     on_stream[trace.works["row"][trace.works["stream"] >= 0].astype(np.int64)] = True
-    is_work = on_stream[others] | _device_tracks(trace)[rows["track"][others]]
+    is_work = on_stream[others] | device_tracks(trace)[rows["track"][others]]
     kinds[others] = np.where(is_work, _CODES[SliceKind.DEVICE], _CODES[SliceKind.HOST])
     return kinds
-
-
-def _device_tracks(trace: TraceColumns) -> npt.NDArray[np.bool_]:
-    """For each track, whether its process is a device, by its name, label or id."""
-    rows, names, tracks = trace.rows, trace.names, trace.tracks
-    devices: dict[int, bool] = {}
-    for row in np.flatnonzero(rows["phase"] == ord("M")).tolist():
-        name, process = names[rows["name"].item(row)], int(tracks[rows["track"].item(row), 0])
-        state = None if name == "thread_name" else is_device(name, names[rows["text"].item(row)])
-        if state is not None:  # one labelled as CPU and as device is a CPU: Kineto's ids of devices may equal pids
-            devices[process] = state and devices.get(process, True)
-    for process in distinct_values(tracks[:, 0]).tolist():
-        devices.setdefault(process, is_device("process_name", names[process].strip('"')) or False)
-    return np.array([devices[process] for process in tracks[:, 0].tolist()], np.bool_)
 
 
 def _base_time(members: Mapping[str, Any]) -> int:
@@ -157,14 +149,14 @@ class _Placed(NamedTuple):
     """Track of each thread."""
 
 
-def _placed(trace: TraceColumns, host: Array, duration: Array, base: int) -> _Placed:
+def _placed(trace: TraceColumns, host: Array, times: Times) -> _Placed:
     track = trace.rows["track"]
     tracks = distinct_values(np.concatenate((track[host], trace.memory["track"])))
     thread_of = np.zeros(len(trace.tracks) + 1, np.uint32)
     thread_of[tracks] = np.arange(len(tracks))
     thread = thread_of[track[host]]
-    start = trace.rows["start"][host] + base
-    end = start + duration[host]
+    start = times.start[host]
+    end = start + times.duration[host]
     order = _order(thread, start, end)
     if order is not None:
         host, thread, start, end = host[order], thread[order], start[order], end[order]
@@ -340,12 +332,32 @@ def _innermost(placed: _Placed, thread: Array, time: Array) -> npt.NDArray[np.ui
     return (event + 1).astype(np.uint64)
 
 
+def _with_devices(trace: TraceColumns, batch: Batch, placed: _Placed, work: Array, times: Times) -> Batch:
+    """The batch with the work of devices in some rows, and with the times of timed events."""
+    is_runtime = np.isin(trace.rows["category"][placed.rows], _numbers_of_runtimes(trace))
+    external_id = np.where(is_runtime, 0, trace.rows["id"][placed.rows])
+    launches = Launches(batch["id"], external_id, batch["start"], placed.rows)
+    tracks = distinct_values(trace.rows["track"][work])
+    numbers = {track: len(placed.tracks) + number for number, track in enumerate(tracks.tolist())}
+    threads = _threads(trace, np.concatenate((placed.tracks, tracks)), {}) if len(tracks) else ()
+    return replace(
+        batch,
+        threads=(*batch.threads, *threads[len(placed.tracks) :]),
+        work=work_of(trace, work, times, numbers, launches),
+        devices=devices_of(trace, times, launches),
+    )
+
+
+def _numbers_of_runtimes(trace: TraceColumns) -> list[int]:
+    """The names of categories of calls of a runtime, whose ids are those of the operators that made them."""
+    used = distinct_values(trace.rows["category"]).tolist()
+    return [number for number in used if trace.names[number].endswith(_RUNTIMES)]
+
+
 # ---- steps and the recording ----
 
 
-def _steps_apart(
-    trace: TraceColumns, host: Array, duration: Array, base: int
-) -> tuple[list[RecordedStep], npt.NDArray[np.bool_]]:
+def _steps_apart(trace: TraceColumns, host: Array, times: Times) -> tuple[list[RecordedStep], npt.NDArray[np.bool_]]:
     """Steps that are no events of the recording, and a mask of their rows: on a track of their own, or without an id."""
     names = trace.names
     is_step = names.matching((), (STEP_PREFIX,))
@@ -357,11 +369,11 @@ def _steps_apart(
     apart = is_step[rows["name"][host]] & (thread_name[rows["track"][host]] | (rows["id"][host] == 0))
     steps = []
     for row in host[apart].tolist():
-        number, start = _number(names[rows["name"].item(row)].removeprefix(STEP_PREFIX)), base + rows["start"].item(row)
+        number, start = _number(names[rows["name"].item(row)].removeprefix(STEP_PREFIX)), times.start.item(row)
         if number is not None:
             text = names[int(trace.tracks[rows["track"].item(row), 1])]
             thread = None if text == str(STEPS_TID) else idents.get(text, _number(text))
-            steps.append(RecordedStep(number, start, start + int(duration[row]), thread))
+            steps.append(RecordedStep(number, start, start + times.duration.item(row), thread))
     return steps, apart
 
 
@@ -383,12 +395,12 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None
 
 
-def _window(trace: TraceColumns, kinds: Array, duration: Array, base: int) -> tuple[int, int] | None:
+def _window(trace: TraceColumns, kinds: Array, times: Times) -> tuple[int, int] | None:
     """When the recording began and ended, where the file has a slice that says so."""
-    for row in np.flatnonzero((kinds == _CODES[SliceKind.PROFILER]) & (duration > 0)).tolist():
+    for row in np.flatnonzero((kinds == _CODES[SliceKind.PROFILER]) & (times.duration > 0)).tolist():
         if trace.names[trace.rows["name"].item(row)].startswith(_WINDOW):
-            start = base + trace.rows["start"].item(row)
-            return start, start + int(duration[row])
+            start = times.start.item(row)
+            return start, start + times.duration.item(row)
     return None
 
 

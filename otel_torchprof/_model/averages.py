@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import BLOCK
-from otel_torchprof._columns.schema import Kind, Scope
+from otel_torchprof._columns.schema import WORK_KIND, Kind, Scope
 from otel_torchprof._process import threads
 
 from .devices import device_times
@@ -121,8 +121,9 @@ class _Groups:
     def __init__(self, view: TreeView) -> None:
         self._view = view
         self._has_labels = bool((view.batch["scope"] == Scope.USER_SCOPE).any())
+        self._has_work = view.batch.work is not None
         self._own: Array | None = None
-        self.bound = len(view.batch.names) * (2 if self._has_labels else 1)
+        self.bound = len(view.batch.names) * (2 if self._has_labels else 1) * (2 if self._has_work else 1)
         if self.bound > _FEW_GROUPS + len(view):
             used, self._own = distinct(self[slice(0, len(view))])
             self.bound = len(used)
@@ -134,6 +135,8 @@ class _Groups:
         names: Array = self._view.display_name[rows]
         if self._has_labels:
             names = names * np.uint32(2) + (batch["scope"][rows] == Scope.USER_SCOPE)
+        if self._has_work:  # work of a device is no event of the CPU with that name
+            names = names * np.uint32(2) + (batch["kind"][rows] == WORK_KIND)
         return names
 
 

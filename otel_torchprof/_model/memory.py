@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.joined import rows_of
+from otel_torchprof._columns.joined import rows_of, with_rows
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, MemoryFlag
 from otel_torchprof._native.loops import add_to_parents, max_to_parents
 
@@ -76,17 +76,14 @@ def with_memory_events(batch: Batch) -> Batch:
     chosen = np.flatnonzero(alone | failed)
     if not chosen.size:
         return batch
-    added, taken = _added_columns(batch, memory, chosen), chosen[~failed[chosen]]
-    added["parent"] = enclosing[chosen]
-    added["name"] = len(batch.names) + failed[chosen]
+    time, thread = memory["time"][chosen], memory["thread"][chosen]
+    added = {"start": time, "end": time, "thread": thread, "end_thread": thread, "parent": enclosing[chosen]}
+    added |= {"name": len(batch.names) + failed[chosen], "kind": np.full(len(chosen), MEMORY_KIND)}
+    extended = with_rows(batch, added, len(chosen))
     event = memory["event"].copy()
-    event[taken] = added["id"][~failed[chosen]]
-    columns = {
-        name: np.concatenate((column, np.asarray(added[name]).astype(column.dtype)))
-        for name, column in batch.columns.items()
-    }
+    event[chosen[~failed[chosen]]] = extended["id"][len(batch) :][~failed[chosen]]
     names = extend_names(batch.names, [MEMORY_NAME, OUT_OF_MEMORY_NAME])
-    return replace(batch, columns=columns, names=names, memory={**memory, "event": event})
+    return replace(extended, names=names, memory={**memory, "event": event})
 
 
 def memory_of(view: TreeView, place: Array | None = None) -> MemoryUse | None:
@@ -199,20 +196,6 @@ def places(view: TreeView, rows: Array) -> npt.NDArray[np.int64]:
     apart = position[:-1] < 0
     apart |= _is_async(batch)
     return position[_climbed(batch, rows, apart)]
-
-
-def _added_columns(batch: Batch, memory: Mapping[str, Array], chosen: Array) -> dict[str, Array]:
-    """Returns columns with rows for some records; names and parents are set later."""
-    # Avoids ids of timing events whose event was dropped.
-    taken = 0 if batch.devices is None else int(batch.devices["event"].max(initial=0))
-    count, first = len(chosen), max(int(batch["id"].max(initial=0)), taken) + 1
-    columns = {name: np.zeros(count, dtype=column.dtype) for name, column in batch.columns.items()}
-    columns |= {name: np.full(count, -1, dtype=np.int64) for name in ("sequence_nr", "inputs")}
-    columns["id"] = np.arange(first, first + count, dtype=np.uint64)
-    columns["start"] = columns["end"] = memory["time"][chosen]
-    columns["thread"] = columns["end_thread"] = memory["thread"][chosen]
-    columns["kind"] = np.full(count, MEMORY_KIND)
-    return columns
 
 
 # ---- Changes of memory blocks over time, in torch's terms ----

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import find
-from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind
+from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind
 from otel_torchprof._native.loops import count_children, display_tree, with_crossing
 from otel_torchprof._process.heap import Arena
 
@@ -121,6 +121,9 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
         rows = np.arange(len(batch), dtype=np.int32)
     if any_async:
         display.self_time[is_async[rows]] = 0
+    if batch.work is not None:  # it takes no time of the CPU
+        is_work = batch["kind"][rows] == WORK_KIND
+        display.duration[is_work] = display.self_time[is_work] = 0
     return TreeView(batch, rows, display.parent, display.duration, display.self_time, display.children, display_name)
 
 

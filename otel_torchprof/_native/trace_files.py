@@ -59,6 +59,9 @@ MEMORY_COLUMNS: Mapping[str, tuple[Any, int]] = {
 }
 """Columns of ``otp_trace_memory``."""
 
+ROW_TIMED: int = lib.OTP_TRACE_TIMED
+"""Flag of rows that are the time between two timing events of a device."""
+
 
 class Status(enum.IntEnum):
     """Why a call of :meth:`TraceReader.read` returned: ``otp_trace_status``."""

@@ -12,6 +12,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._model.device_work import work_times
 from otel_torchprof._model.devices import DisplayedTimes, displayed_times
 from otel_torchprof._model.flops import flops_of
 from otel_torchprof._model.frames import Stacks, stack_codes
@@ -132,7 +133,9 @@ class EventInfo:
     @cached_property
     def device_times(self) -> DisplayedTimes | None:
         """Device times of each event, ns."""
-        return displayed_times(self.view) if self._with_devices else None
+        if not self._with_devices:
+            return None
+        return displayed_times(self.view) if self.view.batch.work is None else work_times(self.view)
 
     def device_time(self, name: str) -> Array | None:
         """The column of a device time, by torch's name of the attribute, ns; None if no device was timed."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.schema import Kind
+from otel_torchprof._columns.schema import WORK_KIND, Kind, Scope
 from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
 from otel_torchprof._model.averages import Averages
@@ -125,9 +125,19 @@ def table_info(source: EventSource) -> Info:
         has_device_memory=info.self_device_memory is not None and bool((info.self_device_memory > 0).any()),
         longest_frame=max(map(len, frames), default=None),
         smallest_flops=flops.min().item() if flops is not None and flops.size else None,
-        self_device_total=0 if on_device is None else int(on_device.sum()) / _NS_PER_US,
+        self_device_total=_self_device_total(source, on_device) / _NS_PER_US,
         use_device=source.use_device,
     )
+
+
+def _self_device_total(source: EventSource, on_device: Array | None) -> int:
+    """Time of devices, ns: of their work where there are events of it, else of the events that launched it."""
+    if on_device is None:
+        return 0
+    batch, rows = source.batch, source.view.rows
+    if batch.work is not None:
+        on_device = on_device[(batch["kind"][rows] == WORK_KIND) & (batch["scope"][rows] != Scope.USER_SCOPE)]
+    return int(on_device.sum())
 
 
 def chosen(source: EventSource, sort_by: str | None, top_level_only: bool) -> Iterator[RecordedEvent]:

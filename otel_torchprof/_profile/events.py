@@ -17,7 +17,7 @@ import numpy as np
 
 from otel_torchprof import markup
 from otel_torchprof._columns.arrays import BLOCK, distinct_values
-from otel_torchprof._columns.schema import MEMORY_KIND, Scope
+from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Scope
 from otel_torchprof._encode.chrome_json import valid
 from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, html_table, info_of
 from otel_torchprof._export.file import write
@@ -27,9 +27,10 @@ from otel_torchprof.errors import printable
 
 from . import event_sums
 from .event_frames import of_columns, of_objects
+from .event_tree import build_tree
 from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
 from .function_event_avg import FunctionEventAvg
-from .recorded_events import EventSource, build_tree
+from .recorded_events import EventSource
 
 if TYPE_CHECKING:
     import os
@@ -549,7 +550,8 @@ _NO_ARGUMENTS = '"args": {}}'
 def slices_of_columns(source: EventSource) -> Iterator[str]:
     """Yields the slices of recorded events, a block at a time, without creating event objects. Omits memory events."""
     batch, times = source.batch, source.info.device_time("device_time_total")
-    chosen = np.flatnonzero(batch["kind"][source.view.rows] != MEMORY_KIND)  # as in torch, memory is not in this trace
+    kind = batch["kind"][source.view.rows]
+    chosen = np.flatnonzero((kind != MEMORY_KIND) & (kind != WORK_KIND))  # as in torch, neither is in this trace
     rows = source.view.rows[chosen]
     launches = np.zeros(len(rows), dtype=np.bool_) if times is None else times[chosen] != 0
     used = distinct_values(batch["name"][rows]).tolist()

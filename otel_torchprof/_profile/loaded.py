@@ -10,6 +10,7 @@ from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
 from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
+from otel_torchprof._model.devices import device_name
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, Health
@@ -66,6 +67,14 @@ def _health(problems: Sequence[str], nbytes: int, limit: int) -> Health:
     return Health(_NONE, _NONE, 0, {}, nbytes, limit, notes=tuple(problems))
 
 
+def _device_of(batch: Batch) -> str | None:
+    """Name of the type of the devices that worked; None without any."""
+    for columns in (batch.work, batch.devices):
+        if columns is not None and len(columns["start"]):
+            return device_name(columns["device_type"].item(0))
+    return None
+
+
 class _LoadedRecording:
     """A recording that was read from a file."""
 
@@ -94,6 +103,7 @@ class _LoadedRecording:
             self._health,
             operators=ON if (batch["kind"] == Kind.OPERATOR).any() else _NONE,
             labels=ON if is_label.any() else _NONE,
+            devices=Health.devices if _device_of(batch) is None else ON,
             recorded=len(batch) + (0 if batch.memory is None else len(batch.memory["time"])),
             dropped=batch.dropped,
             start_ns=start,
@@ -119,6 +129,7 @@ class LoadedProfile(ProfileResults):
         self.record_shapes, self.with_flops = table.batch.inputs is not None, bool(members.get("with_flops"))
         self.profile_memory = table.batch.memory is not None
         self.with_stack = table.batch.frame_info is not None
+        self.use_device = _device_of(table.batch)
         self.trace_id = str(members.get("trace_id", ""))
         self._metadata.entries.update({key: value for key, value in members.items() if key not in OWN_METADATA})
         self._labels_steps = table.has_step_labels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,9 @@ import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.frame_info import FrameInfo
-from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, MemoryFlag, Scope
+from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind, MemoryFlag, Scope, WorkFlag
 from otel_torchprof._model import inputs
+from otel_torchprof._model.device_work import with_work_rows, work_places
 from otel_torchprof._model.devices import device_name, timed_rows
 from otel_torchprof._model.flops import flops_of
 from otel_torchprof._model.flows import EVALUATION, forward_backward, numbered_rows
@@ -28,7 +28,7 @@ from .event_info import CodedValues, EventInfo
 from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from otel_torchprof._columns.batch import Batch, RecordedThread
     from otel_torchprof._model.devices import TimedRows
@@ -221,87 +221,6 @@ def _number_of_device(name: str) -> int:
     return known.get(name, -1)
 
 
-# ---- the tree of event objects, built from their times as by torch's ``EventList._build_tree`` ----
-
-
-def build_tree(events: Iterable[FunctionEvent]) -> list[FunctionEvent]:
-    """Sets parents, children and the stacks of backward events; returns the events without duplicates.
-
-    Raises ValueError for an event that has a parent already. Costs a sort.
-    """
-    remaining = list(events)
-    _nest(remaining)
-    remaining = _without_duplicates(remaining)
-    _copy_stacks_to_backward(remaining)
-    return remaining
-
-
-def _nest(events: list[FunctionEvent]) -> None:
-    """Puts each event under the shortest one of its thread and node that contains it in time.
-
-    Asynchronous events and events of devices have no parent and no children: overlap in time does not show a call.
-    """
-    threads: dict[Any, list[FunctionEvent]] = defaultdict(list)
-    for event in events:
-        if not event.is_async and event.device_type == DeviceType.CPU:
-            threads[event.thread, event.node_id].append(event)
-    for thread in threads.values():
-        thread.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
-        enclosing: list[FunctionEvent] = []
-        for event in thread:
-            while enclosing and not _contains(enclosing[-1], event):
-                enclosing.pop()
-            if enclosing:
-                if event.cpu_parent is not None:
-                    raise ValueError(f"event {event.name!r} has a parent already: a tree is built once")
-                enclosing[-1].append_cpu_child(event)
-                event.set_cpu_parent(enclosing[-1])
-            enclosing.append(event)
-
-
-def _contains(parent: FunctionEvent, event: FunctionEvent) -> bool:
-    outer, inner = parent.time_range, event.time_range
-    return inner.start < outer.end and inner.end <= outer.end
-
-
-def _without_duplicates(events: list[FunctionEvent]) -> list[FunctionEvent]:
-    """Merges an event into its parent if it is the only child and has the parent's name.
-
-    One pass in any order is enough: the parent gets the children of the merged event, which has the same name.
-    """
-    remaining = []
-    for event in events:
-        parent = event.cpu_parent
-        if parent is None or parent.name != event.name or len(parent.cpu_children) != 1:
-            remaining.append(event)
-            continue
-        parent.cpu_children = event.cpu_children
-        parent.kernels = event.kernels
-        for child in event.cpu_children:
-            child.cpu_parent = parent
-    return remaining
-
-
-def _copy_stacks_to_backward(events: list[FunctionEvent]) -> None:
-    """Gives backward events, which have no Python caller, the stack of their forward operator."""
-    backward = {id(event): _backward_function(event) for event in events}
-    stacks: dict[tuple[int, int | None], list[str]] = {}
-    for event in events:
-        if backward[id(event)] is None and event.stack is not None:
-            stacks.setdefault((event.sequence_nr, event.thread), event.stack)
-    for event in events:
-        cause = backward[id(event)]
-        if cause is not None:
-            event.stack = stacks.get((cause.sequence_nr, cause.fwd_thread), [])
-
-
-def _backward_function(event: FunctionEvent | None) -> FunctionEvent | None:
-    """The event itself or its nearest ancestor that is a backward function; None if there is none."""
-    while event is not None and event.scope != Scope.BACKWARD_FUNCTION:
-        event = event.cpu_parent
-    return event
-
-
 # ---- events ----
 
 
@@ -320,7 +239,7 @@ class EventSource:
         with_flops: bool = False,
         pid: int | None = None,
     ) -> None:
-        self.batch = with_memory_events(batch)
+        self.batch = with_work_rows(with_memory_events(batch))
         self.view = torch_view(self.batch)
         self.info = EventInfo(self.view, with_flops=with_flops, with_devices=bool(use_device))
         self.use_device = use_device
@@ -353,8 +272,8 @@ class EventSource:
         with self._lock:
             for index in range(begin, end):
                 if list.__getitem__(self.slots, index) is None:
-                    is_memory = self.value("kind", index) == MEMORY_KIND
-                    list.__setitem__(self.slots, index, (MemoryEvent if is_memory else RecordedEvent)(self, index))
+                    make_event = _OTHER_EVENTS.get(self.value("kind", index), RecordedEvent)
+                    list.__setitem__(self.slots, index, make_event(self, index))
                     self.missing -= 1
 
     def value(self, column: str, index: int) -> Any:
@@ -482,7 +401,12 @@ class EventSource:
         )
 
     def kernels(self, index: int) -> list[Kernel]:
-        """One kernel for all device time of an event, as in torch's legacy profiler; empty without device time."""
+        """The kernels that an event launched.
+
+        Without work of devices in the recording one kernel for all device time, as in torch's legacy profiler; empty without device time.
+        """
+        if self.batch.work is not None:
+            return self._launched_kernels(index)
         duration, timed, devices = self.device_time("device_time_total", index), self._timed, self.batch.devices
         if not duration or timed is None or devices is None:
             return []
@@ -490,6 +414,31 @@ class EventSource:
         first = int(np.searchsorted(timed.rows, self.view.rows.item(index)))
         place = timed.pair[timed.rows[min(first, len(timed.rows) - 1)]]
         return [Kernel(self.trace_name(index), devices["device_index"].item(place), duration)]
+
+    @cached_property
+    def _work_place(self) -> Any:
+        return work_places(self.batch)
+
+    def work(self, column: str, index: int) -> Any:
+        """Value of an event that is work of a device in a column of ``batch.work``."""
+        return self.batch.work[column].item(self._work_place.item(self.view.rows.item(index)))  # type: ignore[index]
+
+    @cached_property
+    def _launched(self) -> dict[int, list[int]]:
+        """By the id of an event, the places of the work that it launched."""
+        launched: dict[int, list[int]] = {}
+        work = self.batch.work or {}
+        for place in np.flatnonzero((work["flags"] & WorkFlag.ANNOTATION) == 0).tolist():
+            launched.setdefault(work["event"].item(place), []).append(place)
+        return launched
+
+    def _launched_kernels(self, index: int) -> list[Kernel]:
+        work, names = self.batch.work or {}, self.batch.names
+        places = self._launched.get(self.value("id", index), ())
+        return [
+            Kernel(names[work["name"][at]], work["device_index"].item(at), work["duration"].item(at) / _NS_PER_US)
+            for at in places
+        ]
 
     def amount(self, name: str, index: int) -> Any:
         """Value of an attribute of :data:`AMOUNTS` or :data:`PEAKS`; 0 if it was not recorded."""
@@ -593,7 +542,7 @@ class RecordedEvent(FunctionEvent):
     kernels = _on_demand(EventSource.kernels)
     device_work = _on_demand(EventSource.device_work)
     # Torch's name for CPU events that have device times because kernels are not events of their own.
-    is_legacy = _on_demand(lambda source, _: source.info.device_times is not None)
+    is_legacy = _on_demand(lambda source, _: source.info.device_times is not None and source.batch.work is None)
     stack = _on_demand(EventSource.stack)
     module_hierarchy = _on_demand(EventSource.module_hierarchy)
     function = _on_demand(lambda source, index: source.call_info(index).functions.get(source.value("name", index)))
@@ -664,6 +613,28 @@ class MemoryEvent(RecordedEvent):
     flops = trace_name = activity_type = concrete_inputs = kwinputs = None
     structured_input_shapes = structured_input_strides = input_dtypes = None
     external_id = device_index = 0
+
+
+def _work(column: str) -> Any:
+    return _OnDemand(lambda source, index: source.work(column, index))
+
+
+class WorkEvent(RecordedEvent):
+    """A kernel, a copy, or the time of a label's kernels, on a device."""
+
+    __slots__ = ()
+
+    device_type = _on_demand(lambda source, index: _device_type(source.work("device_type", index)))
+    device_index = _work("device_index")
+    device_resource_id = _work("stream")
+    linked_correlation_id = _work("event")
+    activity_type = _on_demand(lambda source, index: source.batch.names[source.work("category", index)])
+    flops = None
+    is_legacy = False
+
+
+_OTHER_EVENTS = {MEMORY_KIND: MemoryEvent, WORK_KIND: WorkEvent}
+"""Classes of events by kind; those of other kinds are of the base class."""
 
 
 def _device_type(number: int) -> Any:

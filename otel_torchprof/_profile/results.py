@@ -117,6 +117,14 @@ class RecordedColumns:
         return self._batch().devices
 
     @property
+    def work(self) -> Mapping[str, Array] | None:
+        """Kernels, copies and other work of devices as numpy arrays by name: see ``docs/columns.md``.
+
+        None without any: profiles of this package have :attr:`devices`, traces of torch's profiler have work.
+        """
+        return self._batch().work
+
+    @property
     def energy(self) -> Mapping[str, Array] | None:
         """Readings of GPU energy counters as numpy arrays by name: see ``docs/columns.md``. None if there are none."""
         return self._batch().energy

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from trace_validator import check_nesting
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind, Scope
@@ -235,3 +236,128 @@ def test_a_trace_without_events_is_an_empty_profile(tmp_path, text):
     assert (len(prof.events()), len(prof.key_averages()), prof.table()) == (0, 0, "")
     assert prof.to_pandas().empty
     prof.export_chrome_trace(tmp_path / "again.json")
+
+
+def kernel(name, ts, dur, external_id, correlation, *, cat="kernel", stream=7, **args):
+    args = {"External id": external_id, "device": 0, "stream": stream, "correlation": correlation, **args}
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": args}
+
+
+def cuda_trace():
+    """Two operators in a label, their calls of the runtime, and their kernels, as Kineto writes them."""
+    return [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7 "}},
+        event("step", 0, 40, cat="user_annotation", **{"External id": 1}),
+        event("aten::linear", 1, 20, **{"External id": 2}),
+        event("aten::addmm", 2, 15, **{"External id": 3}),
+        event("cudaLaunchKernel", 5, 4, cat="cuda_runtime", **{"External id": 3, "correlation": 91}),
+        event("aten::copy_", 25, 10, **{"External id": 4}),
+        event("cudaMemcpyAsync", 27, 2, cat="cuda_runtime", **{"External id": 4, "correlation": 92}),
+        kernel("gemm", 30, 100, 3, 91),
+        kernel("splitK", 130, 20, 3, 91),
+        kernel("Memcpy HtoD", 150, 5, 4, 92, cat="gpu_memcpy", stream=8, bytes=4096),
+        kernel("step", 30, 125, 1, 0, cat="gpu_user_annotation"),
+        kernel("Stream Wait Event", 30, 1, 0, 93, cat="cuda_sync"),
+    ]
+
+
+def test_kernels_are_events_of_their_device(loaded):
+    """Kernels and copies are rows with their device and stream; their time is that of the operator that launched them, and of what is around it."""
+    prof = loaded(*cuda_trace())
+    sums = {
+        (average.key, average.device_type.name): (
+            average.count,
+            round(average.self_cpu_time_total),
+            round(average.self_device_time_total),
+            round(average.device_time_total),
+        )
+        for average in prof.key_averages()
+    }
+    assert sums == {
+        ("step", "CPU"): (1, 10, 0, 125),
+        ("aten::linear", "CPU"): (1, 5, 0, 120),
+        ("aten::addmm", "CPU"): (1, 11, 120, 120),
+        ("cudaLaunchKernel", "CPU"): (1, 4, 0, 0),
+        ("aten::copy_", "CPU"): (1, 8, 5, 5),
+        ("cudaMemcpyAsync", "CPU"): (1, 2, 0, 0),
+        ("gemm", "CUDA"): (1, 0, 100, 100),
+        ("splitK", "CUDA"): (1, 0, 20, 20),
+        ("Memcpy HtoD", "CUDA"): (1, 0, 5, 5),
+        ("step", "CUDA"): (1, 0, 125, 125),
+    }
+    events = {(each.name, each.device_type.name): each for each in prof.events()}
+    copy = events["Memcpy HtoD", "CUDA"]
+    assert (copy.device_index, copy.device_resource_id, copy.activity_type) == (0, 8, "gpu_memcpy")
+    assert copy.time_range.elapsed_us() == 5
+    assert events["step", "CUDA"].is_user_annotation
+    assert [(each.name, each.duration) for each in events["aten::addmm", "CPU"].kernels] == [
+        ("gemm", 100),
+        ("splitK", 20),
+    ]
+    assert prof.work["bytes"].tolist() == [-1, -1, -1, 4096]
+    assert prof.use_device == "cuda"
+    assert prof.health.devices == "on"
+    assert prof.health.notes == ("not in the profile: waits and ranges of devices (1)",)
+    assert "Self CUDA time total: 125.000us" in prof.key_averages().table()
+    assert "Self CUDA time total: 125.000us" in prof.table()
+
+
+def test_exported_kernels_can_be_loaded_again(loaded, tmp_path):
+    """A trace with kernels that is written and read again has the same averages, devices and streams."""
+    prof = loaded(*cuda_trace())
+    prof.export_chrome_trace(tmp_path / "again.json")
+    check_nesting(json.loads((tmp_path / "again.json").read_bytes())["traceEvents"])
+    again = otp.load(tmp_path / "again.json")
+    names = ("key", "count", "self_cpu_time_total", "device_time_total", "self_device_time_total")
+    assert [[getattr(row, name) for name in names] for row in again.key_averages()] == [
+        [getattr(row, name) for name in names] for row in prof.key_averages()
+    ]
+    for name in ("start", "duration", "stream", "device_index", "bytes", "correlation", "flags"):
+        assert again.work[name].tolist() == prof.work[name].tolist()
+
+
+def test_sums_over_columns_and_objects_agree_on_kernels(loaded):
+    """Averages from event objects, as after a change of one of them, are those from the columns."""
+    events, changed = loaded(*cuda_trace()).events(), loaded(*cuda_trace()).events()
+    changed[0].node_id = changed[0].node_id
+    names = ("key", "count", "cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total")
+    rows = [
+        sorted([*(getattr(row, name) for name in names), str(row.device_type)] for row in each.key_averages())
+        for each in (events, changed)
+    ]
+    assert rows[0] == rows[1]
+    assert events.to_pandas()["self_device_time_total"].sum() == 2 * 125 + 125
+
+
+def test_without_ids_of_operators_calls_of_the_runtime_launch_kernels(loaded):
+    """In a file whose kernels have only the number that they share with a call, the call and what is around it have their time."""
+    trace = [each for each in cuda_trace() if each.get("cat") != "gpu_user_annotation"]
+    for each in trace:
+        each.get("args", {}).pop("External id", None)
+    times = {each.key: (each.self_device_time_total, each.device_time_total) for each in loaded(*trace).key_averages()}
+    assert times["cudaLaunchKernel"] == (120, 120)
+    assert times["aten::addmm"] == times["aten::linear"] == (0, 120)
+
+
+def test_timed_events_have_their_device_times(loaded):
+    """The device times that a profile of this package wrote are those of the loaded one."""
+    timed = kernel("a", 3, 9, 5, 0, cat="gpu_user_annotation")
+    timed["args"] = {"External id": 5, "device": 0, "stream id": 7}
+    prof = loaded(
+        {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+        event("around", 0, 20, **{"External id": 4}),
+        event("a", 1, 2, **{"External id": 5}),
+        timed,
+    )
+    assert {column: values.tolist() for column, values in prof.devices.items()} == {
+        "event": [2],
+        "start": [BASE + 3000],
+        "duration": [9000],
+        "stream": [7],
+        "device_type": [1],
+        "device_index": [0],
+    }
+    times = {each.key: (each.self_device_time_total, each.device_time_total) for each in prof.key_averages()}
+    assert times == {"around": (0, 9), "a": (9, 9)}

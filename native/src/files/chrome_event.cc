@@ -18,6 +18,7 @@ constexpr Wanted kWanted[] = {
     {"correlation", &ChromeArguments::correlation},
     {"device", &ChromeArguments::device},
     {"stream", &ChromeArguments::stream},
+    {"stream id", &ChromeArguments::stream_id},  // of this package
     {"name", &ChromeArguments::name},
     {"labels", &ChromeArguments::labels},
     {"error.type", &ChromeArguments::error_type},

@@ -361,7 +361,8 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, const O
   d_figures.without_duration += phase == 'X' && event.duration.empty();
   put_row(event, phase, extent, out.rows);
   const ChromeArguments& arguments = event.arguments;
-  if (!arguments.correlation.empty() || !arguments.stream.empty()) add_work(arguments, out);
+  const bool is_work = !arguments.stream.empty() || !arguments.stream_id.empty();
+  if (is_work || !arguments.correlation.empty()) add_work(arguments, out);
   ++out.rows->count;
   ++d_row;
   return OTP_FAULT_NONE;
@@ -393,11 +394,13 @@ void otp_trace_reader::add_work(const ChromeArguments& arguments, const Output& 
   const uint64_t at = works->count++;
   works->row[at] = d_row;
   works->correlation[at] = otp::number_or(arguments.correlation, -1);
-  const bool is_work = !arguments.stream.empty() && !arguments.device.empty();
-  works->stream[at] = is_work ? std::max<int64_t>(otp::number_or(arguments.stream, 0), 0) : -1;
+  const bool is_timed = arguments.stream.empty();
+  const std::string_view stream = is_timed ? arguments.stream_id : arguments.stream;
+  const bool is_work = !stream.empty() && !arguments.device.empty();
+  works->stream[at] = is_work ? std::max<int64_t>(otp::number_or(stream, 0), 0) : -1;
   works->bytes[at] = otp::number_or(arguments.bytes, -1);
   works->device[at] = otp::signed_number(arguments.device, -1);
-  out.rows->flags[out.rows->count] |= OTP_TRACE_WORK;
+  out.rows->flags[out.rows->count] |= is_work && is_timed ? OTP_TRACE_WORK | OTP_TRACE_TIMED : OTP_TRACE_WORK;
 }
 
 // Names of processes and threads; what else there is of metadata says only how to draw.
