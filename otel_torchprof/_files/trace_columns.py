@@ -6,6 +6,7 @@ Files are not trusted. Memory is that of the columns, up to a limit; what is unr
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ _FAULTS = {
     Fault.ID: "the id of a span is not 16 hexadecimal digits",
 }
 _MOST_MEMBERS = 1000
+_LONGEST_NUMBER = 30
 _UNKNOWN_FREE = 4 << 30
 """Bytes of free memory to assume where the system does not say."""
 
@@ -91,6 +93,14 @@ def read_columns(
             raise
         reading.problems.append(f"{error}; what comes before that is counted")
     return reading.columns()
+
+
+def _finite(text: str) -> float:
+    """The number in a text. Raises ValueError for others than JSON has."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:_LONGEST_NUMBER]} is no number of JSON")
+    return number
 
 
 def free_memory() -> int:
@@ -163,7 +173,8 @@ class _Reading:
             self.problems.append(f"{name} cannot be read ({_FAULTS[Fault.SIZE]})")
             return
         try:
-            value = json.loads(data[at + step.value : at + step.value + step.value_size])
+            text = data[at + step.value : at + step.value + step.value_size]
+            value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
             self.problems.append(f"{name} cannot be read ({error})")
             return

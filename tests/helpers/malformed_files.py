@@ -172,16 +172,16 @@ def malformed(seed: int) -> Malformed:
     number = random.Random(seed)
     form = number.choice(list(FORMS))
     pieces, count = list(_whole_file(form, number.randrange(200))), FORMS[form][1]
-    fault = number.choices((_bytes_changed, _values_changed, _grown, _mixed), (60, 31, 1, 8))[0]
-    if fault is _bytes_changed:
-        content, at = _bytes_changed(number, b"".join(pieces))
+    fault = number.choices((bytes_changed, _values_changed, _grown, _mixed), (60, 31, 1, 8))[0]
+    if fault is bytes_changed:
+        content, at = bytes_changed(number, b"".join(pieces))
         whole = _whole(pieces, at, count)
     else:
         content, whole = fault(number, form, pieces, count)
     if number.random() < 0.2:
         content = gzip.compress(content, 1, mtime=0)
         if number.random() < 0.3:  # a fault in what is compressed: how much of it can be read is not known
-            content, whole = _bytes_changed(number, content)[0], 0
+            content, whole = bytes_changed(number, content)[0], 0
     return Malformed(content, whole, form != "chrome")
 
 
@@ -201,7 +201,7 @@ def _whole(pieces: list[bytes], at: int, count: Callable[[bytes], int]) -> int:
     return found
 
 
-def _bytes_changed(number: random.Random, data: bytes) -> tuple[bytes, int]:
+def bytes_changed(number: random.Random, data: bytes) -> tuple[bytes, int]:
     """Some bytes cut off, changed, inserted, taken out or doubled, and where the first of them is."""
     changed, first = bytearray(data), len(data)
     for _ in range(number.choice((1, 1, 1, 2, 5))):
@@ -244,7 +244,7 @@ def _values_changed(
     """One value in the JSON of one piece is another."""
     at = number.randrange(len(pieces))
     if form in {"protobuf", "sized"}:
-        changed, _ = _bytes_changed(number, pieces[at][4:] if form == "sized" else pieces[at])
+        changed, _ = bytes_changed(number, pieces[at][4:] if form == "sized" else pieces[at])
         pieces[at] = struct.pack(">I", len(changed)) + changed if form == "sized" else changed
         return b"".join(pieces), sum(map(count, pieces[:at]))
     texts = re.findall(rb'"(?:[^"\\]|\\.)*"|-?[\d.]+|\{\}|\[\]', pieces[at])

@@ -12,9 +12,9 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, MEMORY_COLUMNS, Flag, Kind, MemoryFlag
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._profile import legacy_state as state
+from otel_torchprof._profile.event_tree import build_tree
 from otel_torchprof._profile.legacy import function_events
 from otel_torchprof._profile.legacy_state import OtherRecordings, legacy_events
-from otel_torchprof._profile.event_tree import build_tree
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.legacy import EventKind, LegacyEvent, OnDevice, ProfilerConfig, ProfilerState, ResolvedEvents
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto_events import cuda_trace, event, kernel, memory, training_trace
+from malformed_files import VALUES, bytes_changed
 from trace_validator import check_nesting
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 
 BASE = 1_790_000_000_000_000_000
-
-
-def event(name, ts, dur, *, tid=2, cat="cpu_op", **args):
-    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
 @pytest.fixture
@@ -144,12 +145,7 @@ def test_inputs_are_those_of_the_file(loaded):
 
 def test_memory_belongs_to_the_event_that_was_open(loaded):
     """Allocations count for the innermost event of their thread, and for those around it; with their peaks."""
-
-    def change(ts, size, total):
-        args = {"Bytes": size, "Total Allocated": total, "Device Type": 0, "Device Id": -1, "Addr": 64}
-        return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 2, "ts": ts, "args": args}
-
-    prof = loaded(event("a", 1, 10), event("b", 2, 3), change(3, 100, 100), change(7, -40, 60), change(20, 8, 68))
+    prof = loaded(event("a", 1, 10), event("b", 2, 3), memory(3, 100, 100), memory(7, -40, 60), memory(20, 8, 68))
     sums = {
         average.key: (average.cpu_memory_usage, average.self_cpu_memory_usage, average.cpu_memory_peak)
         for average in prof.key_averages()
@@ -236,31 +232,6 @@ def test_a_trace_without_events_is_an_empty_profile(tmp_path, text):
     assert (len(prof.events()), len(prof.key_averages()), prof.table()) == (0, 0, "")
     assert prof.to_pandas().empty
     prof.export_chrome_trace(tmp_path / "again.json")
-
-
-def kernel(name, ts, dur, external_id, correlation, *, cat="kernel", stream=7, **args):
-    args = {"External id": external_id, "device": 0, "stream": stream, "correlation": correlation, **args}
-    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": args}
-
-
-def cuda_trace():
-    """Two operators in a label, their calls of the runtime, and their kernels, as Kineto writes them."""
-    return [
-        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
-        {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7 "}},
-        event("step", 0, 40, cat="user_annotation", **{"External id": 1}),
-        event("aten::linear", 1, 20, **{"External id": 2}),
-        event("aten::addmm", 2, 15, **{"External id": 3}),
-        event("cudaLaunchKernel", 5, 4, cat="cuda_runtime", **{"External id": 3, "correlation": 91}),
-        event("aten::copy_", 25, 10, **{"External id": 4}),
-        event("cudaMemcpyAsync", 27, 2, cat="cuda_runtime", **{"External id": 4, "correlation": 92}),
-        kernel("gemm", 30, 100, 3, 91),
-        kernel("splitK", 130, 20, 3, 91),
-        kernel("Memcpy HtoD", 150, 5, 4, 92, cat="gpu_memcpy", stream=8, bytes=4096),
-        kernel("step", 30, 125, 1, 0, cat="gpu_user_annotation"),
-        kernel("Stream Wait Event", 30, 1, 0, 93, cat="cuda_sync"),
-    ]
 
 
 def test_kernels_are_events_of_their_device(loaded):
@@ -361,3 +332,41 @@ def test_timed_events_have_their_device_times(loaded):
     }
     times = {each.key: (each.self_device_time_total, each.device_time_total) for each in prof.key_averages()}
     assert times == {"around": (0, 9), "a": (9, 9)}
+
+
+def changed(seed: int) -> bytes:
+    """A trace of torch's profiler with other values, or with other bytes."""
+    number, trace = random.Random(seed), training_trace()
+    if number.random() < 0.5:
+        return bytes_changed(number, json.dumps({"baseTimeNanoseconds": BASE, "traceEvents": trace}).encode())[0]
+    for _ in range(number.randint(1, 4)):
+        one = number.choice(trace)
+        target = one["args"] if number.random() < 0.5 and isinstance(one.get("args"), dict) and one["args"] else one
+        target[number.choice(list(target))] = number.choice(VALUES)
+    members = {number.choice(("baseTimeNanoseconds", "python_threads", "dropped_events", "a")): number.choice(VALUES)}
+    return json.dumps({**members, "traceEvents": trace}).encode()
+
+
+def read_everything(path):
+    """Reads a file in all ways that a profile has; returns the error if it was refused."""
+    try:
+        prof = otp.load(path)
+    except otp.TorchProfError as error:
+        return str(error)
+    events = prof.events()
+    for groups in ({}, {"group_by_input_shape": True}, {"group_by_stack_n": 3}):
+        assert sum(row.count for row in prof.key_averages(**groups)) == len(events)
+    assert prof.key_averages().table() or not len(events)
+    assert len(prof.to_pandas()) == len(events)
+    prof.export_chrome_trace(path.with_name("again.json"))
+    assert all(repr(each) for each in (*events[:50], prof.steps, prof.health, prof.total_average(), prof.spans()))
+    return None
+
+
+@given(st.integers(0, 1 << 40))
+def test_whatever_the_file(tmp_path_factory, seed):
+    """Whatever values and bytes a trace has, it is refused with its name, or it is a profile of which everything can be read."""
+    path = tmp_path_factory.mktemp("changed") / "t.json"
+    path.write_bytes(changed(seed))
+    error = read_everything(path)
+    assert error is None or repr(str(path)) in error

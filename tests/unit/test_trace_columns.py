@@ -97,13 +97,15 @@ def test_unusable_events_are_counted(tmp_path):
 
 def test_large_and_broken_members_are_reported(tmp_path):
     """A member that is too large or no JSON is named, and the events are read all the same."""
-    text = '{"large": "' + "x" * (2 << 20) + '", "broken": [nothing], "traceEvents": [' + json.dumps(EVENT) + "]} rest"
+    head = '{"large": "' + "x" * (2 << 20) + '", "broken": [nothing], "infinite": [1e999], "traceEvents": ['
+    text = head + json.dumps(EVENT) + "]} rest"
     path = written(tmp_path, text)
     trace = read_columns(path)
     assert len(trace.rows["start"]) == 1
-    large, broken, rest = trace.problems
+    large, broken, infinite, rest = trace.problems
     assert large.startswith("large cannot be read (a value of more than")
     assert broken.startswith("broken cannot be read (")
+    assert infinite == "infinite cannot be read (1e999 is no number of JSON)"
     assert rest.startswith(f"{path!r}: more follows the end of the document, at byte {len(text) - len(' rest')}")
 
 
