@@ -32,7 +32,9 @@ const std::string kTrace =
     "\"Concrete Inputs\":[\"\",\"\",\"[1, 2.5]\",\"1.-2.j\"]}},\n"
     "{\"ph\":\"b\",\"id2\":{\"local\":\"5\"},\"name\":\"x\",\"ts\":\"4e2\"},{\"ph\":\"e\",\"id\":\"0x5\",\"ts\":9},\n"
     "{\"ph\":\"X\",\"cat\":\"kernel\",\"ts\":1,\"args\":{\"device\":0,\"stream\":7,\"correlation\":12}},\n"
-    "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"00000000000000a1\",\"parent_id\":\"\",\"attributes\":{}}},\n"
+    "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"00000000000000a1\",\"parent_id\":\"\",\"attributes\":{"
+    "\"torch.phase.name\":\"f\",\"torch.op.input_dtypes\":\"['float', '']\",\"torch.op.input_shapes\":\"[[2], "
+    "[]]\"}}},\n"
     "{\"ph\":\"i\",\"name\":\"[memory]\",\"ts\":3,\"args\":{\"Bytes\":-32,\"Addr\":18446744073709551615}}\n"
     "],\"otherData\":{\"a\":[null,true,1e400]}}";
 constexpr std::string_view kPieces[] = {

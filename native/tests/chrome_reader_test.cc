@@ -210,6 +210,23 @@ void inputs_of_every_kind() {
   CHECK(read.inputs == words);
 }
 
+void spans_have_attributes() {
+  const Document read = read_document(
+      "[{\"ph\":\"X\",\"ts\":1,\"name\":\"generate\",\"args\":{\"span_id\":\"a1\",\"parent_id\":\"00000000000000ff\","
+      "\"attributes\":{\"torch.phase.name\":\"forward\",\"torch.op.sequence_nr\":7,\"torch.async\":true,\"name\":{"
+      "\"a\":1},"
+      "\"torch.op.input_dtypes\":\"['float', 'Scalar', 'it, [']\",\"torch.op.input_shapes\":\"[[2], [], []]\","
+      "\"torch.op.concrete_inputs\":\"[None, False, None]\"}}},"
+      "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"2\",\"attributes\":{\"torch.collapsed.count\":2}}}]");
+  CHECK_EQ(read.rows.size(), 2u);
+  const Row& row = read.rows[0];
+  CHECK(row.name == "torch.phase.forward" && row.span_id == 0xa1 && row.parent_id == 0xff && row.sequence_nr == 7);
+  CHECK_EQ(row.flags, OTP_TRACE_ASYNC);
+  CHECK_EQ(read.rows[1].flags, OTP_TRACE_AGGREGATE);
+  const int64_t tensor = OTP_INPUT_TENSOR | 7 << 8 | OTP_INPUT_NO_STRIDES << 16 | int64_t{1} << 32;
+  CHECK(read.inputs == (std::vector<int64_t>{3, tensor, 2, OTP_INPUT_BOOL, OTP_INPUT_OTHER}));
+}
+
 void ends_find_their_begins() {
   const Document read = read_document(
       "[{\"ph\":\"B\",\"ts\":1,\"tid\":1},{\"ph\":\"B\",\"ts\":2,\"tid\":1},{\"ph\":\"E\",\"ts\":5,\"tid\":1},"
@@ -256,6 +273,7 @@ int main() {
   RUN(wrong_bytes_have_a_place);
   RUN(names_stay_below_the_limit);
   RUN(inputs_of_every_kind);
+  RUN(spans_have_attributes);
   RUN(ends_find_their_begins);
   RUN(events_begin_in_the_open_ones);
 }

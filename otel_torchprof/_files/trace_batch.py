@@ -16,11 +16,13 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo
+from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.flows import EVALUATION
 from otel_torchprof._model.inputs import InputKept
-from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.operator_roots import OPERATORS_NAME
+from otel_torchprof._model.step_spans import JOB_NAME, RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
@@ -82,7 +84,9 @@ def batch_of(trace: TraceColumns) -> TraceTable:
     left_out[SliceKind.BESIDE.value] += int(
         (is_slice & (kinds == _CODES[SliceKind.BESIDE]) & ~is_annotation & ~is_timed).sum()
     )
-    host = np.flatnonzero(is_slice & (kinds == _CODES[SliceKind.HOST]))
+    is_synthetic = is_slice & _synthetic_spans(trace)
+    left_out["spans of the job"] += int(is_synthetic.sum())
+    host = np.flatnonzero(is_slice & (kinds == _CODES[SliceKind.HOST]) & ~is_synthetic)
     steps, on_steps = _steps_apart(trace, host, times)
     host = host[~on_steps]
     placed = _placed(trace, host, times)
@@ -127,6 +131,13 @@ def _slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
     is_work = on_stream[others] | device_tracks(trace)[rows["track"][others]]
     kinds[others] = np.where(is_work, _CODES[SliceKind.DEVICE], _CODES[SliceKind.HOST])
     return kinds
+
+
+def _synthetic_spans(trace: TraceColumns) -> npt.NDArray[np.bool_]:
+    """A mask of the rows that are spans of a job, or roots that operators share: around events, and none themselves."""
+    names = trace.names.matching((JOB_NAME, OPERATORS_NAME))
+    is_span: npt.NDArray[np.bool_] = trace.rows["span_id"] != 0
+    return np.zeros_like(is_span) if names is None else is_span & names[trace.rows["name"]]
 
 
 def _base_time(members: Mapping[str, Any]) -> int:
@@ -233,11 +244,13 @@ def _torch_tids(numbers: Array, fwd_thread: Array, thread: Array, is_backward: A
 def _batch(trace: TraceColumns, placed: _Placed, base: int) -> Batch:
     rows, names, chosen = trace.rows, trace.names, placed.rows
     name = rows["name"][chosen]
-    kind, fwd_thread = _event_kinds(trace, rows["category"][chosen]), rows["fwd_thread"][chosen]
-    numbers = rows["sequence_nr"][chosen]
+    kind = _event_kinds(trace, rows["category"][chosen])
+    numbers, fwd_thread = rows["sequence_nr"][chosen], rows["fwd_thread"][chosen]
     is_evaluation, is_backward = _backward_functions(names, name, placed.parent)
     numbers, fwd_thread = np.where(is_evaluation, -1, numbers), np.where(is_evaluation, 0, fwd_thread)
     is_backward |= (kind == Kind.OPERATOR) & (fwd_thread > 0) & (numbers >= 0)
+    part = np.where(rows["span_id"][chosen] != 0, _parts(names, name), 0)
+    kind, fwd_thread = np.where(part > 0, Kind.PHASE, kind), np.where(part > 0, part, fwd_thread)
     scope = np.where(kind == Kind.LABEL, Scope.USER_SCOPE, np.where(is_backward, Scope.BACKWARD_FUNCTION, 0))
     columns = {
         "id": np.arange(1, len(chosen) + 1, dtype=np.uint64),
@@ -286,6 +299,16 @@ def _backward_functions(names: Names, name: Array, parent: Array) -> tuple[Array
         around[number] = of_function.get(names[number], -1)
     is_inside = (parent >= 0) & (around[name] == np.append(name, 0)[parent].astype(np.int64)) & (around[name] >= 0)
     return evaluation[name], is_inside
+
+
+def _parts(names: Names, name: Array) -> Array:
+    """For each row the first part of the phase that it is by its name; 0 for other events."""
+    first = {part.event_name: part for part in reversed(Part)}
+    parts = np.zeros(len(names), np.uint8)
+    matching = names.matching(tuple(first))
+    for number in () if matching is None else np.flatnonzero(matching).tolist():
+        parts[number] = first[names[number]]
+    return parts[name]
 
 
 def _event_kinds(trace: TraceColumns, category: Array) -> npt.NDArray[np.uint8]:
@@ -367,6 +390,7 @@ def _steps_apart(trace: TraceColumns, host: Array, times: Times) -> tuple[list[R
     thread_name = np.array([names[number] == str(STEPS_TID) for number in trace.tracks[:, 1].tolist()], np.bool_)
     rows, idents = trace.rows, _idents(trace.members)
     apart = is_step[rows["name"][host]] & (thread_name[rows["track"][host]] | (rows["id"][host] == 0))
+    apart &= rows["span_id"][host] == 0
     steps = []
     for row in host[apart].tolist():
         number, start = _number(names[rows["name"].item(row)].removeprefix(STEP_PREFIX)), times.start.item(row)

@@ -59,6 +59,8 @@ MEMORY_COLUMNS: Mapping[str, tuple[Any, int]] = {
 }
 """Columns of ``otp_trace_memory``."""
 
+ROW_AGGREGATE: int = lib.OTP_TRACE_AGGREGATE
+"""Flag of spans that stand for several events."""
 ROW_TIMED: int = lib.OTP_TRACE_TIMED
 """Flag of rows that are the time between two timing events of a device."""
 

@@ -11,6 +11,7 @@ from otel_torchprof._encode.chrome import OWN_METADATA
 from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
 from otel_torchprof._model.devices import device_name
+from otel_torchprof._native.trace_files import ROW_AGGREGATE
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, Health
@@ -28,7 +29,7 @@ _NONE = "off: the trace has none"
 
 
 def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> LoadedProfile:
-    """Reads a Chrome trace of this package's profiles or of ``torch.profiler``, compressed with gzip or not, as a profile.
+    """Reads a Chrome trace of this package or of ``torch.profiler``, compressed with gzip or not, as a profile.
 
     The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
     ``health.notes`` lists events that are in none of them, and unreadable parts with their places. Costs some 2 us per
@@ -39,7 +40,7 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         memory_limit: most bytes of the columns. Default: half of the free memory.
 
     Raises:
-        TorchProfError: nothing of the file can be read, or it is a trace of an instrumentation; names the file, the
+        TorchProfError: nothing of the file can be read, or it has spans that stand for many events; names the file, the
             place and the way out.
         ValueError: the limit is no number of bytes.
 
@@ -55,10 +56,9 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     if not isinstance(limit, int) or limit <= 0:
         raise ValueError(f"memory_limit is {memory_limit!r}; it must be a number of bytes above 0, or None")
     trace = read_columns(name, limit)
-    if trace.rows["span_id"].any():
+    if (trace.rows["flags"] & ROW_AGGREGATE).any():
         raise TorchProfError(
-            f"{name!r} has spans of an instrumentation, some of which may stand for many events: read it with "
-            "otel-torchprof show, explain or diff"
+            f"{name!r} has spans that stand for many events: read it with otel-torchprof show, explain or diff"
         )
     return LoadedProfile(name, batch_of(trace), trace.members, _health(trace.problems, trace.nbytes, limit))
 

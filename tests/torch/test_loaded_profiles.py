@@ -88,6 +88,25 @@ def again(path):
     ]
 
 
+def test_traces_of_an_instrumentation_have_its_averages(train, tmp_path):
+    """The events of a stream's trace have the averages of the stream, and its steps; a step has the name that torch gives it."""
+    with otp.stream(otp.ChromeTraceExporter(tmp_path / "t.json"), record_shapes=True) as streamed:
+        for _ in range(3):
+            train()
+            streamed.step()
+    loaded = otp.load(tmp_path / "t.json")
+    sums = [
+        {row.key: (row.count, row.cpu_time_total, row.self_cpu_time_total) for row in each.key_averages()}
+        for each in (streamed, loaded)
+    ]
+    assert sums[1].pop("ProfilerStep*")[:2] == sums[0].pop("torch.step")[:2]
+    del sums[0]["torch.phase.unattributed"]  # a part of each step, and no event
+    assert sums[1] == sums[0]
+    assert [step.number for step in loaded.steps] == [0, 1, 2]
+    shapes = {str(row.input_shapes) for row in loaded.key_averages(group_by_input_shape=True) if row.key == "aten::mm"}
+    assert shapes > {"[[16, 16], [16, 32]]"}
+
+
 @pytest.mark.parametrize("name", ["plain", "shapes", "all"])
 def test_torchs_traces_have_torchs_averages(train, tmp_path, name):
     """Averages by name, shapes and stacks of torch's file are what torch's own ``key_averages()`` gives for that recording."""

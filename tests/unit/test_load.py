@@ -209,9 +209,10 @@ def test_what_is_not_read_is_said(loaded, tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    """Spans of an instrumentation, which may stand for many events, other formats and bad limits raise errors with the way out."""
+    """Spans that stand for many events, other formats and bad limits raise errors with the way out."""
     path = tmp_path / "spans.json"
-    path.write_text(json.dumps([event("a", 1, 1, span_id="00000000000000a1", trace_id="1")]))
+    aggregate = {"torch.aggregated.count": 3}
+    path.write_text(json.dumps([event("a", 1, 1, span_id="00000000000000a1", attributes=aggregate)]))
     with pytest.raises(otp.TorchProfError, match=r"read it with otel-torchprof show"):
         otp.load(path)
     path.write_bytes(b"\n\x0a\x08")
@@ -222,6 +223,33 @@ def test_other_files_are_refused(tmp_path):
     for limit in (0, -1, "1"):
         with pytest.raises(ValueError, match="memory_limit is"):
             otp.load(path, memory_limit=limit)
+
+
+def test_spans_are_events(loaded):
+    """Spans of an instrumentation are events: labels and operators with their inputs, phases, steps; the span of the job is none."""
+
+    def span(name, ts, dur, cat="cpu_op", **attributes):
+        return event(name, ts, dur, cat=cat, span_id=f"{ts + 1:016x}", parent_id="", attributes=attributes)
+
+    shapes = {"torch.op.input_shapes": "[[2, 3], []]", "torch.op.input_dtypes": "['float', 'Scalar']"}
+    prof = loaded(
+        span("torch.job", 0, 100, cat="user_annotation"),
+        span("ProfilerStep#2", 1, 50, cat="user_annotation", **{"torch.step.number": 2}),
+        span("generate", 2, 30, cat="user_annotation", **{"torch.phase.name": "forward"}),
+        span("torch.phase.forward", 3, 20, cat="user_annotation", **{"torch.phase.name": "forward"}),
+        span("aten::add", 4, 8, **shapes, **{"torch.op.concrete_inputs": "[None, 0.5]", "error.type": "ValueError"}),
+    )
+    assert figures(prof) == {
+        "ProfilerStep*": (1, 50_000, 20_000),
+        "torch.phase.forward": (1, 30_000, 22_000),  # the inner one is a part of the outer one
+        "aten::add": (1, 8000, 8000),
+    }
+    add = prof.events()[-1]
+    assert (add.input_shapes, add.input_dtypes) == ([[2, 3], []], ["float", "Scalar"])
+    assert add.concrete_inputs == [None, 0.5]
+    assert prof.names[prof.columns["error_type"][-1]] == "ValueError"
+    assert [step.number for step in prof.steps] == [2]
+    assert prof.health.notes == ("not in the profile: spans of the job (1)",)
 
 
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', "[]"])

@@ -24,6 +24,7 @@ enum otp_trace_flag {
   OTP_TRACE_LOSS_BEFORE = 8, /* "lost before": true */
   OTP_TRACE_INPUTS_CUT = 16, /* "inputs cut": true */
   OTP_TRACE_WORK = 32,       /* it has a row among works */
+  OTP_TRACE_AGGREGATE = 128, /* a span that stands for several events */
   OTP_TRACE_TIMED = 64,      /* the time between two timing events of a stream, "stream id" */
 };
 

@@ -34,15 +34,27 @@ constexpr Wanted kWanted[] = {
     {"trace_id", &ChromeArguments::trace_id},
 };
 
+// Those of the attributes of a span of this package.
+constexpr Wanted kAttributes[] = {
+    {"torch.op.sequence_nr", &ChromeArguments::sequence_nr},
+    {"torch.phase.name", &ChromeArguments::phase_name},
+    {"error.type", &ChromeArguments::error_type},
+};
+
 struct WantedList {
   std::string_view key;
   std::string_view InputTexts::* place;
 };
 
 constexpr WantedList kLists[] = {
-    {"Input type", &InputTexts::types},       {"Input Dims", &InputTexts::dims},
-    {"Input dims", &InputTexts::dims},        {"Input Strides", &InputTexts::strides},
+    {"Input type", &InputTexts::types},
+    {"Input Dims", &InputTexts::dims},
+    {"Input dims", &InputTexts::dims},
+    {"Input Strides", &InputTexts::strides},
     {"Concrete Inputs", &InputTexts::values},
+    {"torch.op.input_dtypes", &InputTexts::types},
+    {"torch.op.input_shapes", &InputTexts::dims},
+    {"torch.op.concrete_inputs", &InputTexts::values},
 };
 
 struct WantedFlag {
@@ -51,18 +63,23 @@ struct WantedFlag {
 };
 
 constexpr WantedFlag kFlags[] = {
-    {"async", &ChromeArguments::is_async},
-    {"unfinished", &ChromeArguments::is_unfinished},
-    {"lost before", &ChromeArguments::follows_loss},
-    {"inputs cut", &ChromeArguments::has_inputs_cut},
+    {"async", &ChromeArguments::is_async},           {"unfinished", &ChromeArguments::is_unfinished},
+    {"lost before", &ChromeArguments::follows_loss}, {"inputs cut", &ChromeArguments::has_inputs_cut},
+    {"torch.async", &ChromeArguments::is_async},     {"torch.unfinished", &ChromeArguments::is_unfinished},
 };
 
-void store(std::string_view key, std::string_view value, ChromeArguments* arguments) {
-  for (const Wanted& wanted : kWanted) {
+// Whether it is one of these.
+template <size_t N>
+bool stored(const Wanted (&all)[N], std::string_view key, std::string_view value, ChromeArguments* arguments) {
+  for (const Wanted& wanted : all) {
     if (wanted.key != key) continue;
     arguments->*wanted.place = value;
-    return;
+    return true;
   }
+  return false;
+}
+
+void store(std::string_view key, std::string_view value, ChromeArguments* arguments) {
   for (const WantedList& wanted : kLists) {
     if (wanted.key != key) continue;
     arguments->inputs.*wanted.place = value;
@@ -72,7 +89,9 @@ void store(std::string_view key, std::string_view value, ChromeArguments* argume
     if (wanted.key == key) arguments->*wanted.place = value == "true";
 }
 
-// The cursor is at the brace of an object, and then behind it.
+// The cursor is at the brace of an object, and then behind it. `of_span`: the attributes of a span, which are an object
+// among its arguments; an object in these is passed over.
+template <bool of_span>
 bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments) {
   for (++cursor->at; cursor->space_and_commas();) {
     if (*cursor->at == '}') {
@@ -82,8 +101,15 @@ bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments) {
     std::string_view key;
     if (!cursor->key(&key)) return false;
     const char* begin = cursor->at;
+    if (!of_span && key == "attributes" && *begin == '{') {
+      if (!read_arguments<true>(cursor, arguments)) return false;
+      continue;
+    }
     if (!cursor->skip()) return false;
-    store(key, {begin, static_cast<size_t>(cursor->at - begin)}, arguments);
+    const std::string_view value(begin, static_cast<size_t>(cursor->at - begin));
+    if (!(of_span ? stored(kAttributes, key, value, arguments) : stored(kWanted, key, value, arguments)))
+      store(key, value, arguments);
+    if (of_span && (key == "torch.aggregated.count" || key == "torch.collapsed.count")) arguments->is_aggregate = true;
   }
   return false;
 }
@@ -115,7 +141,7 @@ bool ChromeEvent::read(JsonCursor* cursor) {
     if (!cursor->key(&key)) return false;
     const char* begin = cursor->at;
     if (key == "args" && *begin == '{') {
-      if (!read_arguments(cursor, &arguments)) return false;
+      if (!read_arguments<false>(cursor, &arguments)) return false;
       continue;
     }
     if (!cursor->skip()) return false;

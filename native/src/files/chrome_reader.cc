@@ -130,7 +130,7 @@ uint8_t flags_of(const ChromeArguments& arguments) {
   return static_cast<uint8_t>(
       (arguments.is_async ? OTP_TRACE_ASYNC : 0) | (arguments.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
       (arguments.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (arguments.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0) |
-      (arguments.has_inputs_cut ? OTP_TRACE_INPUTS_CUT : 0));
+      (arguments.has_inputs_cut ? OTP_TRACE_INPUTS_CUT : 0) | (arguments.is_aggregate ? OTP_TRACE_AGGREGATE : 0));
 }
 
 }  // namespace
@@ -174,6 +174,7 @@ struct otp_trace_reader {
   void note(uint32_t fault, uint64_t offset);
 
   uint32_t name_of(std::string_view token);
+  uint32_t phase_name_of(std::string_view token);
   uint32_t track_of(const ChromeEvent& event);
 
   uint64_t d_limit;
@@ -379,7 +380,7 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   rows->parent_id[row] = extent.parent_id;
   rows->sequence_nr[row] = otp::number_or(arguments.sequence_nr, -1);
   rows->inputs[row] = arguments.inputs.any() ? d_inputs.place_of(arguments.inputs) : -1;
-  rows->name[row] = name_of(event.name);
+  rows->name[row] = otp::is_string(arguments.phase_name) ? phase_name_of(arguments.phase_name) : name_of(event.name);
   rows->category[row] = name_of(event.category);
   rows->track[row] = track_of(event);
   const bool has_thread = !arguments.fwd_thread.empty();
@@ -451,6 +452,13 @@ uint32_t otp_trace_reader::name_of(std::string_view token) {
   if (content.find('\\') == std::string_view::npos) return d_names.number_of(content);
   d_scratch.clear();
   otp::append_unescaped(content, &d_scratch);
+  return d_names.number_of(d_scratch);
+}
+
+// The name of the events of a phase: spans may have one of the conventions.
+uint32_t otp_trace_reader::phase_name_of(std::string_view token) {
+  d_scratch = "torch.phase.";
+  otp::append_unescaped(otp::unquoted(token), &d_scratch);
   return d_names.number_of(d_scratch);
 }
 

@@ -13,6 +13,13 @@ namespace {
 
 constexpr uint32_t kMostDtypes = 128;
 
+// Past a text in single quotes, as Python writes it.
+bool skip_quoted(JsonCursor* cursor) {
+  const void* end = std::memchr(cursor->at + 1, '\'', static_cast<size_t>(cursor->end - cursor->at - 1));
+  if (end != nullptr) cursor->at = static_cast<const char*>(end) + 1;
+  return end != nullptr;
+}
+
 // The elements of a list as they are written; none where it is no list.
 void split(std::string_view list, std::vector<std::string_view>* elements) {
   elements->clear();
@@ -20,7 +27,7 @@ void split(std::string_view list, std::vector<std::string_view>* elements) {
   JsonCursor cursor{list.data() + 1, list.data() + list.size()};
   while (cursor.space_and_commas() && *cursor.at != ']') {
     const char* begin = cursor.at;
-    if (!cursor.skip()) return;
+    if (!(*begin == '\'' ? skip_quoted(&cursor) : cursor.skip())) return;
     elements->emplace_back(begin, static_cast<size_t>(cursor.at - begin));
   }
 }
@@ -60,6 +67,12 @@ uint32_t dtype_of(std::string_view name) {
   return 0;
 }
 
+// The text in an element, in either quotes; what is none has none.
+std::string_view text_in(std::string_view element) {
+  const bool is_quoted = element.size() >= 2 && element.front() == '\'';
+  return element == "None" ? std::string_view() : is_quoted ? element.substr(1, element.size() - 2) : unquoted(element);
+}
+
 std::string_view entry(const std::vector<std::string_view>& entries, size_t i) {
   return i < entries.size() ? entries[i] : std::string_view();
 }
@@ -79,14 +92,14 @@ int64_t InputWordTable::place_of(const InputTexts& texts) {
 }
 
 void InputWordTable::append(const InputTexts& texts) {
-  split(texts.types, &d_types);
-  split(texts.dims, &d_dims);
-  split(texts.strides, &d_strides);
-  split(texts.values, &d_values);
+  split(unquoted(texts.types), &d_types);
+  split(unquoted(texts.dims), &d_dims);
+  split(unquoted(texts.strides), &d_strides);
+  split(unquoted(texts.values), &d_values);
   const size_t count = std::max(d_types.size(), d_dims.size());
   d_words.push_back(static_cast<int64_t>(count));
   for (size_t i = 0; i < count; ++i)
-    append_input(unquoted(entry(d_types, i)), entry(d_dims, i), entry(d_strides, i), unquoted(entry(d_values, i)));
+    append_input(text_in(entry(d_types, i)), entry(d_dims, i), entry(d_strides, i), text_in(entry(d_values, i)));
 }
 
 void InputWordTable::append_input(std::string_view type, std::string_view dims, std::string_view strides,

@@ -9,7 +9,8 @@
 
 namespace otp {
 
-// Lists as JSON text, each with an entry per input; empty: the event has no such list.
+// Lists as JSON text, or as a JSON string with a list of Python in it, each with an entry per input; empty: the event
+// has no such list.
 struct InputTexts {
   std::string_view types;
   std::string_view dims;
