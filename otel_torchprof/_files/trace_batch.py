@@ -7,7 +7,7 @@ thread, torch's ids of threads from the backward functions that name them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -69,36 +69,42 @@ class TraceTable:
 
 
 def batch_of(trace: TraceColumns) -> TraceTable:
-    """Makes a batch of a trace's columns. Costs some 0.5 us per event."""
-    rows, left_out = trace.rows, Counter[str]()
+    """Makes a batch of a trace's columns, which it takes out of the trace. Costs some 0.5 us per event."""
+    left_out = Counter[str]()
     for phase, count in trace.figures.by_phase.items():
         left_out[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
     if trace.figures.without_duration:
         left_out["slices without duration, counted as 0"] = trace.figures.without_duration
     base = _base_time(trace.members)
-    times = Times(rows["start"] + base, _durations(rows, left_out))
-    kinds = _slice_kinds(trace)
-    is_slice, is_annotation, is_timed = times.duration >= 0, annotation_slices(trace), timed_slices(trace)
-    is_work = is_slice & ((kinds == _CODES[SliceKind.DEVICE]) | is_annotation)
-    left_out[SliceKind.PROFILER.value] += int((is_slice & (kinds == _CODES[SliceKind.PROFILER])).sum())
-    left_out[SliceKind.BESIDE.value] += int(
-        (is_slice & (kinds == _CODES[SliceKind.BESIDE]) & ~is_annotation & ~is_timed).sum()
-    )
-    is_synthetic = is_slice & _synthetic_spans(trace)
-    left_out["spans of the job"] += int(is_synthetic.sum())
-    host = np.flatnonzero(is_slice & (kinds == _CODES[SliceKind.HOST]) & ~is_synthetic)
+    times = Times(trace.rows["start"] + base, _durations(trace.rows, left_out))
+    host, work, window = _chosen(trace, times, left_out)
     steps, on_steps = _steps_apart(trace, host, times)
-    host = host[~on_steps]
-    placed = _placed(trace, host, times)
-    batch = _with_devices(trace, _batch(trace, placed, base), placed, np.flatnonzero(is_work), times)
+    placed = _placed(trace, host[~on_steps], times)
+    devices = _devices(trace, placed, work, times)
+    pid = _pid(trace, placed)
+    del host, work, on_steps, times
+    batch = _batch(trace, placed, devices, base)
     labels = _labelled_steps(batch)
-    window = _window(trace, kinds, times) or _extent(batch)
-    return TraceTable(batch, labels or steps, bool(labels), window, _pid(trace, placed), +left_out)
+    return TraceTable(batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out)
 
 
 # ---- which rows are events of the host ----
 
 _CODES = {kind: code for code, kind in enumerate(SliceKind)}
+
+
+def _chosen(trace: TraceColumns, times: Times, left_out: Counter[str]) -> tuple[Array, Array, tuple[int, int] | None]:
+    """The rows that are events of the host, those that are work of devices, and start and end of the recording, if known."""
+    kinds, is_slice = _slice_kinds(trace), times.duration >= 0
+    is_annotation, is_synthetic = annotation_slices(trace), is_slice & _synthetic_spans(trace)
+    is_work = is_slice & ((kinds == _CODES[SliceKind.DEVICE]) | is_annotation)
+    is_beside = is_slice & (kinds == _CODES[SliceKind.BESIDE]) & ~is_annotation & ~timed_slices(trace)
+    is_profiler = is_slice & (kinds == _CODES[SliceKind.PROFILER])
+    left_out[SliceKind.BESIDE.value] += int(is_beside.sum())
+    left_out[SliceKind.PROFILER.value] += int(is_profiler.sum())
+    left_out["spans of the job"] += int(is_synthetic.sum())
+    host = is_slice & (kinds == _CODES[SliceKind.HOST]) & ~is_synthetic
+    return np.flatnonzero(host), np.flatnonzero(is_work), _window(trace, np.flatnonzero(is_profiler), times)
 
 
 def _durations(rows: Mapping[str, Array], left_out: Counter[str]) -> npt.NDArray[np.int64]:
@@ -189,7 +195,7 @@ def _order(thread: Array, start: Array, end: Array) -> Array | None:
     return None if (order[1:] > order[:-1]).all() else order
 
 
-def _threads(trace: TraceColumns, tracks: Array, torch_tids: Mapping[int, int]) -> list[RecordedThread]:
+def _threads(trace: TraceColumns, tracks: Array) -> list[RecordedThread]:
     """The threads of tracks, with their names, and the ids that the file has."""
     names, rows = trace.names, trace.rows
     labels: dict[int, str] = {}
@@ -198,12 +204,12 @@ def _threads(trace: TraceColumns, tracks: Array, torch_tids: Mapping[int, int]) 
             labels[rows["track"].item(row)] = names[rows["text"].item(row)]
     idents = _idents(trace.members)
     threads, known = [], set[int]()
-    for number, track in enumerate(tracks.tolist()):
+    for track in tracks.tolist():
         text = names[int(trace.tracks[track, 1])]
         tid = _number(text.strip('"'))
         tid = tid if tid is not None and tid < _BEYOND_THREADS and tid not in known else _BEYOND_THREADS + track
         known.add(tid)
-        threads.append(RecordedThread(tid, idents.get(text, tid), torch_tids.get(number, 0), labels.get(track, "")))
+        threads.append(RecordedThread(tid, idents.get(text, tid), 0, labels.get(track, "")))
     return threads
 
 
@@ -241,17 +247,43 @@ def _torch_tids(numbers: Array, fwd_thread: Array, thread: Array, is_backward: A
 # ---- the columns ----
 
 
-def _batch(trace: TraceColumns, placed: _Placed, base: int) -> Batch:
-    rows, names, chosen = trace.rows, trace.names, placed.rows
-    name = rows["name"][chosen]
-    kind = _event_kinds(trace, rows["category"][chosen])
-    numbers, fwd_thread = rows["sequence_nr"][chosen], rows["fwd_thread"][chosen]
+def _batch(trace: TraceColumns, placed: _Placed, devices: dict[str, Any], base: int) -> Batch:
+    names = trace.names
+    columns = _columns(trace, placed)
+    has_inputs = bool(len(trace.inputs))
+    if has_inputs:
+        columns[INPUTS.name] = trace.rows.pop("inputs")[placed.rows]
+    is_backward = columns["scope"] == Scope.BACKWARD_FUNCTION
+    torch_tids = _torch_tids(columns["sequence_nr"], columns["fwd_thread"], placed.thread, is_backward)
+    threads = [thread._replace(torch_tid=torch_tids.get(at, 0)) for at, thread in enumerate(devices["threads"])]
+    return Batch(
+        columns,
+        names,
+        **{**devices, "threads": threads},
+        inputs=trace.inputs if has_inputs else None,
+        kept=int(InputKept.INPUTS),
+        memory=_memory(trace, placed, base),
+        dropped=_dropped(trace.members),
+        frame_info=FrameInfo() if (columns["kind"] == Kind.FRAME).any() else None,
+    )
+
+
+def _columns(trace: TraceColumns, placed: _Placed) -> dict[str, Array]:
+    """The columns of the events. Takes each of the file out of it, so that they are not in memory twice."""
+    names, chosen = trace.names, placed.rows
+
+    def taken(name: str) -> Array:
+        return trace.rows.pop(name)[chosen]
+
+    name, flags = taken("name"), taken("flags")
+    kind = _event_kinds(trace, taken("category"))
+    part = np.where(taken("span_id") != 0, _parts(names, name), np.uint8(0))
+    kind = np.where(part > 0, np.uint8(Kind.PHASE), kind)
     is_evaluation, is_backward = _backward_functions(names, name, placed.parent)
-    numbers, fwd_thread = np.where(is_evaluation, -1, numbers), np.where(is_evaluation, 0, fwd_thread)
+    numbers = np.where(is_evaluation, -1, taken("sequence_nr"))
+    fwd_thread = np.where(is_evaluation, np.uint32(0), taken("fwd_thread"))
     is_backward |= (kind == Kind.OPERATOR) & (fwd_thread > 0) & (numbers >= 0)
-    part = np.where(rows["span_id"][chosen] != 0, _parts(names, name), 0)
-    kind, fwd_thread = np.where(part > 0, Kind.PHASE, kind), np.where(part > 0, part, fwd_thread)
-    scope = np.where(kind == Kind.LABEL, Scope.USER_SCOPE, np.where(is_backward, Scope.BACKWARD_FUNCTION, 0))
+    scope = np.where(is_backward, np.uint8(Scope.BACKWARD_FUNCTION), np.uint8(Scope.FUNCTION))
     columns = {
         "id": np.arange(1, len(chosen) + 1, dtype=np.uint64),
         "start": placed.start,
@@ -261,28 +293,13 @@ def _batch(trace: TraceColumns, placed: _Placed, base: int) -> Batch:
         "parent": placed.parent,
         "thread": placed.thread,
         "end_thread": placed.thread,
-        "fwd_thread": fwd_thread,
-        "error_type": np.where(rows["flags"][chosen] & Flag.ERROR, rows["text"][chosen], 0),
+        "fwd_thread": np.where(part > 0, part.astype(np.uint32), fwd_thread),
+        "error_type": np.where(flags & Flag.ERROR, taken("text"), np.uint32(0)),
         "kind": kind,
-        "scope": scope,
-        "flags": rows["flags"][chosen] & int(_FLAGS),
+        "scope": np.where(kind == Kind.LABEL, np.uint8(Scope.USER_SCOPE), scope),
+        "flags": flags & np.uint8(_FLAGS),
     }
-    has_inputs = bool(len(trace.inputs))
-    if has_inputs:
-        columns[INPUTS.name] = rows["inputs"][chosen]
-    types = {column.name: column.dtype for column in (*COLUMNS, INPUTS)}
-    columns = {key: np.ascontiguousarray(values, types[key]) for key, values in columns.items()}
-    torch_tids = _torch_tids(numbers, fwd_thread, placed.thread, is_backward)
-    return Batch(
-        columns,
-        names,
-        _threads(trace, placed.tracks, torch_tids),
-        inputs=trace.inputs if has_inputs else None,
-        kept=int(InputKept.INPUTS),
-        memory=_memory(trace, placed, base),
-        dropped=_dropped(trace.members),
-        frame_info=FrameInfo() if (kind == Kind.FRAME).any() else None,
-    )
+    return {column.name: np.ascontiguousarray(columns.pop(column.name), column.dtype) for column in COLUMNS}
 
 
 def _backward_functions(names: Names, name: Array, parent: Array) -> tuple[Array, Array]:
@@ -355,20 +372,18 @@ def _innermost(placed: _Placed, thread: Array, time: Array) -> npt.NDArray[np.ui
     return (event + 1).astype(np.uint64)
 
 
-def _with_devices(trace: TraceColumns, batch: Batch, placed: _Placed, work: Array, times: Times) -> Batch:
-    """The batch with the work of devices in some rows, and with the times of timed events."""
+def _devices(trace: TraceColumns, placed: _Placed, work: Array, times: Times) -> dict[str, Any]:
+    """The threads, the work of devices in some rows, and the times of timed events, as fields of a batch."""
     is_runtime = np.isin(trace.rows["category"][placed.rows], _numbers_of_runtimes(trace))
     external_id = np.where(is_runtime, 0, trace.rows["id"][placed.rows])
-    launches = Launches(batch["id"], external_id, batch["start"], placed.rows)
+    launches = Launches(np.arange(1, len(placed.rows) + 1, dtype=np.uint64), external_id, placed.start, placed.rows)
     tracks = distinct_values(trace.rows["track"][work])
     numbers = {track: len(placed.tracks) + number for number, track in enumerate(tracks.tolist())}
-    threads = _threads(trace, np.concatenate((placed.tracks, tracks)), {}) if len(tracks) else ()
-    return replace(
-        batch,
-        threads=(*batch.threads, *threads[len(placed.tracks) :]),
-        work=work_of(trace, work, times, numbers, launches),
-        devices=devices_of(trace, times, launches),
-    )
+    return {
+        "threads": _threads(trace, np.concatenate((placed.tracks, tracks))),
+        "work": work_of(trace, work, times, numbers, launches),
+        "devices": devices_of(trace, times, launches),
+    }
 
 
 def _numbers_of_runtimes(trace: TraceColumns) -> list[int]:
@@ -419,9 +434,9 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None
 
 
-def _window(trace: TraceColumns, kinds: Array, times: Times) -> tuple[int, int] | None:
-    """When the recording began and ended, where the file has a slice that says so."""
-    for row in np.flatnonzero((kinds == _CODES[SliceKind.PROFILER]) & (times.duration > 0)).tolist():
+def _window(trace: TraceColumns, profiler: Array, times: Times) -> tuple[int, int] | None:
+    """When the recording began and ended, where a slice of the profiler says so."""
+    for row in profiler.tolist():
         if trace.names[trace.rows["name"].item(row)].startswith(_WINDOW):
             start = times.start.item(row)
             return start, start + times.duration.item(row)

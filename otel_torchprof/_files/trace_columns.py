@@ -53,7 +53,7 @@ _UNKNOWN_FREE = 4 << 30
 class TraceColumns:
     """The events of a file, in its order; see ``trace_files.h`` for the columns."""
 
-    rows: Mapping[str, Array]
+    rows: dict[str, Array]
     works: Mapping[str, Array]
     """Rows that are work of a device, or launched some."""
     memory: Mapping[str, Array]
