@@ -210,6 +210,17 @@ void inputs_of_every_kind() {
   CHECK(read.inputs == words);
 }
 
+void call_stacks_are_extras() {
+  const Document read = read_document(
+      "[{\"ph\":\"X\",\"ts\":1,\"args\":{\"Call stack\":\"inner;outer;\",\"Input Dims\":[[]],\"Input type\":[\"\"]}},"
+      "{\"ph\":\"X\",\"ts\":1,\"name\":\"inner\\nouter\",\"args\":{\"Call stack\":\"\"}}]");
+  const uint32_t stack = 1;  // the first name of the file, and that of the second event
+  CHECK_EQ(read.rows[1].inputs, -1);
+  CHECK_EQ(read.rows[1].name, "inner\nouter");
+  CHECK(read.inputs ==
+        (std::vector<int64_t>{1 | int64_t{1} << 32, OTP_INPUT_OTHER, OTP_INPUT_CALL_STACK | int64_t{stack} << 32}));
+}
+
 void spans_have_attributes() {
   const Document read = read_document(
       "[{\"ph\":\"X\",\"ts\":1,\"name\":\"generate\",\"args\":{\"span_id\":\"a1\",\"parent_id\":\"00000000000000ff\","
@@ -273,6 +284,7 @@ int main() {
   RUN(wrong_bytes_have_a_place);
   RUN(names_stay_below_the_limit);
   RUN(inputs_of_every_kind);
+  RUN(call_stacks_are_extras);
   RUN(spans_have_attributes);
   RUN(ends_find_their_begins);
   RUN(events_begin_in_the_open_ones);

@@ -261,7 +261,7 @@ def _batch(trace: TraceColumns, placed: _Placed, devices: dict[str, Any], base: 
         names,
         **{**devices, "threads": threads},
         inputs=trace.inputs if has_inputs else None,
-        kept=int(InputKept.INPUTS),
+        kept=int(InputKept.INPUTS | InputKept.CALL_STACKS),
         memory=_memory(trace, placed, base),
         dropped=_dropped(trace.members),
         frame_info=FrameInfo() if (columns["kind"] == Kind.FRAME).any() else None,

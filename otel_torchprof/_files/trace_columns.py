@@ -134,7 +134,10 @@ class _Reading:
             stream.skip(len(BYTE_ORDER_MARK))
         stream.skip_space()
         if not re.match(rb'\[|\{(?!\s*"resource)', stream.peek(SNIFFED)):
-            raise UnexpectedError(stream.offset, "expected a Chrome trace, a JSON object or list, found something else")
+            expected = "expected a Chrome trace, a JSON object or list of events"
+            raise UnexpectedError(
+                stream.offset, f"{expected}, found something else; otel-torchprof show reads OTLP too"
+            )
         self._origin = self._offset = stream.offset
         rest, status = b"", Status.MORE
         while status is Status.MORE:

@@ -128,7 +128,7 @@ class LoadedProfile(ProfileResults):
         self._path, self._table = path, table
         self.record_shapes, self.with_flops = table.batch.inputs is not None, bool(members.get("with_flops"))
         self.profile_memory = table.batch.memory is not None
-        self.with_stack = table.batch.frame_info is not None
+        self.with_stack = table.batch.frame_info is not None or bool(members.get("with_stack"))
         self.use_device = _device_of(table.batch)
         self.trace_id = str(members.get("trace_id", ""))
         self._metadata.entries.update({key: value for key, value in members.items() if key not in OWN_METADATA})

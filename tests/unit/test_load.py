@@ -225,6 +225,21 @@ def test_other_files_are_refused(tmp_path):
             otp.load(path, memory_limit=limit)
 
 
+def test_call_stacks_of_the_file_are_stacks(loaded):
+    """Operators whose call stack is among their arguments, as those of TorchScript, have it where the file has no calls."""
+    prof = loaded(
+        event("aten::mm", 1, 2, **{"Call stack": "model.py(3): forward;train.py(9): <module>;"}),
+        event("aten::mm", 4, 2, **{"Call stack": "model.py(5): loss;train.py(9): <module>;"}),
+        event("aten::add", 7, 2),
+    )
+    assert [each.stack for each in prof.events()] == [
+        ["model.py(3): forward", "train.py(9): <module>"],
+        ["model.py(5): loss", "train.py(9): <module>"],
+        [],
+    ]
+    assert len(prof.key_averages(group_by_stack_n=1)) == 3
+
+
 def test_spans_are_events(loaded):
     """Spans of an instrumentation are events: labels and operators with their inputs, phases, steps; the span of the job is none."""
 

@@ -22,6 +22,7 @@ constexpr Wanted kWanted[] = {
     {"name", &ChromeArguments::name},
     {"labels", &ChromeArguments::labels},
     {"error.type", &ChromeArguments::error_type},
+    {"Call stack", &ChromeArguments::call_stack},
     {"bytes", &ChromeArguments::bytes},
     {"Bytes", &ChromeArguments::bytes},
     {"Addr", &ChromeArguments::address},

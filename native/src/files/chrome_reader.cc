@@ -175,6 +175,7 @@ struct otp_trace_reader {
 
   uint32_t name_of(std::string_view token);
   uint32_t phase_name_of(std::string_view token);
+  uint32_t call_stack_of(std::string_view token);
   uint32_t track_of(const ChromeEvent& event);
 
   uint64_t d_limit;
@@ -379,7 +380,9 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   rows->span_id[row] = extent.span_id;
   rows->parent_id[row] = extent.parent_id;
   rows->sequence_nr[row] = otp::number_or(arguments.sequence_nr, -1);
-  rows->inputs[row] = arguments.inputs.any() ? d_inputs.place_of(arguments.inputs) : -1;
+  otp::InputTexts inputs = arguments.inputs;
+  inputs.call_stack = call_stack_of(arguments.call_stack);
+  rows->inputs[row] = inputs.any() ? d_inputs.place_of(inputs) : -1;
   rows->name[row] = otp::is_string(arguments.phase_name) ? phase_name_of(arguments.phase_name) : name_of(event.name);
   rows->category[row] = name_of(event.category);
   rows->track[row] = track_of(event);
@@ -459,6 +462,16 @@ uint32_t otp_trace_reader::name_of(std::string_view token) {
 uint32_t otp_trace_reader::phase_name_of(std::string_view token) {
   d_scratch = "torch.phase.";
   otp::append_unescaped(otp::unquoted(token), &d_scratch);
+  return d_names.number_of(d_scratch);
+}
+
+// The entries of a call stack, each with a semicolon behind it in the file, by line.
+uint32_t otp_trace_reader::call_stack_of(std::string_view token) {
+  if (!otp::is_string(token)) return 0;
+  d_scratch.clear();
+  otp::append_unescaped(otp::unquoted(token), &d_scratch);
+  while (!d_scratch.empty() && d_scratch.back() == ';') d_scratch.pop_back();
+  std::replace(d_scratch.begin(), d_scratch.end(), ';', '\n');
   return d_names.number_of(d_scratch);
 }
 

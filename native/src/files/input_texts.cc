@@ -80,7 +80,7 @@ std::string_view entry(const std::vector<std::string_view>& entries, size_t i) {
 }  // namespace
 
 int64_t InputWordTable::place_of(const InputTexts& texts) {
-  uint64_t hash = d_seed;
+  uint64_t hash = mixed(d_seed ^ texts.call_stack, 0x9E3779B97F4A7C15u);
   for (std::string_view text : {texts.types, texts.dims, texts.strides, texts.values}) hash = hash_of(text, hash);
   int64_t place = d_places.find(hash);
   if (place < 0) {
@@ -97,9 +97,11 @@ void InputWordTable::append(const InputTexts& texts) {
   split(unquoted(texts.strides), &d_strides);
   split(unquoted(texts.values), &d_values);
   const size_t count = std::max(d_types.size(), d_dims.size());
-  d_words.push_back(static_cast<int64_t>(count));
+  const uint64_t extras = texts.call_stack != 0;
+  d_words.push_back(static_cast<int64_t>(count | extras << 32));
   for (size_t i = 0; i < count; ++i)
     append_input(text_in(entry(d_types, i)), entry(d_dims, i), entry(d_strides, i), text_in(entry(d_values, i)));
+  if (extras != 0) append_header(OTP_INPUT_CALL_STACK, 0, 0, texts.call_stack);
 }
 
 void InputWordTable::append_input(std::string_view type, std::string_view dims, std::string_view strides,

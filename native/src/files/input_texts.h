@@ -16,8 +16,9 @@ struct InputTexts {
   std::string_view dims;
   std::string_view strides;
   std::string_view values;
+  uint32_t call_stack = 0;  // id of its entries by line, the innermost first; 0: none
 
-  bool any() const { return !types.empty() || !dims.empty(); }
+  bool any() const { return !types.empty() || !dims.empty() || call_stack != 0; }
 };
 
 // Words of all inputs; those that are alike are in it once. Throws std::bad_alloc.
