@@ -15,6 +15,7 @@ from ._process import process_changes as _process_changes
 
 # isort: split
 from ._record.labels import record_function
+from ._record.ranges import emit_itt, emit_nvtx
 from .errors import ExportError, NativeError, TorchLibraryError, TorchProfError
 from .version import __version__
 
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from ._record.carrying import carry
     from ._record.frame_filter import FrameFilter
     from ._record.function_labels import FunctionLabels, label_functions
-    from ._record.ranges import emit_itt, emit_nvtx
     from .health import GpuHealth, Health, ProcessorHealth, ProfilerStats
 else:
     from ._profile import torch_names as _torch_names
@@ -113,8 +113,6 @@ else:
         "carry": "_record.carrying",
         "demangle": "_profile.function_event",
         "diff": "_answers.diff",
-        "emit_itt": "_record.ranges",
-        "emit_nvtx": "_record.ranges",
         "explain": "_answers.verdicts",
         "kineto_available": "_profile.kineto_event",
         "label_functions": "_record.function_labels",
@@ -130,8 +128,8 @@ else:
         "supported_activities": "_profile.kineto_event",
         "tensorboard_trace_handler": "_profile.tensorboard",
     }
-    """Modules of the names that are imported on first access: nearly all of the package. A label is not: it may first be used in a
-    function that is compiled, where nothing can be imported."""
+    """Modules of the names that are imported on first access: nearly all of the package. Labels and ranges are not: dynamo reads them in
+    the namespace itself."""
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
