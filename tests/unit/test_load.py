@@ -240,19 +240,23 @@ def test_call_stacks_of_the_file_are_stacks(loaded):
     assert len(prof.key_averages(group_by_stack_n=1)) == 3
 
 
+def span(name, ts, dur, parent=None, *, cat="cpu_op", tid=1, **attributes):
+    """A span whose id is its time; ``parent``: the time of another one."""
+    parent_id = "" if parent is None else f"{parent + 1:016x}"
+    ids = {"span_id": f"{ts + 1:016x}", "parent_id": parent_id}
+    return event(name, ts, dur, cat=cat, **ids, attributes=attributes) | {"tid": tid}
+
+
 def test_spans_are_events(loaded):
-    """Spans of an instrumentation are events: labels and operators with their inputs, phases, steps; the span of the job is none."""
-
-    def span(name, ts, dur, cat="cpu_op", **attributes):
-        return event(name, ts, dur, cat=cat, span_id=f"{ts + 1:016x}", parent_id="", attributes=attributes)
-
+    """Spans of an instrumentation are events: labels, operators with inputs, phases, steps; not the job, nor a step that had not ended."""
     shapes = {"torch.op.input_shapes": "[[2, 3], []]", "torch.op.input_dtypes": "['float', 'Scalar']"}
     prof = loaded(
         span("torch.job", 0, 100, cat="user_annotation"),
-        span("ProfilerStep#2", 1, 50, cat="user_annotation", **{"torch.step.number": 2}),
-        span("generate", 2, 30, cat="user_annotation", **{"torch.phase.name": "forward"}),
-        span("torch.phase.forward", 3, 20, cat="user_annotation", **{"torch.phase.name": "forward"}),
-        span("aten::add", 4, 8, **shapes, **{"torch.op.concrete_inputs": "[None, 0.5]", "error.type": "ValueError"}),
+        span("ProfilerStep#2", 1, 50, 0, cat="user_annotation", **{"torch.step.number": 2}),
+        span("ProfilerStep#3", 51, 9, 0, cat="user_annotation", **{"torch.step.number": 3, "torch.unfinished": True}),
+        span("generate", 2, 30, 1, cat="user_annotation", **{"torch.phase.name": "forward"}),
+        span("torch.phase.forward", 3, 20, 2, cat="user_annotation", **{"torch.phase.name": "forward"}),
+        span("aten::add", 4, 8, 3, **shapes, **{"torch.op.concrete_inputs": "[None, 0.5]", "error.type": "ValueError"}),
     )
     assert figures(prof) == {
         "ProfilerStep*": (1, 50_000, 20_000),
@@ -264,7 +268,25 @@ def test_spans_are_events(loaded):
     assert add.concrete_inputs == [None, 0.5]
     assert prof.names[prof.columns["error_type"][-1]] == "ValueError"
     assert [step.number for step in prof.steps] == [2]
-    assert prof.health.notes == ("not in the profile: spans of the job (1)",)
+    assert prof.health.notes == ("not in the profile: spans of the job (1), steps without end (1)",)
+
+
+def test_spans_that_cross(loaded):
+    """Spans of tasks that take turns on a thread, which the file has on tracks of their own, have the parents that it says."""
+    thread = {"thread.id": 140737}
+    prof = loaded(
+        span("first", 0, 100, **thread),
+        span("second", 50, 100, tid=2, **thread),
+        span("aten::mul", 60, 20, 0, tid=2, **thread),
+        span("aten::add", 120, 7, 50, **thread),
+    )
+    assert figures(prof) == {
+        "first": (1, 100_000, 80_000),
+        "second": (1, 100_000, 93_000),
+        "aten::mul": (1, 20_000, 20_000),
+        "aten::add": (1, 7000, 7000),
+    }
+    assert len(prof.threads) == 1
 
 
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', "[]"])

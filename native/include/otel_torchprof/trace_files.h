@@ -34,7 +34,7 @@ typedef struct {
   uint64_t count;
   int64_t* start;       /* ns since the file's base time */
   int64_t* duration;    /* ns; -1: the event has none */
-  uint64_t* id;         /* "External id", or "id2" of a pair of phases b and e; 0: none */
+  uint64_t* id;         /* "External id", "id2" of a pair of phases b and e, or "thread.id" of a span; 0: none */
   uint64_t* span_id;    /* 0: none */
   uint64_t* parent_id;  /* likewise */
   int64_t* sequence_nr; /* -1: none */

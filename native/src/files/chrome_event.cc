@@ -37,6 +37,7 @@ constexpr Wanted kWanted[] = {
 
 // Those of the attributes of a span of this package.
 constexpr Wanted kAttributes[] = {
+    {"thread.id", &ChromeArguments::thread_id},
     {"torch.op.sequence_nr", &ChromeArguments::sequence_nr},
     {"torch.phase.name", &ChromeArguments::phase_name},
     {"error.type", &ChromeArguments::error_type},

@@ -376,7 +376,8 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   const bool is_pair = phase == 'b' || phase == 'e';
   rows->start[row] = extent.start;
   rows->duration[row] = extent.duration;
-  rows->id[row] = is_pair ? otp::id_of(event.local_id, event.id) : otp::id_of({}, arguments.external_id);
+  const std::string_view id = arguments.thread_id.empty() ? arguments.external_id : arguments.thread_id;
+  rows->id[row] = is_pair ? otp::id_of(event.local_id, event.id) : otp::id_of({}, id);
   rows->span_id[row] = extent.span_id;
   rows->parent_id[row] = extent.parent_id;
   rows->sequence_nr[row] = otp::number_or(arguments.sequence_nr, -1);
