@@ -182,6 +182,9 @@ class CleanupStack:
             self.close_if_due()
         except RecursionError:
             return  # it remains due
+        except BaseException:  # an interrupt, of which Python only tells: nothing may start or stop after it
+            self.close_if_due()
+            raise
 
 
 def close_due() -> None:
