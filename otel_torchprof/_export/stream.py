@@ -208,16 +208,20 @@ def _above_standard(fd: int) -> int:
 
 
 def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Larger pieces: few exports need more than one call of the system, which is hardly ever killed halfway."""
+    """Larger pieces: few exports need more than one call of the system, which is hardly ever killed halfway. A message alone is not copied."""
     parts: list[bytes] = []
     size = 0
-    for piece in pieces:
+    for piece in filter(None, pieces):
         parts.append(piece)
         size += len(piece)
         if size >= _WRITE_SIZE:
-            yield b"".join(parts)
+            yield _joined(parts)
             parts, size = [], 0
-    yield b"".join(parts)
+    yield _joined(parts)
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _held_by_another(fd: int) -> bool:
