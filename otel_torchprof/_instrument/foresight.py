@@ -29,6 +29,8 @@ _MOST_TOKENS = 10_000
 _LONGEST_STEPS = 5
 """Durations of a step after which it is over, though nothing has ended it: what follows may be no step."""
 _SHORTEST_NS = 1_000_000_000
+_FIRST_LOOKS = 16
+"""Drains of the recorder within which the first steps are foreseen, if they ever are."""
 _RELEVANT = sum(1 << part for part in (*RELEVANT, Part.GENERATE, Part.EVALUATING_GENERATE))
 
 
@@ -49,9 +51,14 @@ class Foresight:
         self._first: int | None = None  # number of the first step that was counted
         self._expected = 0, 0  # a phase with which a later one began, and its number by the count; 0: none
         self._began = 0
-        self._longest = 0
+        self._longest = self._looks = 0
         self._lock = threads.RLock()
         self._stopped = False
+
+    @property
+    def is_near(self) -> bool:
+        """Whether steps are likely to be left out soon, for the first time: spans can wait for that, as no step is recorded for nothing."""
+        return self._looks < _FIRST_LOOKS and not self._stopped
 
     def take(self, tokens: Iterable[Token]) -> None:
         """Those of a drain; one that is open comes again when it has ended."""
@@ -86,7 +93,7 @@ class Foresight:
             ):
                 return
             if self._first is None and state[0] == token:
-                self._first = number
+                self._first, self._looks = number, _FIRST_LOOKS
                 python_sources.number_foreseen(consumer, number)
             elif self._first is not None and self._expected[1] != number:
                 python_sources.forget_foresight(consumer)
@@ -94,6 +101,7 @@ class Foresight:
 
     def look(self, now: int) -> None:
         """After a drain: foresees what can be foreseen, or no more."""
+        self._looks += 1
         with self._lock:
             if not self._stopped and (consumer := self._session.consumer):
                 self._look(consumer, now)

@@ -111,7 +111,8 @@ def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
 
 
 _FIRST_DUE_BYTES = 256 << 10
-"""Bytes from which the first drain is due, each later one from twice as many on: the rule that ends steps is learned from few steps."""
+"""Bytes from which the first drain is due, each later one from twice as many on, once it is known what a loop does: that is learned from few
+steps."""
 
 
 class Drained(NamedTuple):
@@ -322,7 +323,8 @@ class LiveRecording:
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self._recording.drain(most_bytes(self._budget_bytes))
-        self._due_bytes = min(2 * self._due_bytes, most_bytes(self._budget_bytes))
+        if not self.segments.is_foreseeing:
+            self._due_bytes = min(2 * self._due_bytes, most_bytes(self._budget_bytes))
         give_way()
         self.take_marks()
         # Without inputs that only a profile requested that runs at the same time.

@@ -160,6 +160,13 @@ class StepSegments:
         """Number of buffered events. Thread-safe."""
         return sum(len(held.batch) for held in tuple(self._waiting))
 
+    @property
+    def is_foreseeing(self) -> bool:
+        """Whether steps of the learned rule are about to be foreseen: what was drained is not looked at before, as that takes far longer."""
+        return (
+            self._foresight is not None and self._cycle is not None and not self._is_in_loop and self._foresight.is_near
+        )
+
     def first_training(self, batch: Batch) -> int | None:
         """Start of the first training phase in a batch, Unix ns; None without one."""
         return _first_of(PhaseTokens(self._began).take(batch))
@@ -226,7 +233,7 @@ class StepSegments:
         cycle = self._cycle  # once: a report on another thread may remove it
         if final and cycle is not None:
             self._apply(cycle, cycle.finish(now))
-        is_settled = cycle is None or (cycle.is_settled and self.begins_at == NEVER)
+        is_settled = cycle is None or (cycle.is_settled and self.begins_at == NEVER and not self.is_foreseeing)
         is_known = is_settled or settle or final or self._is_full(now)
         if not final and (self._waiting or not is_known):
             # Returned later by next(): events recorded until then are not in it, even if it was complete when drained.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import pytest
 from live_batches import Recorder
@@ -21,13 +22,15 @@ from otel_torchprof._record.step_marks import StepMark
 class Loop:
     """A training loop whose phases are drained when the test says so; its clock is in ns."""
 
-    def __init__(self, rule=StepRule()):  # noqa: B008 - immutable
+    def __init__(self, rule=StepRule(), foresight=None):  # noqa: B008 - immutable
         self.ids = itertools.count(1)
         self.steps = Steps(lambda *_: Trace(next(self.ids), True, True), lambda: next(self.ids), {}.get)
         self.began = []
         self.recorder = Recorder()
         self.usage = {}
-        self.segments = StepSegments(self.steps, self.began.append, rule, lambda _: None, self.usage.get)
+        self.segments = StepSegments(
+            self.steps, self.began.append, rule, lambda _: None, self.usage.get, foresight=foresight
+        )
         self.now = 100
         self.events = []
 
@@ -124,6 +127,21 @@ def test_what_waited_ended_with_its_drain(loop):
     loop.step().drain()
     (held,) = loop.segments._waiting
     assert held.batch.watermark == loop.now < NEVER
+
+
+def test_events_wait_until_steps_are_foreseen_at_the_start():
+    """Spans of the first steps would take long to make: they wait until the later ones that a policy leaves out are, or none will be."""
+    foresight = mock.Mock(is_near=True)
+    loop, to_the_next = Loop(foresight=foresight), (Part.BACKWARD, Part.STEP, Part.ZEROING, Part.NEXT, Part.FORWARD)
+    assert loop.step(4)(Part.NEXT, Part.FORWARD).drain() == []
+    assert loop(*to_the_next).drain() == []
+    foresight.is_near = False
+    assert loop(*to_the_next).drain() == [22, 5, 5]
+    foresight.is_near = True
+    assert loop(*to_the_next).drain() == []
+    assert loop(*to_the_next).drain(settle=True) == [5, 5]
+    loop.say(NEXT_STEP, loop.now)
+    assert loop.drain() == [0]  # the program says where steps end, so none is foreseen
 
 
 def test_nothing_waits_for_ever(loop):
