@@ -131,6 +131,27 @@ void outermost_flags() {
   CHECK(found == (std::vector<int32_t>{-1, 1, 1, 1, -1, 5}));
 }
 
+// In any order, and where parents go round.
+void topmost_ancestors() {
+  const std::vector<int64_t> parent{3, 0, -1, 2, 5, 6, 5};
+  std::vector<int64_t> roots(7);
+  otp_roots(7, parent.data(), roots.data());
+  CHECK((std::vector<int64_t>(roots.begin(), roots.begin() + 4) == std::vector<int64_t>{2, 2, 2, 2}));
+  for (size_t i = 4; i < 7; ++i) CHECK(roots[i] == 5 || roots[i] == 6);
+}
+
+void sums_of_groups() {
+  const std::vector<uint32_t> group{1, 0, 1};
+  const std::vector<int64_t> values{1, 2, INT64_MAX};
+  std::vector<int64_t> first{-1, 5}, counts{0, 2}, sums{0, 1};
+  const int64_t* const columns[] = {values.data()};
+  int64_t* const of_groups[] = {sums.data()};
+  otp_add_to_groups(3, group.data(), 10, first.data(), counts.data(), 1, columns, of_groups);
+  CHECK((first == std::vector<int64_t>{11, 5}));
+  CHECK((counts == std::vector<int64_t>{1, 4}));
+  CHECK((sums == std::vector<int64_t>{2, INT64_MIN + 1}));
+}
+
 }  // namespace
 
 int main() {
@@ -140,5 +161,7 @@ int main() {
   RUN(a_block_changes_its_use);
   RUN(nothing_is_nothing);
   RUN(outermost_flags);
+  RUN(topmost_ancestors);
+  RUN(sums_of_groups);
   return 0;
 }

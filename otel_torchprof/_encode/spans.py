@@ -15,14 +15,13 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlag
 
 from otel_torchprof import markup
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._model.forest import top_level
 from otel_torchprof._model.frame_spans import with_plain_names
 from otel_torchprof._model.limits import limited
 from otel_torchprof._model.live_table import live_table
 from otel_torchprof._model.span_table import AttributeType, extend_names
 from otel_torchprof._model.span_tables import packed, picked
 from otel_torchprof._native.encoders import SpanAttribute, SpanColumns
-from otel_torchprof._native.loops import positions_of
+from otel_torchprof._native.loops import positions_of, roots_of
 from otel_torchprof.markup import Cell, Heading
 
 from .attributes import add_attributes
@@ -356,7 +355,7 @@ class SpanParts:
         rows = spans.rows
         self._rows = np.arange(rows.start, rows.stop, rows.step)
         table = spans.table
-        top = top_level(_parents(table.span_id[self._rows], table.parent_span_id[self._rows]))
+        top = roots_of(_parents(table.span_id[self._rows], table.parent_span_id[self._rows]))
         start = table.start[self._rows]
         self._began = start[top]
         self._top_level = distinct_values(start[top == np.arange(len(top))])

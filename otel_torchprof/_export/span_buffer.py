@@ -341,8 +341,10 @@ class SpanBuffer:
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
         processed = [*(key for key in whole if key not in buffered), *late]
         needs_processing = is_any_of(trace_group, [np.uint64(key) for key in processed])
-        trace = first[table.trace[ready]]
-        counts = np.bincount(trace[~needs_processing], minlength=traces)
+        # By entry of the table, of which few are the same trace, and then by trace.
+        entry = table.trace if len(ready) == len(table) else table.trace[ready]
+        of_entries = np.bincount(entry[~needs_processing] if needs_processing.any() else entry, minlength=traces)
+        counts = np.bincount(first, weights=of_entries, minlength=traces).astype(np.int64)
         for at, parts in buffered.values():
             counts[at] += sum(map(len, parts))
         max_spans, max_bytes = self._limits_of(table.trace_ids)
@@ -350,14 +352,16 @@ class SpanBuffer:
         most, allowed = int(counts.max(initial=0)), max_bytes.min(initial=np.iinfo(np.int64).max)
         tables = [table, *(part for _, parts in buffered.values() for part in parts)]
         if most * _LARGEST_SPAN > allowed and max(most_bytes(part, most) for part in tables) > allowed:
-            sizes = np.bincount(trace, weights=span_sizes(table)[ready], minlength=traces)
+            sizes = np.bincount(first[entry], weights=span_sizes(table)[ready], minlength=traces)
             for at, parts in buffered.values():
                 sizes[at] += sum(int(span_sizes(part).sum()) for part in parts)
             large |= sizes > max_bytes
         grows = pieces.enclosing != 0
         grows[first[pieces.is_segment]] = True
         large |= self._capacity.overflowing(table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
-        return needs_processing | large[trace], {key for key, (at, _) in buffered.items() if not large[at]}
+        if large.any():
+            needs_processing = needs_processing | large[first][entry]
+        return needs_processing, {key for key, (at, _) in buffered.items() if not large[at]}
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Spans and bytes that each trace may have."""

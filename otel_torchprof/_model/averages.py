@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import BLOCK
 from otel_torchprof._columns.schema import WORK_KIND, Kind, Scope
+from otel_torchprof._native.loops import add_to_groups
 from otel_torchprof._process import threads
 
 from .devices import device_times
@@ -97,13 +98,10 @@ def grouped(
     for begin in range(0, rows, BLOCK):
         block = slice(begin, begin + BLOCK)
         group = groups[block]
-        new = np.flatnonzero(first[group] < 0)
-        if new.size:
-            # In reverse, so that the first row of each group is written last, and stays. np.unique would sort.
-            first[group[new[::-1]]] = new[::-1] + begin
-        count += np.bincount(group, minlength=bound)
-        for name, column in amounts.items():
-            np.add.at(sums[name], group, column[block])
+        whole = [name for name, column in amounts.items() if column.dtype == np.int64]
+        add_to_groups(group, begin, first, count, [(amounts[name][block], sums[name]) for name in whole])
+        for name in amounts.keys() - whole:
+            np.add.at(sums[name], group, amounts[name][block])
         for name, column in (peaks or {}).items():
             np.maximum.at(largest[name], group, column[block])
     used = np.flatnonzero(first >= 0)

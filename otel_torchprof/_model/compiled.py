@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Kind, Scope
+from otel_torchprof._native.loops import roots_of
 
-from .forest import top_level
 from .tree import HIDDEN_NAMES
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def shares_of_roots(batch: Batch, table: SpanTable) -> Shares | None:
         above = table.parent_span_id[events]
         at = roots[np.minimum(np.searchsorted(table.span_id[roots], above), len(roots) - 1)]
         group[table.row[events]] = np.where(table.span_id[at] == above, at, -1)
-    return shares(batch, group[top_level(batch["parent"].astype(np.int64))], len(table))
+    return shares(batch, group[roots_of(batch["parent"])], len(table))
 
 
 def _regions(names: Names) -> Mask | None:
@@ -162,6 +162,6 @@ def _regions(names: Names) -> Mask | None:
 def _inside(mask: Mask, parent: npt.NDArray[np.int64]) -> Mask:
     """Mask of the rows below a row of ``mask``."""
     # Chains of parents end at rows of the mask: a row is inside if its chain ends at one.
-    nearest = top_level(np.where(mask, -1, parent))
+    nearest = roots_of(np.where(mask, -1, parent))
     is_inside: Mask = mask[nearest[parent]] & (parent >= 0)
     return is_inside

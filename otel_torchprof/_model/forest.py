@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._native.loops import positions_of
+from otel_torchprof._native.loops import positions_of, roots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Forest:
     @cached_property
     def root(self) -> npt.NDArray[np.int64]:
         """Topmost ancestor of each node, or itself."""
-        return top_level(self.parent)
+        return roots_of(self.parent)
 
     @property
     def row_parent(self) -> npt.NDArray[np.int32]:
@@ -93,15 +93,23 @@ def contexts_of_nodes(batch: Batch) -> npt.NDArray[np.uint32] | None:
     return of_nodes(batch, "context") if "context" in batch.columns else None
 
 
-def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array | None], Array] | None) -> Forest:
+class Lasting(NamedTuple):
+    """How events that span many steps are found."""
+
+    step_of: Callable[[Array, Array | None], Array]
+    """Maps times and contexts to step numbers, with one number for times outside of steps."""
+    shortest: int
+    """Duration of the shortest step, ns: an event that spans a whole step lasts as long at least."""
+
+
+def forest(batch: Batch, decided: OpenEventInfo, lasting: Lasting | None) -> Forest:
     """Builds the forest of a batch and its open events. Parents in ``decided``, from the previous drain, stay.
 
     The recorder's parent is the event that was open on the thread. That may belong to another task of the thread, or span many steps.
     So the parent here is the nearest enclosing event that has the same context, had not ended when the event began and, if it spans
     more than one whole step, began in the same step. An event without such a parent is a root.
 
-    ``step_of`` maps times and contexts to step numbers, with one number for times outside of steps. None: no event spans more than a
-    whole step. Costs a few numpy passes.
+    ``lasting``: None if no event spans more than a whole step. Costs a few numpy passes.
     """
     rows, ids = len(batch), of_nodes(batch, "id")
     at = _nodes(ids, rows, decided.id)
@@ -109,19 +117,17 @@ def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array
     enclosing = enclosing_of(batch, ids)
     enclosing[at] = _nodes(ids, rows, decided.enclosing[known])
     context, start, end = contexts_of_nodes(batch), of_nodes(batch, "start"), ends_of_nodes(batch)
-    step = None if step_of is None else step_of(start, context)
-    is_long = None if step_of is None or step is None else step_of(end, context) - step > 1
-    if is_long is not None and not is_long.any():
-        is_long = None
-
+    is_long, is_in_same_step = (None, None) if lasting is None else _long(lasting, start, end, context)
     compared = context if context is not None and (context != context[:1]).any() else None
 
     def holds(above: Array, nodes: Array | slice) -> Array:
         encloses: Array = end[above] >= start[nodes]
         if compared is not None:
             encloses &= compared[above] == compared[nodes]
-        if is_long is not None and step is not None:
-            encloses &= ~is_long[above] | (step[above] == step[nodes])
+        if is_long is not None and is_in_same_step is not None:
+            far = np.flatnonzero(is_long[above])
+            below = nodes.start + far if isinstance(nodes, slice) else nodes[far]
+            encloses[far] &= is_in_same_step(above[far], below)
         return encloses
 
     parent = _nearest(enclosing, holds)
@@ -138,17 +144,20 @@ def forest(batch: Batch, decided: OpenEventInfo, step_of: Callable[[Array, Array
     )
 
 
-def top_level(parent: Array) -> npt.NDArray[np.int64]:
-    """Returns for each node its top-level ancestor, or itself.
+def _long(
+    lasting: Lasting, start: Array, end: Array, context: Array | None
+) -> tuple[npt.NDArray[np.bool_] | None, Callable[[Array, Array], npt.NDArray[np.bool_]]]:
+    """Returns which nodes span more than one whole step, None for none, and a function that tells if nodes and others began in one step."""
 
-    By pointer doubling: the number of rounds is the logarithm of the depth.
-    """
-    roots = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
-    while True:
-        further = roots[roots]
-        if np.array_equal(further, roots):
-            return roots
-        roots = further
+    def step(times: Array, nodes: Array) -> Array:
+        return lasting.step_of(times[nodes], None if context is None else context[nodes])
+
+    # Few last as long as a step: it is not asked for all.
+    candidates = np.flatnonzero((end - start >= lasting.shortest) | (end == NEVER))
+    long = candidates[step(end, candidates) - step(start, candidates) > 1]
+    is_long = np.zeros(len(start), dtype=np.bool_)
+    is_long[long] = True
+    return is_long if long.size else None, lambda nodes, others: step(start, nodes) == step(start, others)
 
 
 def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:

@@ -21,11 +21,12 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
+from otel_torchprof._native.loops import roots_of
 from otel_torchprof._process.give_way import give_way
 
 from .compiled import shares
 from .devices import DeviceTimes, timed_rows, times_of
-from .forest import Forest, OpenEventInfo, forest, top_level
+from .forest import Forest, Lasting, OpenEventInfo, forest
 from .frames import distinct
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls
@@ -124,7 +125,7 @@ class LiveDevices:
     def _remember(self, whole: Batch, timed: TimedRows, trees: Forest) -> None:
         """Adds the device times of rows to the nearest open ancestor of each, by stream."""
         rows, devices = trees.rows, whole.devices
-        top = top_level(whole["parent"].astype(np.int64))[timed.rows]
+        top = roots_of(whole["parent"])[timed.rows]
         node = trees.parent[top]
         chosen = np.flatnonzero((node >= rows) & (timed.enclosing < 0))
         if devices is not None and chosen.size:
@@ -309,8 +310,8 @@ class LiveTrees:
         ends = _grouped(np.maximum, starts.copy(), placed.trace_group, batch["end"])
         own_ends, child_time, longest = np.zeros((3, count), dtype=np.int64)
         if self._steps.threads:
-            own = np.flatnonzero(self._is_loops(batch, batch["thread"]))
-            _grouped(np.maximum, own_ends, placed.trace_group[own], batch["end"][own])
+            own = np.where(self._is_loops(batch, batch["thread"]), batch["end"], 0)
+            _grouped(np.maximum, own_ends, placed.trace_group, own)
         below = np.flatnonzero(placed.is_root)
         durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]
         _grouped(np.add, child_time, of_below, durations)
@@ -462,10 +463,8 @@ class LiveTrees:
             position[is_any_of(context, foreign)] = -1
         return position
 
-    def _lasting_in(
-        self, steps: Sequence[Step], batch: Batch
-    ) -> Callable[[Array, Array | None], npt.NDArray[np.int64]] | None:
-        """As :meth:`_lasting`; None if no event of the batch can last longer than a whole step."""
+    def _lasting_in(self, steps: Sequence[Step], batch: Batch) -> Lasting | None:
+        """Returns None if no event of the batch can last longer than a whole step."""
         if not steps or (not steps[1:] and not len(batch.opens)):
             return None
         # What lasts for more than a step is longer than the shortest one, or open since an earlier one.
@@ -474,7 +473,7 @@ class LiveTrees:
         longest = (batch["end"] - batch["start"]).max(initial=0)
         if longest < shortest and batch.opens.start.min(initial=NEVER) >= steps[-1].start:
             return None
-        return lambda times, context: self._lasting(steps, times, context)
+        return Lasting(lambda times, context: self._lasting(steps, times, context), int(shortest))
 
     def _lasting(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
         """As :meth:`_positions`, to count the steps that an event spans: ``len(steps)`` for :data:`NEVER`, the end of an open event.

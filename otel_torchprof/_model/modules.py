@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._native.loops import roots_of
 
 from .flows import EVALUATION, forward_backward
-from .forest import top_level
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
@@ -62,7 +62,7 @@ def module_hierarchy(batch: Batch) -> Hierarchy:
         return Hierarchy(np.zeros(len(batch), dtype=np.uint32), [""])
     parent = batch["parent"].astype(np.int64)
     text_of_event = np.zeros(len(batch), dtype=np.uint32)
-    nearest = top_level(np.where(is_module, -1, parent))
+    nearest = roots_of(np.where(is_module, -1, parent))
     text_of_event[is_module], texts = _places(batch, np.flatnonzero(is_module), nearest[parent], is_module)
     index = text_of_event[nearest]
     backward, of_forward = _backward(batch, index)
@@ -71,7 +71,7 @@ def module_hierarchy(batch: Batch) -> Hierarchy:
         text_of_event[backward] = of_forward
         gives = is_module.copy()
         gives[backward] = True
-        index = text_of_event[top_level(np.where(gives, -1, parent))]
+        index = text_of_event[roots_of(np.where(gives, -1, parent))]
     return Hierarchy(index, texts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -33,6 +34,35 @@ def test_values_come_off_their_parents_totals(forest):
         found = totals.copy()
         loops.subtract_from_parents(found, parent.astype(kind), values)
         np.testing.assert_array_equal(found, expected)
+
+
+@given(st.lists(st.integers(min_value=-1, max_value=20), max_size=21))
+def test_roots(parents):
+    """The topmost ancestor of each node, in whatever order parents and children stand; a circle has one of its own."""
+    parent = np.array([above if above < len(parents) else -1 for above in parents], dtype=np.int64)
+    for node, root in enumerate(loops.roots_of(parent).tolist()):
+        way = [node]
+        while parent[way[-1]] >= 0 and parent[way[-1]] not in way:
+            way.append(int(parent[way[-1]]))
+        around = way[way.index(parent[way[-1]]) :] if parent[way[-1]] >= 0 else way[-1:]
+        assert root in around
+
+
+@given(st.data(), st.integers(min_value=0, max_value=30), st.sampled_from([np.uint32, np.int64]))
+def test_groups(data, rows, kind):
+    """First row, number and sums of the rows of each group, added to what was there; wrong groups are an error before anything is."""
+    group = data.draw(arrays.arrays(kind, rows, elements=st.integers(min_value=0, max_value=4)))
+    values = data.draw(arrays.arrays(np.int64, (2, rows), elements=TIMES))
+    first, count, sums = np.array([-1, -1, 3, -1, -1]), np.arange(5), np.full((2, 5), 7)
+    loops.add_to_groups(group, 100, first, count, list(zip(values, sums, strict=True)))
+    for number in range(5):
+        own = np.flatnonzero(group == number)
+        assert first[number] == (3 if number == 2 else own[0] + 100 if own.size else -1)
+        assert count[number] == number + own.size
+        assert sums[:, number].tolist() == [7 + column[own].sum() for column in values]
+    with pytest.raises(IndexError, match="group 5 is not one of the 5"):
+        loops.add_to_groups(np.append(group, kind(5)), 0, first, count, [])
+    assert count.sum() == 10 + rows
 
 
 @given(forests())

@@ -59,6 +59,15 @@ int otp_positions_of(const uint64_t* ids, uint64_t count, const uint64_t* wanted
  * negative for a root. */
 void otp_top_level(uint64_t count, const int32_t* parent, const uint8_t* flags, int32_t* top_level);
 
+/* Adds up the rows of groups: of each its first row, from `begin` on, where `first` was negative, the number of its
+ * rows, and its sum of each of `column_count` columns. Groups are numbers within the arrays. */
+void otp_add_to_groups(uint64_t count, const uint32_t* group, int64_t begin, int64_t* first, int64_t* counts,
+                       uint64_t column_count, const int64_t* const* columns, int64_t* const* sums);
+
+/* For each node its topmost ancestor, or itself: `roots`. parent[i] is any node, or negative for a root. Linear. A node
+ * in a circle of parents, or below one, has one of the circle. */
+void otp_roots(uint64_t count, const int64_t* parent, int64_t* roots);
+
 /* Spans as a forest. Parents may be anything, also circles. */
 typedef struct {
   uint64_t count;

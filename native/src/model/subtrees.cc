@@ -67,3 +67,30 @@ extern "C" void otp_top_level(uint64_t count, const int32_t* parent, const uint8
     top_level[i] = above < 0 && flags[i] != 0 ? static_cast<int32_t>(i) : above;
   }
 }
+
+// Up to a node whose root is known, then the same way again to tell all on it. What is on the way has itself meanwhile,
+// so that a circle ends where it began.
+extern "C" void otp_roots(uint64_t count, const int64_t* parent, int64_t* roots) {
+  std::fill(roots, roots + count, -1);
+  for (uint64_t i = 0; i < count; ++i) {
+    auto at = static_cast<int64_t>(i);
+    while (roots[at] < 0 && parent[at] >= 0) {
+      roots[at] = at;
+      at = parent[at];
+    }
+    const int64_t root = roots[at] < 0 ? at : roots[at];
+    for (at = static_cast<int64_t>(i); at >= 0 && roots[at] != root; at = parent[at]) roots[at] = root;
+  }
+}
+
+// Sums wrap around, as numpy's do.
+extern "C" void otp_add_to_groups(uint64_t count, const uint32_t* group, int64_t begin, int64_t* first, int64_t* counts,
+                                  uint64_t column_count, const int64_t* const* columns, int64_t* const* sums) {
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint32_t own = group[i];
+    if (first[own] < 0) first[own] = begin + static_cast<int64_t>(i);
+    ++counts[own];
+    for (uint64_t c = 0; c < column_count; ++c)
+      sums[c][own] = static_cast<int64_t>(static_cast<uint64_t>(sums[c][own]) + static_cast<uint64_t>(columns[c][i]));
+  }
+}
