@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import call_workloads as workloads
 import tracers
-from children import environment
+from children import environment, memory, memory_at_a_new_peak
 from harness import KINETO, OURS, Row, Settings, no_collections, quiet, rows, timed
 from recorders import kineto
 
@@ -73,11 +73,10 @@ def _here(who: str) -> dict[str, float]:
 
 def _take(who: str, count: int) -> dict[str, float]:
     """What it takes for all of the calls together."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
-    before = _status("VmRSS")
+    before = memory_at_a_new_peak()
     with _recorder(who, count) as recorder:
         workloads.empty_calls(count)
-        recording = _status("VmRSS") - before
+        recording = memory("VmRSS") - before
         begin = time.perf_counter_ns()
     stopping = time.perf_counter_ns() - begin
     write = recorder.save if who == tracers.VIZTRACER else recorder.export_chrome_trace
@@ -85,7 +84,7 @@ def _take(who: str, count: int) -> dict[str, float]:
         writing = timed(lambda: write(str(Path(folder) / "trace.json")))
     if who == OURS and recorder.health.recorded < count:
         raise RuntimeError(f"calls were not recorded: {recorder.health}")
-    took = {_STOP: stopping, _JSON: stopping + writing, _RECORDING: recording, _PEAK: _status("VmHWM") - before}
+    took = {_STOP: stopping, _JSON: stopping + writing, _RECORDING: recording, _PEAK: memory("VmHWM") - before}
     return took | ({_BUFFER: recorder.health.memory_bytes} if who == OURS else {})
 
 
@@ -109,12 +108,6 @@ def _viztracer(count: int) -> Iterator[Any]:
 def _fast_folder() -> str | None:
     memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
     return str(memory) if memory.is_dir() else None
-
-
-def _status(field: str) -> int:
-    """Bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 if __name__ == "__main__":

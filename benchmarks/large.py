@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from children import environment
+from children import environment, memory, memory_at_a_new_peak
 from harness import KINETO, OURS, Budget, Row, Settings, rows, timed
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def _child(who: str, steps: int, limit: int) -> dict[str, float]:
     warm.key_averages()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
-    before = _status("VmRSS")
+    before = memory_at_a_new_peak()
     with recorder(shapes=True, **arguments) as prof:
         small_training(steps)
     return _read(prof, before)
@@ -96,20 +95,14 @@ def _read(prof: Any, before: int) -> dict[str, float]:
     count = len(prof.function_events)
     averages = prof.key_averages(group_by_input_shape=True)
     took[stages[2]] = timed(lambda: averages.table(row_limit=-1)) * count  # once, however many events there are
-    peak = (_status("VmHWM") - before) / count
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    peak = (memory("VmHWM") - before) / count
+    shared = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         took[stages[3]] = timed(lambda: prof.export_chrome_trace(str(Path(folder) / "trace.json")))
     found = {stage: nanoseconds / count for stage, nanoseconds in took.items()} | {"events": count, "peak": peak}
     if hasattr(prof, "health"):
         found |= {"buffer": prof.health.memory_bytes, "dropped": sum(prof.health.dropped.values())}
     return found
-
-
-def _status(field: str) -> int:
-    """Bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import gc
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import peers
-from children import environment
+from children import environment, memory, memory_at_a_new_peak
 from harness import KINETO, OURS, Budget, Row, Settings, rows
 
 _EVENTS = {OURS: 1_000_000, KINETO: 100_000}
@@ -48,10 +47,9 @@ def _child(who: str, path: str) -> dict[str, float]:
     _record_and_average(recorder, work, 1_000)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
-    before = _status("VmRSS")
+    before = memory_at_a_new_peak()
     prof = _record_and_average(recorder, work, count)
-    found = {"peak": (_status("VmHWM") - before) / count}
+    found = {"peak": (memory("VmHWM") - before) / count}
     if who == OURS:
         found["buffer"] = prof.health.memory_bytes / count
     return found
@@ -64,12 +62,6 @@ def _record_and_average(recorder: Any, work: Any, count: int) -> Any:
         prof.events()
     prof.key_averages()
     return prof
-
-
-def _status(field: str) -> int:
-    """Bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ SUBJECTS = (
     "calls",
     "averages",
     "encode",
+    "loading",
     "memory",
     "gpt2",
     "scale",
