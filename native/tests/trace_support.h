@@ -35,7 +35,7 @@ struct Work {
 
 struct Memory {
   int64_t time, bytes;
-  uint64_t address;
+  uint64_t address, span;
   int64_t total_allocated, total_reserved;
   int32_t device_type, device_index;
   uint8_t flags;
@@ -67,7 +67,7 @@ class DocumentReader {
         d_bytes(2 * capacity),
         d_works(3 * capacity),
         d_amounts(4 * capacity),
-        d_addresses(2 * capacity),
+        d_addresses(3 * capacity),
         d_tracks(capacity),
         d_devices(3 * capacity),
         d_flags(capacity) {
@@ -86,6 +86,7 @@ class DocumentReader {
                 d_addresses.data() + c,
                 d_amounts.data() + 2 * c,
                 d_amounts.data() + 3 * c,
+                d_addresses.data() + 2 * c,
                 d_tracks.data(),
                 d_devices.data() + c,
                 d_devices.data() + 2 * c,
@@ -106,14 +107,35 @@ class DocumentReader {
       at += size;
       read_piece(rest, at == text.size(), &document);
     }
-    document.figures = *otp_trace_get_figures(d_reader);
-    uint64_t count;
-    const int64_t* words = otp_trace_inputs(d_reader, &count);
-    document.inputs.assign(words, words + count);
+    take_sums(&document);
+    return document;
+  }
+
+  // Reads a request of OTLP, or a line; the new resources are members.
+  Document read_request(std::string_view request, bool is_json, uint64_t offset = 0) {
+    Document document;
+    const std::vector<uint8_t> exact(request.begin(), request.end());  // so that a read beyond it is seen
+    otp_trace_step step = {};
+    do {
+      document.status = otp_trace_read_request(d_reader, exact.data(), exact.size(), is_json, offset, &d_rows,
+                                               &d_work_rows, &d_memory, &step);
+      if (document.status == OTP_TRACE_MEMBER)
+        document.members.emplace_back("resource", request.substr(step.value, step.value_size));
+      take(&document);
+    } while (document.status == OTP_TRACE_FULL || document.status == OTP_TRACE_MEMBER);
+    document.consumed = step.consumed;
+    take_sums(&document);
     return document;
   }
 
  private:
+  void take_sums(Document* document) {
+    document->figures = *otp_trace_get_figures(d_reader);
+    uint64_t count;
+    const int64_t* words = otp_trace_inputs(d_reader, &count);
+    document->inputs.assign(words, words + count);
+  }
+
   void read_piece(std::string& rest, bool is_last, Document* document) {
     do {
       const std::vector<uint8_t> exact(rest.begin(), rest.end());  // so that a read beyond it is seen
@@ -153,9 +175,9 @@ class DocumentReader {
       document->works.push_back({d_work_rows.row[i], d_work_rows.correlation[i], d_work_rows.stream[i],
                                  d_work_rows.bytes[i], d_work_rows.device[i]});
     for (uint64_t i = 0; i < d_memory.count; ++i)
-      document->memory.push_back({d_memory.time[i], d_memory.bytes[i], d_memory.address[i], d_memory.total_allocated[i],
-                                  d_memory.total_reserved[i], d_memory.device_type[i], d_memory.device_index[i],
-                                  d_memory.flags[i]});
+      document->memory.push_back({d_memory.time[i], d_memory.bytes[i], d_memory.address[i], d_memory.span[i],
+                                  d_memory.total_allocated[i], d_memory.total_reserved[i], d_memory.device_type[i],
+                                  d_memory.device_index[i], d_memory.flags[i]});
     d_rows.count = d_work_rows.count = d_memory.count = 0;
   }
 

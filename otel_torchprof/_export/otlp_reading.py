@@ -27,8 +27,8 @@ _SPACE = b" \t\r\n"
 _MOST_SPACE = 64
 """Bytes of white space that no serialized message begins with: fields whose tags and sizes look like it do not nest so deeply."""
 _JSON = re.compile(rb'\[[ \t\r\n]*(?:\]|\{)|\{[ \t\r\n]*(?:\}|"[^\x00-\x1f]|[ \t\r\n]{64})')
-_MOST_EMPTY = 100_000
-"""Consecutive messages without a span: each costs 20 us, and a small file can have very many."""
+MOST_EMPTY = 100_000
+"""Consecutive messages without a span: each costs up to 20 us, and a small file can have very many."""
 _LONGEST_REASON = 500
 """Characters: errors of other libraries quote their input."""
 LARGEST_PARSED = 1 << 20
@@ -80,8 +80,39 @@ def pieces(path: str, offset: int = 0, watch: Callable[[ByteStream], None] = lam
             raise UnexpectedError(error.offset, way_out) from error
 
 
+class Frame(NamedTuple):
+    """A request as it is in the file: serialized, or a line of JSON."""
+
+    body: bytes
+    offset: int
+    """Start in the file, in uncompressed bytes."""
+    end: int
+    is_json: bool
+
+
 def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
     """Yields the requests from ``offset`` on; large ones are split.
+
+    Raises:
+        UnexpectedError: the file has other content; the requests before it are yielded first.
+    """
+    empty = 0
+    for frame in frames(stream, offset):
+        for content in _parsed_line(frame, stream) if frame.is_json else _parts(frame):
+            empty = 0 if content.spans else empty + 1
+            if empty > MOST_EMPTY:
+                raise without_spans(content.offset)
+            if content.spans:
+                yield content
+
+
+def without_spans(offset: int) -> UnexpectedError:
+    """The error for a file with more than :data:`MOST_EMPTY` messages in a row without a span."""
+    return UnexpectedError(offset, f"expected spans, found {MOST_EMPTY:,} messages in a row without one")
+
+
+def frames(stream: ByteStream, offset: int = 0) -> Iterator[Frame]:
+    """Yields the requests from ``offset`` on as they are in the file.
 
     Raises:
         UnexpectedError: the file has other content; the requests before it are yielded first.
@@ -97,11 +128,11 @@ def contents(stream: ByteStream, offset: int = 0) -> Iterator[Content]:
         )
     # A Collector's file exporter puts four bytes with its size before each message: none is above 16 MiB.
     if kind[:1] == b"\0":
-        yield from _with_spans(_sized(stream))
+        yield from _sized(stream)
     elif is_json(start):
         yield from _lines(stream)
     elif kind[0] == _RESOURCE_SPANS:
-        yield from _with_spans(_messages(stream))
+        yield from _messages(stream)
     else:
         raise UnexpectedError(
             offset,
@@ -126,25 +157,34 @@ def is_json(start: bytes) -> bool:
 # ---- lines of JSON ----
 
 
-def _lines(stream: ByteStream) -> Iterator[Content]:
+def _lines(stream: ByteStream) -> Iterator[Frame]:
     if stream.peek(3) == BYTE_ORDER_MARK:
         stream.skip(3)
     while stream.skip_space():
-        line = stream.line()
-        offset = stream.offset - len(line)
-        if len(line) > LARGEST_VALUE:
-            yield from _with_end(_parts_of_line(line, offset), stream.offset)
-            continue
-        try:
-            yield Content(otlp_json.parsed(line), offset, stream.offset)
-        except json.JSONDecodeError as error:
-            if not line.endswith(b"\n"):
-                raise stream.cut_off(offset, f"a line of JSON, of which {len(line)} bytes are there") from error
-            text = f"expected a line of OTLP/JSON, found no JSON ({error})"
-            raise UnexpectedError(offset, text, stream.offset) from error
-        except ValueError as error:  # includes UnicodeDecodeError
-            text = f"{str(error)[:_LONGEST_REASON]}, in a line of {len(line)} bytes"
-            raise UnexpectedError(offset, text, stream.offset) from error
+        offset = stream.offset
+        yield Frame(stream.line(), offset, stream.offset, is_json=True)
+
+
+def _parsed_line(frame: Frame, stream: ByteStream) -> Iterator[Content]:
+    line, offset = frame.body, frame.offset
+    if len(line) > LARGEST_VALUE:
+        yield from _with_end(_parts_of_line(line, offset), frame.end)
+        return
+    try:
+        yield Content(otlp_json.parsed(line), offset, frame.end)
+    except json.JSONDecodeError as error:
+        if not line.endswith(b"\n"):
+            raise line_cut_off(stream, frame) from error
+        text = f"expected a line of OTLP/JSON, found no JSON ({error})"
+        raise UnexpectedError(offset, text, frame.end) from error
+    except ValueError as error:  # includes UnicodeDecodeError
+        text = f"{str(error)[:_LONGEST_REASON]}, in a line of {len(line)} bytes"
+        raise UnexpectedError(offset, text, frame.end) from error
+
+
+def line_cut_off(stream: ByteStream, frame: Frame) -> UnexpectedError | OSError:
+    """The error for a last line that is no JSON and has no end."""
+    return stream.cut_off(frame.offset, f"a line of JSON, of which {len(frame.body)} bytes are there")
 
 
 def _parts_of_line(line: bytes, offset: int) -> Iterator[Content]:
@@ -221,7 +261,7 @@ def _text_of(line: bytes, offset: int) -> JsonStream:
 # ---- protobuf ----
 
 
-def _messages(stream: ByteStream) -> Iterator[Content]:
+def _messages(stream: ByteStream) -> Iterator[Frame]:
     while tag := stream.take(1):
         offset = stream.offset - 1
         if tag[0] != _RESOURCE_SPANS:
@@ -229,10 +269,11 @@ def _messages(stream: ByteStream) -> Iterator[Content]:
                 offset, f"expected OTLP for traces, as protobuf; found {(tag + stream.take(3)).hex(' ')}"
             )
         prefix = tag + stream.varint(offset)
-        yield from _parts(prefix + stream.take_all(_size_of(prefix[1:], offset), offset), offset, stream.offset)
+        body = prefix + stream.take_all(_size_of(prefix[1:], offset), offset)
+        yield Frame(body, offset, stream.offset, is_json=False)
 
 
-def _sized(stream: ByteStream) -> Iterator[Content]:
+def _sized(stream: ByteStream) -> Iterator[Frame]:
     while stream.peek():
         offset = stream.offset
         size = int.from_bytes(stream.take_all(4, offset), "big")
@@ -240,19 +281,7 @@ def _sized(stream: ByteStream) -> Iterator[Content]:
             raise too_large(offset, size)
         if not size:
             raise UnexpectedError(offset, "expected the size of a message, found 0")
-        yield from _parts(stream.take_all(size, offset), offset, stream.offset)
-
-
-def _with_spans(messages: Iterator[Content]) -> Iterator[Content]:
-    empty = 0
-    for message in messages:
-        empty = 0 if message.spans else empty + 1
-        if empty > _MOST_EMPTY:
-            raise UnexpectedError(
-                message.offset, f"expected spans, found {_MOST_EMPTY:,} messages in a row without one"
-            )
-        if message.spans:
-            yield message
+        yield Frame(stream.take_all(size, offset), offset, stream.offset, is_json=False)
 
 
 def _size_of(varint: bytes, offset: int) -> int:
@@ -262,13 +291,13 @@ def _size_of(varint: bytes, offset: int) -> int:
     return size
 
 
-def _parts(message: bytes, offset: int, end: int) -> Iterator[Content]:
+def _parts(frame: Frame) -> Iterator[Content]:
+    offset = frame.offset
     try:
-        yield from _with_end(
-            (Content(body, offset, offset, spans) for body, spans in parts(message, LARGEST_PARSED)), end
-        )
+        bodies = parts(frame.body, LARGEST_PARSED)
+        yield from _with_end((Content(body, offset, offset, spans) for body, spans in bodies), frame.end)
     except ValueError as error:
-        raise UnexpectedError(offset, str(error), end) from error
+        raise UnexpectedError(offset, str(error), frame.end) from error
 
 
 def _with_end(parts: Iterator[Content], end: int) -> Iterator[Content]:

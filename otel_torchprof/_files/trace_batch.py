@@ -1,4 +1,4 @@
-"""Makes a batch of the columns of a Chrome trace: threads, order, parents, and the metadata that torch's lists have.
+"""Makes a batch of the columns of a trace file: threads, order, parents, and the metadata that torch's lists have.
 
 What a file does not have is left out and reported; only what follows from the file is added: parents from times on a
 thread, torch's ids of threads from the backward functions that name them.
@@ -28,6 +28,8 @@ from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
 from .chrome_events import KINDS, OTHER_EVENTS, SliceKind
 from .records import BASE_TIME
+from .span_memory import PlacedSpans, memory_of_spans
+from .trace_columns import RESOURCE
 from .trace_devices import Launches, Times, annotation_slices, device_tracks, devices_of, timed_slices, work_of
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _RUNTIMES = ("_runtime", "_driver", "Runtime")
 """Suffixes of the categories of calls of a runtime."""
 _FLAGS = Flag.ASYNC | Flag.UNFINISHED | Flag.ERROR | Flag.LOSS_BEFORE | Flag.INPUTS_CUT
 _DROPPED = "dropped_events"
+_UNKNOWN_REASON = "the reason is not in the file"
 _IDENTS = "python_threads"
 _WINDOW = "PyTorch Profiler"
 """Prefix of the name of the slice that is the recording itself."""
@@ -157,7 +160,12 @@ def _unfinished_steps(trace: TraceColumns) -> npt.NDArray[np.bool_]:
 
 
 def _put_on_threads(trace: TraceColumns) -> None:
-    """Puts spans on the track that most spans of their thread are on: those that cross others are on tracks of their own in the file."""
+    """Puts spans on the track that most spans of their thread are on: those that cross others are on tracks of their own in the file.
+
+    Spans of OTLP are on the tracks of their threads.
+    """
+    if trace.resources:
+        return
     rows, tracks = trace.rows, trace.tracks
     spans = np.flatnonzero((rows["span_id"] != 0) & (rows["id"] != 0))
     if not spans.size:
@@ -229,8 +237,10 @@ def _with_parents_of_spans(trace: TraceColumns, host: Array, thread: Array, pare
     place = np.minimum(np.searchsorted(span_id[ordered], above[spans]), len(ordered) - 1)
     nearest = ordered[place]
     is_there = (span_id[nearest] == above[spans]) & (nearest < spans) & (thread[nearest] == thread[spans])
+    # Spans of a profile are below their step, also those in a call that began before it.
+    otherwise = parent[spans] if trace.resources and not trace.figures.is_live else -1
     parent = parent.copy()
-    parent[spans] = np.where(is_there, nearest, -1)
+    parent[spans] = np.where(is_there, nearest, otherwise)
     return parent
 
 
@@ -259,16 +269,20 @@ def _threads(trace: TraceColumns, tracks: Array) -> list[RecordedThread]:
     threads, known = [], set[int]()
     for track in tracks.tolist():
         text = names[int(trace.tracks[track, 1])]
-        tid = _number(text.strip('"'))
-        tid = tid if tid is not None and tid < _BEYOND_THREADS and tid not in known else _BEYOND_THREADS + track
+        number = _number(text.strip('"'))
+        tid = _BEYOND_THREADS + track if number is None or number >= _BEYOND_THREADS or number in known else number
         known.add(tid)
-        threads.append(RecordedThread(tid, idents.get(text, tid), 0, labels.get(track, "")))
+        ident = number if trace.resources and number is not None else tid  # spans have the ids of Python
+        threads.append(RecordedThread(tid, idents.get(text, ident), 0, labels.get(track, "")))
     return threads
 
 
 def _pid(trace: TraceColumns, placed: _Placed) -> int | None:
-    process = trace.tracks[int(placed.tracks[0]), 0] if len(placed.tracks) else 0
-    return _number(trace.names[int(process)])
+    process = trace.names[int(trace.tracks[int(placed.tracks[0]), 0])] if len(placed.tracks) else ""
+    if not trace.resources:
+        return _number(process)
+    pid = trace.resources[_number(process.removeprefix(RESOURCE)) or 0].get("process.pid")
+    return pid if type(pid) is int else None
 
 
 def _idents(members: Mapping[str, Any]) -> dict[str, int]:
@@ -316,7 +330,7 @@ def _batch(trace: TraceColumns, placed: _Placed, devices: dict[str, Any], base: 
         inputs=trace.inputs if has_inputs else None,
         kept=int(InputKept.INPUTS | InputKept.CALL_STACKS),
         memory=_memory(trace, placed, base),
-        dropped=_dropped(trace.members),
+        dropped=_dropped(trace),
         frame_info=FrameInfo() if (columns["kind"] == Kind.FRAME).any() else None,
     )
 
@@ -383,15 +397,17 @@ def _parts(names: Names, name: Array) -> Array:
 
 def _event_kinds(trace: TraceColumns, category: Array) -> npt.NDArray[np.uint8]:
     by_category = np.full(len(trace.names), Kind.OPERATOR, np.uint8)
+    # A stream has modules in its averages, a profile does not.
+    known = {**_EVENT_KINDS, "module": Kind.LABEL} if trace.figures.is_live else _EVENT_KINDS
     for number in distinct_values(category).tolist():
-        by_category[number] = _EVENT_KINDS.get(trace.names[number], Kind.OPERATOR)
+        by_category[number] = known.get(trace.names[number], Kind.OPERATOR)
     kinds: npt.NDArray[np.uint8] = by_category[category]
     return kinds
 
 
-def _dropped(members: Mapping[str, Any]) -> dict[str, int]:
-    given = members.get(_DROPPED)
-    given = given if isinstance(given, dict) else {}
+def _dropped(trace: TraceColumns) -> dict[str, int]:
+    given = trace.members.get(_DROPPED)
+    given = given if isinstance(given, dict) else {_UNKNOWN_REASON: trace.figures.dropped}
     return {reason: count for reason, count in given.items() if type(count) is int and count > 0}
 
 
@@ -400,6 +416,8 @@ def _memory(trace: TraceColumns, placed: _Placed, base: int) -> dict[str, Array]
     memory = trace.memory
     if not len(memory["time"]):
         return None
+    if trace.resources:
+        return memory_of_spans(memory, PlacedSpans(placed.rows, placed.parent, placed.end, placed.thread))
     thread = np.searchsorted(placed.tracks, memory["track"]).astype(np.uint32)
     order = np.lexsort((memory["time"], thread))
     thread, time = thread[order], memory["time"][order] + base

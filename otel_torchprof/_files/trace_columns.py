@@ -1,4 +1,4 @@
-"""Reads Chrome traces as columns: every event of a file as a row, in one pass of native code, and the members of its document.
+"""Reads trace files as columns: every event or span of a file as a row, in one pass of native code, and what the file says of itself.
 
 Files are not trusted. Memory is that of the columns, up to a limit; what is unreadable is reported with its place.
 """
@@ -13,15 +13,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
-from otel_torchprof._export.otlp_reading import BYTE_ORDER_MARK, SNIFFED
+from otel_torchprof._export.otlp_reading import (
+    BYTE_ORDER_MARK,
+    MOST_EMPTY,
+    SNIFFED,
+    frames,
+    is_json,
+    line_cut_off,
+    without_spans,
+)
 from otel_torchprof._native.trace_files import LARGEST, Expected, Fault, Status, TraceReader
 from otel_torchprof.errors import TorchProfError
 
+from .records import json_attributes, protobuf_attributes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from otel_torchprof._columns.batch import Array, Names
     from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._export.otlp_reading import Frame
     from otel_torchprof._native.trace_files import Figures
 
 _EXPECTED = {
@@ -42,7 +53,14 @@ _FAULTS = {
     Fault.NAME: "name is no text",
     Fault.ARGS: "args is no object",
     Fault.ID: "the id of a span is not 16 hexadecimal digits",
+    Fault.MESSAGE: "bytes that are no OTLP for traces",
+    Fault.SPAN: "a span without ids of 16 and 8 bytes: other OTLP than traces?",
+    Fault.TIME: "a time is not below 2^61 nanoseconds",
 }
+_OTLP = b"\0\n"
+"""First bytes of files of protobuf: of the size of a request, or the tag of its first field."""
+RESOURCE = "resource "
+"""Before the number of a resource, in the name of the process of a track."""
 _MOST_MEMBERS = 1000
 _LONGEST_NUMBER = 30
 _UNKNOWN_FREE = 4 << 30
@@ -64,6 +82,8 @@ class TraceColumns:
     figures: Figures
     members: dict[str, Any] = field(default_factory=dict)
     """Members of the document, other than its events."""
+    resources: list[dict[str, Any]] = field(default_factory=list)
+    """Attributes of the resources of spans: the process of a track is ``resource 0``, ``resource 1`` and so on."""
     problems: list[str] = field(default_factory=list)
     """Messages about unreadable parts."""
     nbytes: int = 0
@@ -73,7 +93,7 @@ class TraceColumns:
 def read_columns(
     path: str, memory_limit: int | None = None, watch: Callable[[ByteStream], None] = lambda _stream: None
 ) -> TraceColumns:
-    """Reads a Chrome trace.
+    """Reads a Chrome trace, or OTLP as protobuf or lines of JSON.
 
     Args:
         path: path of the file.
@@ -83,16 +103,29 @@ def read_columns(
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
     """
-    reading = _Reading(path, free_memory() // 2 if memory_limit is None else memory_limit)
+    limit = free_memory() // 2 if memory_limit is None else memory_limit
+    reading: _Reading | None = None
     try:
         with opened(path) as stream:
             watch(stream)
+            reading = (_ChromeReading if _is_chrome(stream) else _SpanReading)(path, limit)
             reading.read(stream)
     except TorchProfError as error:
-        if not reading.reader.figures().events:
+        if reading is None or not reading.reader.events:
             raise
         reading.problems.append(f"{error}; what comes before that is counted")
     return reading.columns()
+
+
+def _is_chrome(stream: ByteStream) -> bool:
+    """Whether a file is a JSON object or list that is no line of OTLP. Raises UnexpectedError if it is no trace."""
+    start = stream.peek(SNIFFED)
+    if not start:
+        stream.check_end()
+    if not start or not (is_json(start) or start[0] in _OTLP):
+        raise UnexpectedError(0, f"expected a Chrome trace, or OTLP for traces, found {start[:4]!r}")
+    text = start.removeprefix(BYTE_ORDER_MARK).lstrip()
+    return is_json(start) and (not text or re.match(rb'\[|\{(?!\s*"resource)', text) is not None)
 
 
 def _finite(text: str) -> float:
@@ -123,21 +156,95 @@ class _Reading:
         self.reader = TraceReader(memory_limit)
         self.problems: list[str] = []
         self._members: dict[str, Any] = {}
+        self._resources: list[dict[str, Any]] = []
         self._origin = 0
-        """Offset of the document in the file."""
+        """Offset in the file from which the reader counts."""
+
+    def read(self, stream: ByteStream) -> None:
+        """Reads the whole file. Raises UnexpectedError, TorchProfError or OSError."""
+        raise NotImplementedError
+
+    def _over_limit(self, stream: ByteStream, offset: int) -> TorchProfError:
+        limit = f"{self._limit / 2**20:.0f} MiB"
+        where = place(stream, offset)
+        return TorchProfError(f"{self._path!r}: {where}: the columns would need more than the limit of {limit}")
+
+    def columns(self) -> TraceColumns:
+        """Everything that was read."""
+        figures = self.reader.figures()
+        if figures.unusable:
+            fault = f"{_FAULTS[figures.first_fault]}, event {figures.first_event}"
+            at = f"at byte {self._origin + figures.first_offset}"
+            self.problems.append(f"{self._path!r}: not counted: {figures.unusable:,}; the first: {fault}, {at}")
+        rows, works, memory = self.reader.take()
+        tables = self.reader.names(), self.reader.tracks(), self.reader.inputs()
+        size = self.reader.nbytes + tables[0].nbytes + tables[2].nbytes
+        said = self._members, self._resources, self.problems
+        return TraceColumns(rows, works, memory, *tables, figures, *said, size)
+
+
+class _SpanReading(_Reading):
+    """Reads OTLP."""
+
+    def read(self, stream: ByteStream) -> None:
+        last_with_spans = 0
+        for number, frame in enumerate(frames(stream)):
+            before = self.reader.events
+            self._read_frame(frame, stream)
+            last_with_spans = number if self.reader.events > before else last_with_spans
+            if number - last_with_spans > MOST_EMPTY:
+                raise without_spans(frame.offset)
+
+    def _read_frame(self, frame: Frame, stream: ByteStream) -> None:
+        if frame.is_json and not frame.body.rstrip().endswith(b"}") and not frame.body.endswith(b"\n"):
+            raise line_cut_off(stream, frame)
+        status, at = Status.FULL, 0
+        while status is not Status.END:
+            status = self.reader.read_request(frame.body, at, frame.offset, is_json=frame.is_json)
+            step = self.reader.step
+            at = step.consumed
+            if status is Status.MEMBER:
+                self._add_resource(frame.body[step.value : step.value + step.value_size], is_json=frame.is_json)
+            elif status is Status.NO_MEMORY or (status is Status.FULL and self.reader.nbytes > self._limit):
+                raise self._over_limit(stream, frame.offset + at)
+
+    def _add_resource(self, text: bytes, *, is_json: bool) -> None:
+        attributes: dict[str, Any] = {}
+        if len(self._resources) < _MOST_MEMBERS:
+            try:
+                attributes = dict(_json_resource(text) if is_json else _protobuf_resource(text))
+            except (ValueError, RecursionError) as error:
+                self.problems.append(f"a resource cannot be read ({error})")
+        self._resources.append(attributes)
+
+
+def _json_resource(text: bytes) -> Iterator[tuple[str, Any]]:
+    resource = json.loads(text or b"{}")
+    return json_attributes(resource if isinstance(resource, dict) else {})
+
+
+def _protobuf_resource(message: bytes) -> Iterator[tuple[str, Any]]:
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+    try:
+        return protobuf_attributes(Resource.FromString(message))
+    except DecodeError as error:
+        raise ValueError(f"{len(message):,} bytes that are no resource") from error
+
+
+class _ChromeReading(_Reading):
+    """Reads a Chrome trace."""
+
+    def __init__(self, path: str, memory_limit: int) -> None:
+        super().__init__(path, memory_limit)
         self._offset = 0
         """Offset in the file of the bytes that the reader gets next."""
 
     def read(self, stream: ByteStream) -> None:
-        """Reads the whole file. Raises UnexpectedError, TorchProfError or OSError."""
         if stream.peek(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
             stream.skip(len(BYTE_ORDER_MARK))
         stream.skip_space()
-        if not re.match(rb'\[|\{(?!\s*"resource)', stream.peek(SNIFFED)):
-            expected = "expected a Chrome trace, a JSON object or list of events"
-            raise UnexpectedError(
-                stream.offset, f"{expected}, found something else; otel-torchprof show reads OTLP too"
-            )
         self._origin = self._offset = stream.offset
         rest, status = b"", Status.MORE
         while status is Status.MORE:
@@ -148,9 +255,7 @@ class _Reading:
         if status is Status.UNEXPECTED:
             raise self._unexpected(stream, rest)
         if status is Status.NO_MEMORY:
-            where = place(stream, self._offset)
-            limit = f"{self._limit / 2**20:.0f} MiB"
-            raise TorchProfError(f"{self._path!r}: {where}: the columns would need more than the limit of {limit}")
+            raise self._over_limit(stream, self._offset)
         stream.check_end()
         if rest.strip(b" \t\r\n") or stream.skip_space():
             where = place(stream, self._offset)
@@ -191,15 +296,3 @@ class _Reading:
         at = step.place - step.consumed
         content = rest[at : at + 20].decode("utf-8", "surrogateescape")
         return UnexpectedError(self._offset + at, f"expected {_EXPECTED[Expected(step.expected)]}, found {content!r}")
-
-    def columns(self) -> TraceColumns:
-        """Everything that was read. Raises TorchProfError if that is nothing."""
-        figures = self.reader.figures()
-        if figures.unusable:
-            fault = f"{_FAULTS[figures.first_fault]}, event {figures.first_event}"
-            at = f"at byte {self._origin + figures.first_offset}"
-            self.problems.append(f"{self._path!r}: not counted: {figures.unusable:,}; the first: {fault}, {at}")
-        rows, works, memory = self.reader.take()
-        tables = self.reader.names(), self.reader.tracks(), self.reader.inputs()
-        size = self.reader.nbytes + tables[0].nbytes + tables[2].nbytes
-        return TraceColumns(rows, works, memory, *tables, figures, self._members, self.problems, size)

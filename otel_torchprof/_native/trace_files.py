@@ -1,4 +1,4 @@
-"""The native reader of Chrome traces: bytes in, columns out (``trace_files.h``). Without the GIL. A reader is for one thread."""
+"""The native reader of trace files: bytes in, columns out (``trace_files.h``). Without the GIL. A reader is for one thread."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ BLOCK = 1 << 16
 LARGEST: int = lib.OTP_TRACE_LARGEST
 """Bytes of the largest event or member that is read."""
 
+ONE_CHANGE = (1 << 64) - 1
+"""The span of a change of memory that is none of a span."""
 ROW_COLUMNS: Mapping[str, tuple[Any, int]] = {
     "start": (np.int64, 0),
     "duration": (np.int64, -1),
@@ -52,6 +54,7 @@ MEMORY_COLUMNS: Mapping[str, tuple[Any, int]] = {
     "address": (np.uint64, 0),
     "total_allocated": (np.int64, -1),
     "total_reserved": (np.int64, -1),
+    "span": (np.uint64, ONE_CHANGE),
     "track": (np.uint32, 0),
     "device_type": (np.int32, 0),
     "device_index": (np.int32, -1),
@@ -87,6 +90,9 @@ class Fault(enum.IntEnum):
     NAME = 5
     ARGS = 6
     ID = 7
+    MESSAGE = 8
+    SPAN = 9
+    TIME = 10
 
 
 class Expected(enum.IntEnum):
@@ -113,6 +119,12 @@ class Figures(NamedTuple):
     first_offset: int
     first_fault: Fault
     without_duration: int
+    dropped: int
+    """Events that spans say were dropped."""
+    has_flops: bool
+    """Whether spans have numbers of floating-point operations."""
+    is_live: bool
+    """Whether steps have kinds, as those of a stream or of an instrumentation."""
     by_phase: Mapping[str, int]
     """Number of events that are no rows, by phase; empty: events without one."""
 
@@ -188,13 +200,32 @@ class TraceReader:
     def read(self, data: bytes, at: int, *, is_last: bool) -> Status:
         """Reads on from a position of ``data``, which begins with what was not consumed before."""
         view = ffi.from_buffer("uint8_t[]", data)
-        blocks = (self._rows, self._works, self._memory)
-        natives = [block.native for block in blocks]
-        status = lib.otp_trace_read(self._reader, view + at, len(data) - at, is_last, *natives, self._step)
+        natives = [block.native for block in self._blocks]
+        return self._flushed(lib.otp_trace_read(self._reader, view + at, len(data) - at, is_last, *natives, self._step))
+
+    def read_request(self, body: bytes, at: int, offset: int, *, is_json: bool) -> Status:
+        """Reads a serialized request, or a line of OTLP/JSON, on from a position in it; it begins at ``offset`` of the file."""
+        self._step.consumed = at
+        view = ffi.from_buffer("uint8_t[]", body)
+        natives = [block.native for block in self._blocks]
+        return self._flushed(
+            lib.otp_trace_read_request(self._reader, view, len(body), is_json, offset, *natives, self._step)
+        )
+
+    @property
+    def _blocks(self) -> tuple[_Block, _Block, _Block]:
+        return self._rows, self._works, self._memory
+
+    def _flushed(self, status: int) -> Status:
         if status == Status.FULL:
-            for block in blocks:
+            for block in self._blocks:
                 block.flush()
         return Status(status)
+
+    @property
+    def events(self) -> int:
+        """Number of events so far."""
+        return int(lib.otp_trace_get_figures(self._reader).events)
 
     def figures(self) -> Figures:
         """Sums over what was read so far."""
@@ -207,6 +238,9 @@ class TraceReader:
             native.first_offset,
             Fault(native.first_fault),
             native.without_duration,
+            native.dropped,
+            bool(native.has_flops),
+            bool(native.is_live),
             {phase: count for phase, count in by_phase.items() if count},
         )
 

@@ -6,12 +6,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.sdk.resources import Resource
+
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
 from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
 from otel_torchprof._model.devices import device_name
-from otel_torchprof._native.trace_files import ROW_AGGREGATE
+from otel_torchprof._native.trace_files import ROW_AGGREGATE, Fault
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, Health
@@ -23,15 +25,17 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._files.trace_batch import TraceTable
+    from otel_torchprof._files.trace_columns import TraceColumns
     from otel_torchprof._model.step_spans import RecordedStep
 
 _NONE = "off: the trace has none"
 
 
 def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> LoadedProfile:
-    """Reads a Chrome trace of this package or of ``torch.profiler``, compressed with gzip or not, as a profile.
+    """Reads a trace file as a profile: a Chrome trace of this package or of ``torch.profiler``, or OTLP of this package.
 
-    The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
+    OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
+    of JSON. Any file may be compressed with gzip. The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
     ``health.notes`` lists events that are in none of them, and unreadable parts with their places. Costs some 2 us per
     event, and 170 bytes at the peak.
 
@@ -60,7 +64,23 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         raise TorchProfError(
             f"{name!r} has spans that stand for many events: read it with otel-torchprof show, explain or diff"
         )
-    return LoadedProfile(name, batch_of(trace), trace.members, _health(trace.problems, trace.nbytes, limit))
+    if trace.figures.unusable and not len(trace.rows["start"]) and trace.figures.first_fault >= Fault.MESSAGE:
+        raise TorchProfError("; ".join(trace.problems))
+    table = batch_of(trace)
+    is_summed = bool(trace.resources) and table.batch.memory is not None
+    notes = [
+        *trace.problems,
+        *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
+    ]
+    return LoadedProfile(name, table, trace, _health(notes, trace.nbytes, limit))
+
+
+def _resource_of(trace: TraceColumns) -> dict[str, Any]:
+    """The attributes of the first resource of a file; empty if it has none."""
+    other = trace.members.get("otherData")
+    given = trace.resources[0] if trace.resources else other.get("resource") if isinstance(other, dict) else None
+    plain = given if isinstance(given, dict) else {}
+    return {key: value for key, value in plain.items() if isinstance(value, str | bool | int | float)}
 
 
 def _health(problems: Sequence[str], nbytes: int, limit: int) -> Health:
@@ -123,10 +143,12 @@ class LoadedProfile(ProfileResults):
         <profile of ... events from 'trace.json'>
     """
 
-    def __init__(self, path: str, table: TraceTable, members: dict[str, Any], health: Health) -> None:
+    def __init__(self, path: str, table: TraceTable, trace: TraceColumns, health: Health) -> None:
         super().__init__(_LoadedRecording(table, health))
+        members, self._attributes = trace.members, _resource_of(trace)
         self._path, self._table = path, table
-        self.record_shapes, self.with_flops = table.batch.inputs is not None, bool(members.get("with_flops"))
+        self.record_shapes = table.batch.inputs is not None
+        self.with_flops = trace.figures.has_flops or bool(members.get("with_flops"))
         self.profile_memory = table.batch.memory is not None
         self.with_stack = table.batch.frame_info is not None or bool(members.get("with_stack"))
         self.use_device = _device_of(table.batch)
@@ -150,6 +172,10 @@ class LoadedProfile(ProfileResults):
 
     def _steps(self) -> list[RecordedStep]:
         return list(self._table.steps)
+
+    def _resource(self) -> Resource:
+        """The resource in the file, else that of this process."""
+        return Resource(self._attributes) if self._attributes else super()._resource()
 
     def _no_steps(self) -> TorchProfError:
         return TorchProfError(f"{self._path!r} has no steps, which an explanation compares; its averages can be read")

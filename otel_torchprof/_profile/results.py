@@ -410,7 +410,7 @@ class ProfileResults(RecordedColumns):
             # With a schedule the steps are labels among the events.
             [] if self._labels_steps else self._steps(),
             lambda: self._limited(detail),
-            lambda: resource or sdk.current_resource(),
+            lambda: resource or self._resource(),
             sdk.instrumentation_scope,
             displayed_devices(batch, self.activity_filters),
             {**self._metadata.entries, **(metadata or {})},
@@ -459,7 +459,7 @@ class ProfileResults(RecordedColumns):
         Raises:
             ValueError: the detail is unknown, or ``max_bytes`` is not allowed.
         """
-        chosen_resource = resource or sdk.current_resource()
+        chosen_resource = resource or self._resource()
         table = self._limited(detail)
         return otlp.encode(table, resource=chosen_resource, scope=sdk.instrumentation_scope(), max_bytes=max_bytes)
 
@@ -473,7 +473,7 @@ class ProfileResults(RecordedColumns):
         Raises:
             ValueError: the detail is unknown.
         """
-        chosen_resource = resource or sdk.current_resource()
+        chosen_resource = resource or self._resource()
         return SpanList(self._limited(detail), resource=chosen_resource, scope=sdk.instrumentation_scope())
 
     def export(
@@ -499,10 +499,13 @@ class ProfileResults(RecordedColumns):
         """
         budget = None if sdk.takes_whole_traces(exporter) else checked_policy(policy).rules().budget
         table = self._limited(detail, budget)
-        spans = SpanList(table, resource=sdk.current_resource(), scope=sdk.instrumentation_scope())
+        spans = SpanList(table, resource=self._resource(), scope=sdk.instrumentation_scope())
         return sdk.export(spans, exporter, batch_size=batch_size)
 
     # ---- within ----
+
+    def _resource(self) -> Resource:
+        return sdk.current_resource()
 
     def _no_steps(self) -> TorchProfError:
         return TorchProfError("the profile has no steps: call prof.step() at the end of each, or give it a schedule")

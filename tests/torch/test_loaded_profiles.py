@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -79,6 +80,36 @@ def test_own_traces_have_the_averages_of_their_profile(train, tmp_path, options)
     assert again(tmp_path / "again.json") == again(tmp_path / "t.json")
 
 
+OTLP_OPTIONS = {**OPTIONS, "all": {**OPTIONS["all"], "with_stack": False}, "stacks": {"with_stack": True}}
+
+
+@pytest.mark.parametrize("name", ["t.otlp", "t.jsonl"])
+@pytest.mark.parametrize("options", OTLP_OPTIONS.values(), ids=OTLP_OPTIONS)
+def test_own_spans_have_the_averages_of_their_profile(train, tmp_path, options, name):
+    """Averages by name and shapes of OTLP are those of its profile, without addresses and what was allocated outside of events."""
+    with otp.profile(**options) as prof:
+        for _ in range(2):
+            train()
+            prof.step()
+    prof.export_otlp(tmp_path / name, detail="frames" if "with_stack" in options else "ops")
+    loaded = otp.load(tmp_path / name)
+    for groups in GROUPS[:2]:
+        ours, theirs = (rows(each.key_averages(**groups)) for each in (loaded, prof))
+        without = sorted((re.sub(r" at 0x[0-9a-f]+>", ">", key), *sums) for key, *sums in theirs if key != "[memory]")
+        assert summed(ours) == summed(without)
+    assert [step[:2] for step in loaded.steps] == [step[:2] for step in prof.steps]
+    assert loaded.with_flops == bool(options.get("with_flops"))
+
+
+def summed(averages):
+    """Sums by name and shapes: functions that differ in their address only are one in OTLP."""
+    sums = {}
+    for key, *numbers, shapes, stack in averages:
+        before = sums.get((key, shapes, stack), [0] * len(numbers))
+        sums[key, shapes, stack] = [a + b for a, b in zip(before, numbers, strict=True)]
+    return sums
+
+
 def again(path):
     """The slices of a file, without their numbers."""
     return [
@@ -88,9 +119,10 @@ def again(path):
     ]
 
 
-def test_traces_of_an_instrumentation_have_its_averages(train, tmp_path):
+@pytest.mark.parametrize("exporter", [otp.ChromeTraceExporter, otp.OTLPFileExporter])
+def test_traces_of_an_instrumentation_have_its_averages(train, tmp_path, exporter):
     """The events of a stream's trace have the averages of the stream, and its steps; a step has the name that torch gives it."""
-    with otp.stream(otp.ChromeTraceExporter(tmp_path / "t.json"), record_shapes=True) as streamed:
+    with otp.stream(exporter(tmp_path / "t.json"), record_shapes=True) as streamed:
         for _ in range(3):
             train()
             streamed.step()

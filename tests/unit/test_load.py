@@ -215,8 +215,8 @@ def test_other_files_are_refused(tmp_path):
     path.write_text(json.dumps([event("a", 1, 1, span_id="00000000000000a1", attributes=aggregate)]))
     with pytest.raises(otp.TorchProfError, match=r"read it with otel-torchprof show"):
         otp.load(path)
-    path.write_bytes(b"\n\x0a\x08")
-    with pytest.raises(otp.TorchProfError, match="expected a Chrome trace"):
+    path.write_bytes(b"\x7fELF")
+    with pytest.raises(otp.TorchProfError, match="expected a Chrome trace, or OTLP"):
         otp.load(path)
     with pytest.raises(otp.TorchProfError, match="No such file"):
         otp.load(tmp_path / "none")

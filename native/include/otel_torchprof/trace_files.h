@@ -1,4 +1,4 @@
-/* Trace files in, columns out: reads the events of Chrome JSON, of torch and of this package.
+/* Trace files in, columns out: reads the events of Chrome JSON, of torch and of this package, and spans of OTLP.
  *
  * Nothing in a file is trusted. Memory grows with different names and different inputs only; rows go to arrays of the
  * caller. A reader is for one thread at a time; different readers for any threads.
@@ -68,6 +68,7 @@ typedef struct {
   uint64_t* address;
   int64_t* total_allocated; /* -1: none */
   int64_t* total_reserved;
+  uint64_t* span; /* the row of a span that moved so much, with those inside it; UINT64_MAX: it is one change */
   uint32_t* track;
   int32_t* device_type;
   int32_t* device_index;
@@ -106,6 +107,9 @@ enum otp_trace_fault {
   OTP_FAULT_NAME = 5,
   OTP_FAULT_ARGS = 6,
   OTP_FAULT_ID = 7,
+  OTP_FAULT_MESSAGE = 8, /* a part of a request, or of a line, is none of OTLP */
+  OTP_FAULT_SPAN = 9,    /* a span without the ids that spans have: of metrics, or of logs */
+  OTP_FAULT_TIME = 10,
 };
 
 /* Bytes of the largest event or member that is read; a larger one is passed over. */
@@ -130,6 +134,9 @@ typedef struct {
   uint32_t first_fault;  /* ... and its otp_trace_fault */
   uint32_t is_document;  /* an object, with members */
   uint64_t without_duration;
+  uint64_t dropped;       /* events that spans say were dropped */
+  uint64_t has_flops;     /* spans have numbers of floating-point operations */
+  uint64_t is_live;       /* steps have kinds: of a stream or of an instrumentation */
   uint64_t by_phase[256]; /* events that are no rows, by the first byte of their phase; 0: without one */
 } otp_trace_figures;
 
@@ -141,6 +148,16 @@ void otp_trace_close(otp_trace_reader* reader);
  * the arrays. Returns an otp_trace_status. After OTP_TRACE_MEMBER the member is consumed. */
 int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size, int is_last, otp_trace_rows* rows,
                    otp_trace_works* works, otp_trace_memory* memory, otp_trace_step* step);
+
+/* Reads a serialized ExportTraceServiceRequest, or a line of OTLP/JSON, on from `step->consumed`, 0 for its begin.
+ * `offset`: where it begins in the file. Appends a row per span; spans that cannot be read are counted. Returns
+ * OTP_TRACE_END, or OTP_TRACE_FULL, OTP_TRACE_NO_MEMORY or OTP_TRACE_MEMBER: then `value` is a resource that none had
+ * before, whose tracks have the process "resource 0", then "resource 1" and so on. The arrays have room for
+ * OTP_TRACE_ROWS_PER_SPAN at least. A reader reads one format. */
+#define OTP_TRACE_ROWS_PER_SPAN 4
+int otp_trace_read_request(otp_trace_reader* reader, const uint8_t* request, uint64_t size, int is_json,
+                           uint64_t offset, otp_trace_rows* rows, otp_trace_works* works, otp_trace_memory* memory,
+                           otp_trace_step* step);
 
 /* Valid until the reader reads on or is closed. Names: index 0 is the empty one. */
 const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader);

@@ -5,25 +5,15 @@
 #include <string>
 
 #include "files/chrome_event.h"
-#include "files/input_texts.h"
 #include "files/json_cursor.h"
 #include "files/json_values.h"
-#include "files/text_table.h"
+#include "files/otlp_spans.h"
+#include "files/trace_tables.h"
 #include "otel_torchprof/record_format.h"
 #include "otel_torchprof/trace_files.h"
 
 namespace otp {
 namespace {
-
-struct Output {
-  otp_trace_rows* rows;
-  otp_trace_works* works;
-  otp_trace_memory* memory;
-
-  bool is_full() const {
-    return rows->count == rows->capacity || works->count == works->capacity || memory->count == memory->capacity;
-  }
-};
 
 // Passes over a value that is too large to be read, over several pieces.
 struct Skipping {
@@ -139,18 +129,16 @@ uint8_t flags_of(const ChromeArguments& arguments) {
 using otp::ChromeArguments;
 using otp::ChromeEvent;
 using otp::JsonCursor;
-using otp::Output;
+using Output = otp::TraceOutput;
 
 struct otp_trace_reader {
  public:
-  otp_trace_reader(uint64_t limit, uint64_t seed) : d_limit(limit), d_names(seed), d_inputs(seed) {}
+  otp_trace_reader(uint64_t limit, uint64_t seed) : tables(limit, seed), spans(&tables) {}
 
   int read(std::string_view data, bool is_last, const Output& out, otp_trace_step* step);
 
-  const otp_trace_figures* figures() const { return &d_figures; }
-  const otp::TextTable& names() const { return d_names; }
-  const std::vector<uint32_t>& tracks() const { return d_tracks; }
-  const std::vector<int64_t>& inputs() const { return d_inputs.words(); }
+  otp::TraceTables tables;
+  otp::OtlpReader spans;
 
  private:
   enum class State { kStart, kMembers, kEvents, kEnd };
@@ -174,11 +162,10 @@ struct otp_trace_reader {
   void note(uint32_t fault, uint64_t offset);
 
   uint32_t name_of(std::string_view token);
-  uint32_t phase_name_of(std::string_view token);
+  std::string& unescaped(std::string_view token);
   uint32_t call_stack_of(std::string_view token);
   uint32_t track_of(const ChromeEvent& event);
 
-  uint64_t d_limit;
   State d_state = State::kStart;
   bool d_is_list = false;     // the document is the list of events
   bool d_had_events = false;  // the member with the events has begun
@@ -187,13 +174,6 @@ struct otp_trace_reader {
   const char* d_value = nullptr;  // where the value begins that is being read; null: none
   otp::Skipping d_skipping;
   uint64_t d_row = 0;  // number of the next row
-  otp_trace_figures d_figures = {};
-  otp::TextTable d_names;
-  otp::InputWordTable d_inputs;
-  otp::HashTable d_track_numbers;
-  std::vector<uint32_t> d_tracks;
-  uint64_t d_last_pair = 0;  // names of process and thread of the last track
-  uint32_t d_last_track = UINT32_MAX;
   std::string d_scratch;
 };
 
@@ -213,7 +193,7 @@ int otp_trace_reader::read(std::string_view data, bool is_last, const Output& ou
       status = step->is_cut_off ? OTP_TRACE_UNEXPECTED : OTP_TRACE_MORE;
     } else if (d_state == State::kEnd) {
       status = OTP_TRACE_END;
-    } else if (d_names.bytes() + d_inputs.bytes() > d_limit) {
+    } else if (tables.is_over_limit()) {
       status = OTP_TRACE_NO_MEMORY;
     } else if (d_state == State::kEvents && out.is_full()) {
       status = OTP_TRACE_FULL;
@@ -245,7 +225,7 @@ int otp_trace_reader::stopped(const JsonCursor& cursor, bool is_last, otp_trace_
   }
   if (!is_too_large(cursor.end)) return OTP_TRACE_MORE;
   d_skipping.is_on = true;  // an event; member() sees to members
-  ++d_figures.events;
+  ++tables.figures.events;
   note(OTP_FAULT_SIZE, static_cast<uint64_t>(d_value - d_piece));
   return OTP_TRACE_MORE;
 }
@@ -266,8 +246,8 @@ otp_trace_reader::Outcome otp_trace_reader::advance(JsonCursor* cursor, const Ou
 otp_trace_reader::Outcome otp_trace_reader::begin(JsonCursor* cursor) {
   if (!cursor->space()) return Outcome::kIncomplete;
   d_is_list = *cursor->at == '[';
-  d_figures.is_document = *cursor->at == '{';
-  if (!d_is_list && !d_figures.is_document) {
+  tables.figures.is_document = *cursor->at == '{';
+  if (!d_is_list && !tables.figures.is_document) {
     cursor->fail(OTP_EXPECTED_DOCUMENT);
     return Outcome::kIncomplete;
   }
@@ -319,13 +299,13 @@ otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Ou
   if (*cursor->at != '{') {
     if (*cursor->at == '}' || *cursor->at == ':') cursor->fail(OTP_EXPECTED_ELEMENT);
     if (cursor->expected != 0 || !cursor->skip()) return Outcome::kIncomplete;
-    ++d_figures.events;
+    ++tables.figures.events;
     note(OTP_FAULT_EVENT, offset);
     return Outcome::kDone;
   }
   ChromeEvent event;
   if (!event.read(cursor)) return Outcome::kIncomplete;
-  ++d_figures.events;
+  ++tables.figures.events;
   add(event, offset, out);
   return Outcome::kDone;
 }
@@ -350,7 +330,7 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
       } else if (phase == 'i' && event.name == "\"[OutOfMemory]\"") {
         fault = add_memory(event, out.memory);
       } else {
-        ++d_figures.by_phase[static_cast<uint8_t>(phase)];
+        ++tables.figures.by_phase[static_cast<uint8_t>(phase)];
       }
   }
   if (fault != OTP_FAULT_NONE) note(fault, offset);
@@ -360,7 +340,7 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, const O
   otp::Extent extent;
   const uint32_t fault = extent.read(event, phase == 'X');
   if (fault != OTP_FAULT_NONE) return fault;
-  d_figures.without_duration += phase == 'X' && event.duration.empty();
+  tables.figures.without_duration += phase == 'X' && event.duration.empty();
   put_row(event, phase, extent, out.rows);
   const ChromeArguments& arguments = event.arguments;
   const bool is_work = !arguments.stream.empty() || !arguments.stream_id.empty();
@@ -383,8 +363,9 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   rows->sequence_nr[row] = otp::number_or(arguments.sequence_nr, -1);
   otp::InputTexts inputs = arguments.inputs;
   inputs.call_stack = call_stack_of(arguments.call_stack);
-  rows->inputs[row] = inputs.any() ? d_inputs.place_of(inputs) : -1;
-  rows->name[row] = otp::is_string(arguments.phase_name) ? phase_name_of(arguments.phase_name) : name_of(event.name);
+  rows->inputs[row] = tables.inputs(inputs);
+  const bool is_phase = otp::is_string(arguments.phase_name);
+  rows->name[row] = is_phase ? tables.phase_name(unescaped(arguments.phase_name)) : name_of(event.name);
   rows->category[row] = name_of(event.category);
   rows->track[row] = track_of(event);
   const bool has_thread = !arguments.fwd_thread.empty();
@@ -434,6 +415,7 @@ uint32_t otp_trace_reader::add_memory(const ChromeEvent& event, otp_trace_memory
   memory->address[at] = static_cast<uint64_t>(otp::number_or(arguments.address, 0));
   memory->total_allocated[at] = otp::number_or(arguments.total_allocated, -1);
   memory->total_reserved[at] = otp::number_or(arguments.total_reserved, -1);
+  memory->span[at] = UINT64_MAX;
   memory->track[at] = track_of(event);
   memory->device_type[at] = otp::signed_number(arguments.device_type, 0);
   memory->device_index[at] = otp::signed_number(arguments.device_id, -1);
@@ -442,55 +424,34 @@ uint32_t otp_trace_reader::add_memory(const ChromeEvent& event, otp_trace_memory
   return OTP_FAULT_NONE;
 }
 
-void otp_trace_reader::note(uint32_t fault, uint64_t offset) {
-  if (d_figures.unusable++ != 0) return;
-  d_figures.first_fault = fault;
-  d_figures.first_event = d_figures.events;
-  d_figures.first_offset = d_offset + offset;
-}
+void otp_trace_reader::note(uint32_t fault, uint64_t offset) { tables.note(fault, d_offset + offset); }
 
 // The number of a string's content; 0 where it is none.
 uint32_t otp_trace_reader::name_of(std::string_view token) {
   if (!otp::is_string(token)) return 0;
   const std::string_view content = otp::unquoted(token);
-  if (content.find('\\') == std::string_view::npos) return d_names.number_of(content);
-  d_scratch.clear();
-  otp::append_unescaped(content, &d_scratch);
-  return d_names.number_of(d_scratch);
+  return tables.name(content.find('\\') == std::string_view::npos ? content : unescaped(token));
 }
 
-// The name of the events of a phase: spans may have one of the conventions.
-uint32_t otp_trace_reader::phase_name_of(std::string_view token) {
-  d_scratch = "torch.phase.";
+// The content of a string, until the next one.
+std::string& otp_trace_reader::unescaped(std::string_view token) {
+  d_scratch.clear();
   otp::append_unescaped(otp::unquoted(token), &d_scratch);
-  return d_names.number_of(d_scratch);
+  return d_scratch;
 }
 
 // The entries of a call stack, each with a semicolon behind it in the file, by line.
 uint32_t otp_trace_reader::call_stack_of(std::string_view token) {
   if (!otp::is_string(token)) return 0;
-  d_scratch.clear();
-  otp::append_unescaped(otp::unquoted(token), &d_scratch);
-  while (!d_scratch.empty() && d_scratch.back() == ';') d_scratch.pop_back();
-  std::replace(d_scratch.begin(), d_scratch.end(), ';', '\n');
-  return d_names.number_of(d_scratch);
+  std::string& entries = unescaped(token);
+  while (!entries.empty() && entries.back() == ';') entries.pop_back();
+  std::replace(entries.begin(), entries.end(), ';', '\n');
+  return tables.name(entries);
 }
 
 uint32_t otp_trace_reader::track_of(const ChromeEvent& event) {
-  const uint32_t process = d_names.number_of(event.process), thread = d_names.number_of(event.thread);
-  const uint64_t pair = uint64_t{process} << 32 | thread;
-  if (d_last_track != UINT32_MAX && pair == d_last_pair) return d_last_track;
-  // The names are numbers that count up; spread over all bits they are as good as a hash.
-  const uint64_t hash = otp::mixed(pair ^ 0xE7037ED1A0B428DBu, 0x9E3779B97F4A7C15u);
-  int64_t number = d_track_numbers.find(hash);
-  if (number < 0) {
-    number = static_cast<int64_t>(d_tracks.size() / 2);
-    d_tracks.push_back(process);
-    d_tracks.push_back(thread);
-    d_track_numbers.add(hash, number);
-  }
-  d_last_pair = pair;
-  return d_last_track = static_cast<uint32_t>(number);
+  const uint32_t process = tables.name(event.process);
+  return tables.track(process, tables.name(event.thread));
 }
 
 // ---- the C boundary: nothing is thrown across it ----
@@ -519,19 +480,33 @@ extern "C" int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uin
   }
 }
 
-extern "C" const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader) { return reader->figures(); }
+extern "C" int otp_trace_read_request(otp_trace_reader* reader, const uint8_t* request, uint64_t size, int is_json,
+                                      uint64_t offset, otp_trace_rows* rows, otp_trace_works* works,
+                                      otp_trace_memory* memory, otp_trace_step* step) {
+  try {
+    const std::string_view bytes(reinterpret_cast<const char*>(request), size);
+    return reader->spans.read(bytes, is_json != 0, offset, {rows, works, memory}, step);
+  } catch (const std::bad_alloc&) {
+    *step = {};
+    return OTP_TRACE_NO_MEMORY;
+  }
+}
+
+extern "C" const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader) {
+  return &reader->tables.figures;
+}
 
 extern "C" otp_names otp_trace_names(const otp_trace_reader* reader) {
-  const otp::TextTable& names = reader->names();
+  const otp::TextTable& names = reader->tables.names();
   return {reinterpret_cast<const uint8_t*>(names.data()), names.ends(), names.size(), nullptr, nullptr};
 }
 
 extern "C" const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count) {
-  *count = reader->tracks().size() / 2;
-  return reader->tracks().data();
+  *count = reader->tables.tracks().size() / 2;
+  return reader->tables.tracks().data();
 }
 
 extern "C" const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count) {
-  *count = reader->inputs().size();
-  return reader->inputs().data();
+  *count = reader->tables.input_words().size();
+  return reader->tables.input_words().data();
 }

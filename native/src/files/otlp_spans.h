@@ -1,0 +1,101 @@
+// Spans of OTLP requests, as protobuf or as JSON, to rows: an event per span, a track per thread of a resource.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "files/trace_tables.h"
+
+namespace otp {
+
+// A span as it is written; texts without escapes.
+struct OtlpSpan {
+  uint64_t span_id = 0;
+  uint64_t parent_id = 0;
+  uint64_t start = 0;  // Unix ns
+  uint64_t end = 0;
+  bool has_ids = false;  // a trace id and a span id, of the sizes that these have
+  std::string_view name;
+  // Attributes.
+  std::string_view scope, function, module, phase, step_kind, thread_name, error_type, shapes, dtypes, values;
+  int64_t thread_id = -1, step = -1, sequence_nr = -1, forward_thread = 0, dropped = 0, flops = -1;
+  int64_t aggregated = 0, collapsed = 0;
+  int64_t allocated = 0, released = 0, peak = -1;  // bytes, with what is inside
+  int64_t device_allocated = 0, device_released = 0, device_peak = -1;
+  int64_t stream = -1, device = -1;
+  double device_duration = 0;  // seconds
+  std::string_view device_type;
+  bool is_async = false, is_unfinished = false, follows_loss = false;
+};
+
+// A value of an attribute; other kinds of values are none.
+struct OtlpValue {
+  enum class Kind { kNone, kText, kNumber, kFlag, kReal } kind = Kind::kNone;
+  std::string_view text;
+  int64_t number = 0;
+  double real = 0;
+};
+
+// Keeps the value if the attribute is one of those above.
+void store_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* span);
+
+// Reads requests one by one, each in as many calls as the arrays for rows are full. For one thread.
+class OtlpReader {
+ public:
+  explicit OtlpReader(TraceTables* tables) : d_tables(tables) {}
+
+  // Continues at `step->consumed`. Returns an otp_trace_status; `offset`: of the request in the file.
+  int read(std::string_view request, bool is_json, uint64_t offset, const TraceOutput& out, otp_trace_step* step);
+
+ private:
+  // Whether reading goes on: not where the arrays are full, nor at a resource that is new.
+  bool begin_resource(std::string_view resource, const char* here);
+  void begin_scope(std::string_view name);
+  bool has_room(const char* here);
+  void add(const OtlpSpan& span, const char* here);
+  // The request, or this part of it, is not what it must be: `here` is where that is seen.
+  bool refuse(const char* here);
+
+  bool read_request(std::string_view request);
+  bool read_resource_spans(std::string_view message);
+  bool read_scope_spans(std::string_view message);
+  bool is_behind(const char* end) const { return end <= d_begin; }
+
+  bool read_line(std::string_view line);
+  bool read_resource_object(std::string_view object);
+  bool read_scope_object(std::string_view object);
+  bool read_span_object(std::string_view object, OtlpSpan* span);
+  bool read_attributes(std::string_view list, OtlpSpan* span);
+  std::string_view text_of(std::string_view token);
+
+  void put_row(const OtlpSpan& span);
+  void put_plain_row(uint8_t phase, uint32_t name, uint32_t track);
+  void put_memory(const OtlpSpan& span, uint32_t track);
+  void put_device_time(const OtlpSpan& span, uint32_t track);
+  uint32_t category_of(const OtlpSpan& span);
+  uint32_t name_of(const OtlpSpan& span);
+  uint32_t track_of(const OtlpSpan& span);
+
+  TraceTables* d_tables;
+  TraceOutput d_out = {};
+  otp_trace_step* d_step = nullptr;
+  const char* d_data = nullptr;   // of the request
+  const char* d_begin = nullptr;  // what ends before it was read by an earlier call
+  uint64_t d_offset = 0;
+  int d_status = OTP_TRACE_END;
+  HashTable d_resources;
+  int64_t d_resource_count = 0;
+  uint64_t d_row = 0;       // number of the next row
+  uint32_t d_process = 0;   // name of the resource
+  uint32_t d_category = 0;  // name of the scope
+  bool d_is_own = false;    // the scope is this package
+  int64_t d_last_thread = -1;
+  uint32_t d_last_process = UINT32_MAX;
+  uint32_t d_last_track = 0;
+  std::string d_scratch;
+  std::deque<std::string> d_unescaped;  // texts of the span that is being read
+};
+
+}  // namespace otp

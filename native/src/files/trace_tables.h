@@ -1,0 +1,86 @@
+// What the rows of a file point to, the sums over it, and where the rows go: the same for every format.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "files/input_texts.h"
+#include "files/text_table.h"
+#include "otel_torchprof/trace_files.h"
+
+namespace otp {
+
+struct TraceOutput {
+  otp_trace_rows* rows;
+  otp_trace_works* works;
+  otp_trace_memory* memory;
+
+  bool is_full() const {
+    return rows->count == rows->capacity || works->count == works->capacity || memory->count == memory->capacity;
+  }
+};
+
+// Throws std::bad_alloc.
+class TraceTables {
+ public:
+  TraceTables(uint64_t limit, uint64_t seed) : d_limit(limit), d_names(seed), d_inputs(seed) {}
+
+  bool is_over_limit() const { return d_names.bytes() + d_inputs.bytes() > d_limit; }
+
+  uint32_t name(std::string_view text) { return d_names.number_of(text); }
+  // The name of the events of a phase: spans may have one of the conventions.
+  uint32_t phase_name(std::string_view phase) {
+    d_scratch = "torch.phase.";
+    return name(d_scratch.append(phase));
+  }
+  // A row's inputs; -1 where it has none.
+  int64_t inputs(const InputTexts& texts) { return texts.any() ? d_inputs.place_of(texts) : -1; }
+  // The track of a process and a thread, which are names.
+  uint32_t track(uint32_t process, uint32_t thread);
+
+  // Counts an event that cannot be used; `offset`: of the document's begin.
+  void note(uint32_t fault, uint64_t offset);
+
+  otp_trace_figures figures = {};
+
+  const TextTable& names() const { return d_names; }
+  const std::vector<uint32_t>& tracks() const { return d_tracks; }
+  const std::vector<int64_t>& input_words() const { return d_inputs.words(); }
+
+ private:
+  uint64_t d_limit;
+  TextTable d_names;
+  InputWordTable d_inputs;
+  HashTable d_track_numbers;
+  std::vector<uint32_t> d_tracks;
+  uint64_t d_last_pair = 0;  // names of process and thread of the last track
+  uint32_t d_last_track = UINT32_MAX;
+  std::string d_scratch;
+};
+
+inline uint32_t TraceTables::track(uint32_t process, uint32_t thread) {
+  const uint64_t pair = uint64_t{process} << 32 | thread;
+  if (d_last_track != UINT32_MAX && pair == d_last_pair) return d_last_track;
+  // The names are numbers that count up; spread over all bits they are as good as a hash.
+  const uint64_t hash = mixed(pair ^ 0xE7037ED1A0B428DBu, 0x9E3779B97F4A7C15u);
+  int64_t number = d_track_numbers.find(hash);
+  if (number < 0) {
+    number = static_cast<int64_t>(d_tracks.size() / 2);
+    d_tracks.push_back(process);
+    d_tracks.push_back(thread);
+    d_track_numbers.add(hash, number);
+  }
+  d_last_pair = pair;
+  return d_last_track = static_cast<uint32_t>(number);
+}
+
+inline void TraceTables::note(uint32_t fault, uint64_t offset) {
+  if (figures.unusable++ != 0) return;
+  figures.first_fault = fault;
+  figures.first_event = figures.events;
+  figures.first_offset = offset;
+}
+
+}  // namespace otp

@@ -1,0 +1,256 @@
+"""``otp.load`` of OTLP: files of this package and of a Collector as profiles, what they lack, what is wrong in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from malformed_files import VALUES, bytes_changed
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import otel_torchprof as otp
+from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._encode import otlp_json
+
+BASE = 1_790_000_000_000_000_000
+
+
+def request(*spans, scope="otel_torchprof", first=1, **resource):
+    """A request with spans of one resource."""
+    request = ExportTraceServiceRequest()
+    resource_spans = request.resource_spans.add()
+    add(resource_spans.resource, resource)
+    scope_spans = resource_spans.scope_spans.add()
+    scope_spans.scope.name = scope
+    for number, (name, start, end, others) in enumerate(spans, first):
+        attributes = dict(others)
+        span = scope_spans.spans.add(name=name, trace_id=b"t" * 16, span_id=number.to_bytes(8, "big"))
+        span.start_time_unix_nano, span.end_time_unix_nano = BASE + start, BASE + end
+        parent = attributes.pop("parent", None)
+        span.parent_span_id = b"" if parent is None else parent.to_bytes(8, "big")
+        add(span, {"thread.id": 140_000_000_000_000, "thread.name": "main", **attributes})
+    return request
+
+
+def add(message, attributes):
+    """Adds attributes to a message."""
+    kinds = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
+    for key, value in attributes.items():
+        setattr(message.attributes.add(key=key).value, kinds[type(value)], value)
+
+
+def framed(*requests):
+    """As a Collector's file exporter writes requests: each after its size."""
+    bodies = [each.SerializeToString() for each in requests]
+    return b"".join(struct.pack(">I", len(body)) + body for body in bodies)
+
+
+PACKINGS = {
+    "protobuf": lambda each: each.SerializeToString(),
+    "sized": framed,
+    "lines": otlp_json.line_of,
+    "gzip": lambda each: gzip.compress(each.SerializeToString()),
+    "gzip lines": lambda each: gzip.compress(b"\xef\xbb\xbf" + otlp_json.line_of(each)),
+}
+SCOPE = {"torch.op.scope": "function"}
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """Loads bytes, or a request."""
+
+    def load(content):
+        path = tmp_path / "t.otlp"
+        path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+        return otp.load(path)
+
+    return load
+
+
+def named(text):
+    """A name without the address that spans do not have."""
+    return re.sub(r" at 0x[0-9a-f]+>", ">", text)
+
+
+def figures(prof):
+    """Calls, total and self time of each name, ns."""
+    return {
+        named(average.key): (
+            average.count,
+            round(average.cpu_time_total * 1000),
+            round(average.self_cpu_time_total * 1000),
+        )
+        for average in prof.key_averages()
+    }
+
+
+@pytest.mark.parametrize("name", ["t.otlp", "t.jsonl", "t.otlp.gz", "t.jsonl.gz"])
+def test_averages_of_a_recording_are_the_same(tmp_path, name):
+    """Averages, names, threads and steps of a loaded profile are those of the profile that wrote the file, to the nanosecond."""
+    with otp.profile(operators=False, with_stack=True, frames=otp.FrameFilter(include=["json"])) as prof:
+        for _ in range(3):
+            with otp.record_function("outer"), otp.record_function("inner"):
+                json.dumps({"a": [1, 2]})
+            prof.step()
+    prof.export_otlp(tmp_path / name, detail="frames")
+    loaded = otp.load(tmp_path / name)
+    assert figures(loaded) == figures(prof)
+    assert [each.name for each in loaded.events()] == [named(each.name) for each in prof.events()]
+    assert [list(map(named, each.stack)) for each in prof.events()] == [each.stack for each in loaded.events()]
+    assert [tuple(step) for step in loaded.steps] == [tuple(step) for step in prof.steps]
+    assert [(thread.ident, thread.name) for thread in loaded.threads] == [(prof.threads[0].ident, "MainThread")]
+    loaded.export_otlp(tmp_path / "again.otlp", detail="frames")
+    assert figures(otp.load(tmp_path / "again.otlp")) == figures(prof)
+
+
+@pytest.mark.parametrize("packing", PACKINGS.values(), ids=PACKINGS)
+def test_any_packing_is_the_same(loaded, packing):
+    """Spans are events, however the requests are written: kinds, parents, inputs, errors, memory, resource."""
+    prof = loaded(
+        packing(
+            request(
+                ("torch.step", 0, 100, {"torch.step.number": 4}),
+                ("label", 10, 90, {"parent": 1, "torch.op.scope": "user_scope", "torch.memory.allocated": 70}),
+                (
+                    "aten::add",
+                    20,
+                    50,
+                    {
+                        "parent": 2,
+                        **SCOPE,
+                        "torch.op.input_shapes": "[[2, 3], []]",
+                        "torch.op.input_dtypes": "['float', 'Scalar']",
+                        "torch.op.concrete_inputs": "[None, 0.5]",
+                        "torch.memory.allocated": 50,
+                        "torch.memory.released": 8,
+                        "torch.memory.peak": 60,
+                        "error.type": "ValueError",
+                    },
+                ),
+                ("f.py(3): f", 60, 80, {"parent": 2, "code.function.name": "f", "torch.async": True}),
+                **{"process.pid": 7, "service.name": "s"},
+            )
+        )
+    )
+    assert figures(prof) == {"label": (1, 80, 50), "aten::add": (1, 30, 30), "f.py(3): f": (1, 20, 0)}
+    assert prof.columns["kind"].tolist() == [Kind.LABEL, Kind.OPERATOR, Kind.FRAME]
+    assert prof.columns["flags"].tolist() == [0, Flag.ERROR, Flag.ASYNC]
+    memory = {each.key: (each.self_cpu_memory_usage, each.cpu_memory_peak) for each in prof.key_averages()}
+    assert memory == {"label": (20, 60), "aten::add": (42, 60), "f.py(3): f": (0, 0)}
+    event = prof.events()[1]
+    assert (event.input_shapes, event.input_dtypes, event.concrete_inputs) == (
+        [[2, 3], []],
+        ["float", "Scalar"],
+        [None, 0.5],
+    )
+    assert [tuple(step)[:3] for step in prof.steps] == [(4, BASE, BASE + 100)]
+    assert prof.spans()[0].resource.attributes["service.name"] == "s"
+    assert prof.health.notes == ("allocations are sums per event, at its end: OTLP has no others",)
+
+
+def test_processes_are_apart(loaded):
+    """Threads of two resources with the same id are two; requests of one resource are one process."""
+    one, other = request(("a", 0, 10, SCOPE), rank=0), request(("b", 0, 10, SCOPE), rank=1)
+    prof = loaded(framed(one, other, request(("a", 20, 30, SCOPE), first=2, rank=0)))
+    assert prof.columns["thread"].tolist() == [0, 0, 1]
+    assert figures(prof) == {"a": (2, 20, 20), "b": (1, 10, 10)}
+
+
+def test_what_a_file_lacks_is_said(loaded):
+    """Dropped events count with their number; sums of many events are no events, and the error says where to read them."""
+    prof = loaded(request(("a", 0, 10, {**SCOPE, "torch.dropped_events": 5})))
+    assert prof.health.dropped == {"the reason is not in the file": 5}
+    for attribute in ("torch.aggregated.count", "torch.collapsed.count"):
+        with pytest.raises(otp.TorchProfError, match=r"t\.otlp' has spans that stand for many events: read it with"):
+            loaded(request(("a", 0, 10, {attribute: 3})))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\n\x0a\x08", "at byte 0: the file is cut off: here begins a message of 10 bytes"),
+        (b"\x00\x00\x00\x00", "at byte 0: expected the size of a message, found 0"),
+        (b"\x7f\xff", "expected a Chrome trace, or OTLP for traces, found"),
+        (b"\x00\xff\xff\xff", "the file is cut off: here begins a message of 16777215 bytes"),
+        (b"\n\xff\xff\xff\xff\x0f", "expected pieces of at most 16777216 bytes"),
+        (b"\n\x02\x12\x00", ""),
+        (b"\n\x02\xff\xff", "not counted: 1; the first: bytes that are no OTLP for traces, event 0, at byte"),
+        (
+            b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": 5}]}]}]}',
+            "bytes that are no OTLP for traces, event 1",
+        ),
+        (b'{"resourceSpans": [{"scopeSpans": [', "at byte 0: the file is cut off: here begins a line of JSON"),
+        (b"\n\x0a\x12\x08\x12\x06\x0a\x00\x12\x00\x2a\x00", "a span without ids of 16 and 8 bytes"),
+    ],
+)
+def test_a_file_without_a_span_is_refused(loaded, content, message):
+    """If nothing can be read, the error names the file, the byte and what was expected; a file without spans is an empty profile."""
+    if not message:
+        assert len(loaded(content).events()) == 0
+        return
+    with pytest.raises(otp.TorchProfError, match=r"t\.otlp'") as raised:
+        loaded(content)
+    assert message in str(raised.value)
+
+
+def test_what_comes_before_a_fault_counts(loaded):
+    """Of a file that is cut off the requests before count, and the message says where; requests after a bad one count too."""
+    one, other = request(("a", 0, 10, SCOPE)), request(("a", 20, 30, SCOPE), first=2)
+    prof = loaded(framed(one, other)[:-3])
+    assert figures(prof) == {"a": (1, 10, 10)}
+    assert f"at byte {len(framed(one))}: the file is cut off" in prof.health.notes[0]
+    prof = loaded(otlp_json.line_of(one) + b'{"resourceSpans": 5}\n' + otlp_json.line_of(other))
+    assert figures(prof) == {"a": (2, 20, 20)}
+    assert "not counted: 1; the first: bytes that are no OTLP for traces" in prof.health.notes[0]
+
+
+def test_memory_stays_below_the_limit(tmp_path):
+    """At the limit of memory reading stops; the spans before that count, and the message says the limit."""
+    body = request(*[(f"n{index}", 0, 1, SCOPE) for index in range(20_000)]).SerializeToString()
+    (tmp_path / "t.otlp").write_bytes(body)
+    prof = otp.load(tmp_path / "t.otlp", memory_limit=200_000)
+    assert 0 < len(prof.events()) < 20_000
+    assert "the columns would need more than the limit of" in prof.health.notes[0]
+
+
+def changed(seed):
+    """A file with other values, or with other bytes."""
+    number = random.Random(seed)
+    attributes = {**SCOPE, "torch.op.input_shapes": "[[2, 3], []]", "torch.step.number": 3, "torch.memory.allocated": 5}
+    one = request(("torch.step", 0, 9, attributes), ("b", 1, 5, {"parent": 1, **attributes}), **{"process.pid": 3})
+    if number.random() < 0.3:
+        document = json.loads(otlp_json.line_of(one))
+        target = number.choice(document["resourceSpans"][0]["scopeSpans"][0]["spans"])
+        target = number.choice([target, *target["attributes"]])
+        target[number.choice(list(target))] = number.choice(VALUES)
+        return json.dumps(document).encode()
+    return bytes_changed(number, number.choice(list(PACKINGS.values()))(one))[0]
+
+
+def error_or_profile(path):
+    """The profile in a file, and the error if it was refused."""
+    try:
+        return otp.load(path), None
+    except otp.TorchProfError as error:
+        return None, str(error)
+
+
+@given(st.integers(0, 1 << 40))
+def test_whatever_the_file(tmp_path_factory, seed):
+    """Whatever values and bytes a file has, it is refused with its name, or it is a profile of which everything can be read."""
+    path = tmp_path_factory.mktemp("changed") / "t.otlp"
+    path.write_bytes(changed(seed))
+    prof, error = error_or_profile(path)
+    if prof is None:
+        assert repr(str(path)) in error
+        return
+    assert sum(row.count for row in prof.key_averages()) == len(prof.events()) == len(prof.to_pandas())
+    prof.export_chrome_trace(path.with_name("again.json"))
+    prof.export_otlp(path.with_name("again.otlp"))
+    assert all(repr(each) for each in (*prof.events()[:50], prof.steps, prof.health, prof.spans()))
