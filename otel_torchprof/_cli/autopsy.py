@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._files.box_file import SUFFIX, default_folder, is_of_the_living
+from otel_torchprof._files.box_reading import read_box
 from otel_torchprof.errors import TorchProfError, printable
 
-from .recover import read
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _read_all(files: Sequence[Path]) -> tuple[list[RankState], list[Dump], list[
             if rank is not None:
                 dumps.append(read_dump(path, rank))
                 continue
-            contents, is_alive = read(str(path)), is_of_the_living(path)
+            contents, is_alive = read_box(str(path)), is_of_the_living(path)
         except (TorchProfError, OSError) as error:
             problems.append(str(error))
             continue

@@ -14,8 +14,9 @@ import numpy as np
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
-from otel_torchprof._files.box_file import SUFFIX, is_of_the_living, opened
-from otel_torchprof.errors import NativeError, TorchProfError, printable
+from otel_torchprof._files.box_file import SUFFIX, is_of_the_living
+from otel_torchprof._files.box_reading import is_box, problems_of, read_box
+from otel_torchprof.errors import TorchProfError, printable
 
 from .terminal import say, show
 
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or f"{options.file.removesuffix(SUFFIX)}.otlp"
     if output != "none":
         _checked_format(output)
-    contents = read(options.file)
+    contents = read_box(options.file)
     if options.redact:
         contents = redacted(contents)
     is_alive = not contents.is_closed and is_of_the_living(Path(options.file))
@@ -76,32 +77,6 @@ def run(options: argparse.Namespace) -> int:
     for problem in problems:
         say(f"{options.file!r}: {problem}")
     return 1 if problems else 0
-
-
-def read(path: str) -> Contents:
-    """Reads a black box.
-
-    Raises:
-        TorchProfError: the file cannot be read, or is no black box.
-    """
-    from otel_torchprof._native.blackbox import read_file
-
-    try:
-        with opened(Path(path)) as file:
-            return read_file(file)
-    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        raise TorchProfError(f"cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
-    except NativeError as error:
-        raise TorchProfError(f"cannot read {path!r}: {error}") from error
-
-
-def is_box(path: str) -> bool:
-    """Whether a file begins as a black box does."""
-    from otel_torchprof._native.blackbox import MAGIC
-
-    with contextlib.suppress(OSError, ValueError), opened(Path(path)) as file:
-        return file.read(len(MAGIC)) == MAGIC
-    return False
 
 
 class Traces:
@@ -133,7 +108,7 @@ class Traces:
         self._exits.close()
 
     def _trace_of(self, path: str, exits: contextlib.ExitStack) -> str:
-        contents = read(path)
+        contents = read_box(path)
         self.problems += (f"{path!r}: {problem}" for problem in problems_of(contents))
         folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="otel-torchprof-"))
         trace = str(Path(folder) / f"{Path(path).name}.otlp")
@@ -195,20 +170,6 @@ def _redacted(batch: Batch) -> Batch:
     opens = replace(batch.opens, name=hidden(batch.opens.kind, batch.opens.name))
     threads = [thread._replace(name=_REDACTED) for thread in batch.threads]
     return replace(batch, names=names, threads=threads, columns=columns, opens=opens)
-
-
-def problems_of(contents: Contents) -> list[str]:
-    """Returns messages about unreadable parts of a box."""
-    problems = []
-    if contents.chunks_damaged:
-        problems.append(
-            f"{contents.chunks_damaged} of {contents.chunks} chunks are damaged; what is whole in them was read"
-        )
-    if contents.dropped:
-        problems.append(f"{contents.dropped:,} events found no room while all chunks were being written to")
-    if contents.names_left_out:
-        problems.append(f"{contents.names_left_out:,} names did not fit and are not known")
-    return problems
 
 
 def text_of(contents: Contents, *, is_alive: bool = False) -> str:

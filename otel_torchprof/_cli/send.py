@@ -20,10 +20,11 @@ from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
 from otel_torchprof._export.settings import Settings
 from otel_torchprof._files.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
+from otel_torchprof._files.box_reading import problems_of, read_box
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 
-from .recover import problems_of, read, write
+from .recover import write
 from .terminal import ReadingProgress, say
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _send_box(delivery: _Delivery, path: Path) -> int:
 
 
 def _send_dead(delivery: _Delivery, path: Path) -> int:
-    contents = read(str(path))
+    contents = read_box(str(path))
     problems, status = problems_of(contents), 0
     with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as folder:
         trace = f"{folder}/{path.name}.otlp"

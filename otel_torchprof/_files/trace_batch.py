@@ -7,7 +7,7 @@ thread, torch's ids of threads from the backward functions that name them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,11 @@ class TraceTable:
     """Id of the process of the first event; None if the file has none."""
     left_out: Counter[str]
     """Number of events that are not in the batch, by kind."""
+    resource: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the process, empty if the file has none; of several processes those of the first."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the file, other than its events."""
+    with_flops: bool = False
 
 
 def batch_of(trace: TraceColumns) -> TraceTable:
@@ -88,8 +93,17 @@ def batch_of(trace: TraceColumns) -> TraceTable:
     pid = _pid(trace, placed)
     del host, work, on_steps, times
     batch = _batch(trace, placed, devices, base)
-    labels = _labelled_steps(batch)
-    return TraceTable(batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out)
+    labels = labelled_steps(batch)
+    with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
+    figures = window or _extent(batch), pid, +left_out
+    return TraceTable(batch, labels or steps, bool(labels), *figures, _resource(trace), trace.members, with_flops)
+
+
+def _resource(trace: TraceColumns) -> dict[str, Any]:
+    other = trace.members.get("otherData")
+    given = trace.resources[0] if trace.resources else other.get("resource") if isinstance(other, dict) else None
+    plain = given if isinstance(given, dict) else {}
+    return {key: value for key, value in plain.items() if isinstance(value, str | bool | int | float)}
 
 
 # ---- which rows are events of the host ----
@@ -487,7 +501,7 @@ def _steps_apart(trace: TraceColumns, host: Array, times: Times) -> tuple[list[R
     return steps, apart
 
 
-def _labelled_steps(batch: Batch) -> list[RecordedStep]:
+def labelled_steps(batch: Batch) -> list[RecordedStep]:
     """Steps that are labels among the events."""
     is_step = batch.names.matching((), (STEP_PREFIX,))
     if is_step is None:

@@ -19,6 +19,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
+from otel_torchprof._files.attribute_keys import SERVICE
+from otel_torchprof._files.box_reading import resource_of
 from otel_torchprof._model.averages import RunningAverages
 from otel_torchprof._model.step_cycle import StepCycle
 from otel_torchprof._native.recorder import SLICE_BYTES, SessionStats
@@ -141,12 +143,7 @@ class _IdsOfBox(IdGenerator):
 
 
 def _resource(info: Mapping[str, Any], pid: int) -> Resource:
-    rank, program = info.get("rank"), info.get("program")
-    attributes: dict[str, Any] = {"process.pid": pid}
-    if isinstance(info.get("host"), str):
-        attributes["host.name"] = info["host"]
-    if isinstance(program, str) and program and "service.name" not in OTELResourceDetector().detect().attributes:
-        attributes["service.name"] = program
-    if isinstance(rank, int):
-        attributes["torch.distributed.rank"] = rank
+    attributes = resource_of(info, pid)
+    if SERVICE in OTELResourceDetector().detect().attributes:
+        attributes.pop(SERVICE, None)
     return Resource.create(with_aliases(attributes))

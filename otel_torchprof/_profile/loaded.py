@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import Resource
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
+from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
 from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
 from otel_torchprof._model.devices import device_name
@@ -25,14 +27,13 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._files.trace_batch import TraceTable
-    from otel_torchprof._files.trace_columns import TraceColumns
     from otel_torchprof._model.step_spans import RecordedStep
 
 _NONE = "off: the trace has none"
 
 
 def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> LoadedProfile:
-    """Reads a trace file as a profile: a Chrome trace of this package or of ``torch.profiler``, or OTLP of this package.
+    """Reads a file as a profile: a Chrome trace of this package or of ``torch.profiler``, OTLP of this package, a black box.
 
     OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
     of JSON. Any file may be compressed with gzip. The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
@@ -59,6 +60,8 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     limit = free_memory() // 2 if memory_limit is None else memory_limit
     if not isinstance(limit, int) or limit <= 0:
         raise ValueError(f"memory_limit is {memory_limit!r}; it must be a number of bytes above 0, or None")
+    if is_box(name):
+        return _loaded_box(name, limit)
     trace = read_columns(name, limit)
     if (trace.rows["flags"] & ROW_AGGREGATE).any():
         raise TorchProfError(
@@ -72,15 +75,15 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         *trace.problems,
         *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
     ]
-    return LoadedProfile(name, table, trace, _health(notes, trace.nbytes, limit))
+    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit))
 
 
-def _resource_of(trace: TraceColumns) -> dict[str, Any]:
-    """The attributes of the first resource of a file; empty if it has none."""
-    other = trace.members.get("otherData")
-    given = trace.resources[0] if trace.resources else other.get("resource") if isinstance(other, dict) else None
-    plain = given if isinstance(given, dict) else {}
-    return {key: value for key, value in plain.items() if isinstance(value, str | bool | int | float)}
+def _loaded_box(name: str, limit: int) -> LoadedProfile:
+    contents = read_box(name)
+    if (size := Path(name).stat().st_size) > limit:
+        raise TorchProfError(f"{name!r} has {size:,} bytes, more than the limit of {limit:,}")
+    table = table_of_box(contents)
+    return LoadedProfile(name, table, _health(problems_of(contents), size, limit))
 
 
 def _health(problems: Sequence[str], nbytes: int, limit: int) -> Health:
@@ -143,12 +146,11 @@ class LoadedProfile(ProfileResults):
         <profile of ... events from 'trace.json'>
     """
 
-    def __init__(self, path: str, table: TraceTable, trace: TraceColumns, health: Health) -> None:
+    def __init__(self, path: str, table: TraceTable, health: Health) -> None:
         super().__init__(_LoadedRecording(table, health))
-        members, self._attributes = trace.members, _resource_of(trace)
+        members = table.metadata
         self._path, self._table = path, table
-        self.record_shapes = table.batch.inputs is not None
-        self.with_flops = trace.figures.has_flops or bool(members.get("with_flops"))
+        self.record_shapes, self.with_flops = table.batch.inputs is not None, table.with_flops
         self.profile_memory = table.batch.memory is not None
         self.with_stack = table.batch.frame_info is not None or bool(members.get("with_stack"))
         self.use_device = _device_of(table.batch)
@@ -175,7 +177,7 @@ class LoadedProfile(ProfileResults):
 
     def _resource(self) -> Resource:
         """The resource in the file, else that of this process."""
-        return Resource(self._attributes) if self._attributes else super()._resource()
+        return Resource(self._table.resource) if self._table.resource else super()._resource()
 
     def _no_steps(self) -> TorchProfError:
         return TorchProfError(f"{self._path!r} has no steps, which an explanation compares; its averages can be read")

@@ -12,9 +12,9 @@ import preloaded
 import pytest
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.recover import read
 from otel_torchprof._cli.show import read as read_trace
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._files.box_reading import read_box
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
@@ -131,7 +131,7 @@ def steps_in(path: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def names_in(path: Path) -> set[str]:
-    batch = read(str(path)).batch
+    batch = read_box(str(path)).batch
     return {batch.names[name] for name in batch["name"]}
 
 
@@ -201,7 +201,7 @@ def test_other_commands_read_what_was_recovered(box, tmp_path, capsys, name):
 
 def test_steps_alone(tmp_path):
     """A box of steps has phases and nothing else."""
-    batch = read(str(died(tmp_path, "steps", "steps"))).batch
+    batch = read_box(str(died(tmp_path, "steps", "steps"))).batch
     assert set(batch["kind"].tolist()) == {Kind.PHASE}
 
 
@@ -219,7 +219,7 @@ def test_hidden_labels_and_modules(tmp_path):
     """No byte of the file has a hidden label, torch's own included; calls of modules are no events of it where ``torch.module`` is hidden."""
     hidden = {"OTEL_TORCHPROF_BLACKBOX_LABELS": "shown*", "OTEL_TORCHPROF_HIDDEN_ATTRIBUTES": "torch.module"}
     path = died(tmp_path, "ops", **hidden)
-    batch = read(str(path)).batch
+    batch = read_box(str(path)).batch
     assert Kind.MODULE not in batch["kind"]
     assert {"aten::addmm", "(hidden label)"} <= names_in(path)
     (last,) = batch["name"][(batch["flags"] & Flag.UNFINISHED != 0) & (batch["kind"] == Kind.LABEL)]
@@ -240,7 +240,7 @@ def test_collectives(tmp_path, hidden):
     )
     assert done.returncode == KILLED, done.stderr
     (path,) = tmp_path.glob("*.otpbox")
-    calls = read(str(path)).collectives
+    calls = read_box(str(path)).collectives
     assert {call.timeout_ns for call in calls} == {90 * 10**9}
     shapes = ["[[3, 4]]", "[[2]]", "[[5]]", ("[" + "[3, 4], " * 30)[:111], ""]
     assert [call.shapes for call in calls] == ([""] * 5 if hidden else shapes)
@@ -251,7 +251,7 @@ def test_a_backend_without_options(tmp_path):
     done = run(PREAMBLE + NO_OPTIONS, f"steps,4M,{tmp_path}", "steps", environment=environment())
     assert done.returncode == KILLED, done.stderr
     (path,) = tmp_path.glob("*.otpbox")
-    assert [(call.shapes, call.timeout_ns) for call in read(str(path)).collectives] == [("[[4]]", 0)]
+    assert [(call.shapes, call.timeout_ns) for call in read_box(str(path)).collectives] == [("[[4]]", 0)]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -14,8 +14,8 @@ import numpy as np
 import preloaded
 import pytest
 
-from otel_torchprof._cli.recover import read
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._files.box_reading import read_box
 
 if TYPE_CHECKING:
     from otel_torchprof._native.blackbox import Contents
@@ -85,7 +85,7 @@ def test_what_the_box_has_of_each_thread(tmp_path, seed):
     name = f"{PROGRAM.stem}.otpbox"
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
     assert f"is in {name}: otel-torchprof recover {name}\n" in done.stderr
-    contents = read(str(tmp_path / name))
+    contents = read_box(str(tmp_path / name))
     assert (contents.chunks_damaged, contents.dropped, contents.is_closed) == (0, 0, False)
     numbers = struct.unpack(f"{2 * threads}Q", counts.read_bytes())
     for os_tid, counted in zip(numbers[::2], numbers[1::2], strict=True):
@@ -128,7 +128,7 @@ def test_ranks_that_a_launcher_starts(tmp_path):
         name = f"train.rank{rank}.otpbox"
         assert re.search(f"rank {rank} {how}; what it did last is in {re.escape(name)}: ", done.stderr)
         assert f"otel-torchprof recover {name}; to compare the ranks: otel-torchprof autopsy .\n" in done.stderr
-        contents = read(str(tmp_path / name))
+        contents = read_box(str(tmp_path / name))
         assert contents.info["rank"] == rank
         is_open = (contents.batch["flags"] & Flag.UNFINISHED) != 0
         assert f"of rank {rank}" in {contents.batch.names[index] for index in contents.batch["name"][is_open]}

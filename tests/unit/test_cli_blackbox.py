@@ -18,9 +18,9 @@ import forked_programs
 import pytest
 
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.recover import read
 from otel_torchprof._cli.run import _words_of, box_name, options_of
 from otel_torchprof._cli.watcher import ended_by_sigterm
+from otel_torchprof._files.box_reading import read_box
 from otel_torchprof.parsers import BlackBoxOptions
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_a_death_after_the_main_thread(tmp_path):
     status, _, said = run(tmp_path, f"threading.Thread(target={body}).start()", "-q", "--blackbox", "-o", "none")
     assert status == -signal.SIGABRT
     assert said == said_to_be_in("train.otpbox")
-    assert sorted(labels(read(str(tmp_path / "train.otpbox")))) == ["first", "late", "outer", "second"]
+    assert sorted(labels(read_box(str(tmp_path / "train.otpbox")))) == ["first", "late", "outer", "second"]
 
 
 def test_the_script_has_no_child(tmp_path):
@@ -245,7 +245,7 @@ def test_a_file_of_that_name(tmp_path):
     path = tmp_path / "train.otpbox"
     path.write_bytes(b"of an earlier death")
     run(tmp_path, KILL, "-q", "--blackbox", "-o", "none")
-    assert labels(read(str(path))) == ["outer", "first", "second"]
+    assert labels(read_box(str(path))) == ["outer", "first", "second"]
     path.write_bytes(b"of another process")
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -263,7 +263,7 @@ def test_two_ranks(tmp_path):
         compare = "; to compare the ranks: otel-torchprof autopsy ."
         assert run(tmp_path, KILL, "-q", "--blackbox", environment=ranks)[2] == f"{said}{compare}\n"
     assert boxes(tmp_path) == ["train.rank0.otpbox", "train.rank1.otpbox"]
-    assert read(str(tmp_path / "train.rank1.otpbox")).info["rank"] == 1
+    assert read_box(str(tmp_path / "train.rank1.otpbox")).info["rank"] == 1
 
 
 def test_the_variable_alone(tmp_path):
@@ -271,7 +271,7 @@ def test_the_variable_alone(tmp_path):
     found = run(tmp_path, KILL, "-q", "-o", "none", environment={"OTEL_TORCHPROF_BLACKBOX": "ops,2M"})
     assert found[2] == said_to_be_in("train.otpbox")
     assert (tmp_path / "train.otpbox").stat().st_size == 2 << 20
-    assert labels(read(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
+    assert labels(read_box(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
 
 
 @pytest.mark.parametrize(("statement", "is_left"), [(KILL, True), ("pass", False)])
@@ -282,7 +282,7 @@ def test_a_named_folder(tmp_path, statement, is_left):
     _, _, said = run(tmp_path, statement, "-q", "-o", "none", "--blackbox", environment=variable)
     assert said == ""
     found = list(folder.iterdir())
-    assert [labels(read(str(path))) for path in found] == ([["outer", "first", "second"]] if is_left else [])
+    assert [labels(read_box(str(path))) for path in found] == ([["outer", "first", "second"]] if is_left else [])
     assert boxes(tmp_path) == []
 
 
@@ -348,7 +348,7 @@ def test_unusual_interpreters(tmp_path, before):
     code = f"import os, signal, sys; {before}; from otel_torchprof._cli.main import main; sys.exit(main())"
     status, _, said = run(tmp_path, KILL, "-q", "--blackbox", "-o", "none", start=("-c", code), is_new=True)
     assert (status, said) == (-signal.SIGKILL, said_to_be_in("train.otpbox"))
-    assert labels(read(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
+    assert labels(read_box(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
 
 
 def test_without_stderr(tmp_path):
@@ -361,7 +361,7 @@ def test_without_stderr(tmp_path):
     assert ended(process) == (-signal.SIGKILL, "", "")
     assert select.select([watcher], [], [], SECONDS)[0]
     os.close(watcher)
-    assert labels(read(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
+    assert labels(read_box(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
 
 
 @pytest.mark.parametrize(

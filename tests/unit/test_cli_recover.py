@@ -15,10 +15,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.recover import read, redacted, text_of
+from otel_torchprof._cli.recover import redacted, text_of
 from otel_torchprof._export import byte_stream
 from otel_torchprof._files import rank_state
 from otel_torchprof._files.box import BlackBox
+from otel_torchprof._files.box_reading import read_box
 from otel_torchprof._instrument import recovered as recovered_module
 from otel_torchprof._native.blackbox import read_image, set_info
 from otel_torchprof._native.recorder import CHUNK_BYTES
@@ -368,7 +369,7 @@ def test_a_large_box_is_read_in_slices(tmp_path, monkeypatch):
         with otp.record_function("around all"):
             for _ in range(10_000):
                 label("one of many")
-        contents, texts, spans = read(str(made.path)), [], []
+        contents, texts, spans = read_box(str(made.path)), [], []
         assert max(len(batch) for batch in contents.events(CHUNK_BYTES)) < 3_000
         for size in (1 << 30, CHUNK_BYTES):
             monkeypatch.setattr(rank_state, "SLICE_BYTES", size)
@@ -413,7 +414,7 @@ def test_threads_of_this_package_are_not_listed(tmp_path):
             thread = made_by.Thread(target=label, args=(name,))
             thread.start()
             thread.join()
-        found = read(str(made.path))
+        found = read_box(str(made.path))
         moments = rank_state.last_moments(found)[0]
     finally:
         made.stop()
