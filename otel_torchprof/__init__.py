@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ._profile.function_event_avg import FunctionEventAvg
     from ._profile.kineto_event import MemRecordsAcc, ProfilerActivity, kineto_available, supported_activities
     from ._profile.loaded import LoadedProfile, load
+    from ._profile.loaded_ranks import LoadedRanks, load_ranks
     from ._profile.nvprof import EnforceUnique, load_nvprof, parse_nvprof_trace
     from ._profile.profile import _KinetoProfile as _KinetoProfile
     from ._profile.profile import profile
@@ -93,6 +94,7 @@ else:
         "Kernel": "_profile.function_event",
         "KinetoStepTracker": "_profile.steps",
         "LoadedProfile": "_profile.loaded",
+        "LoadedRanks": "_profile.loaded_ranks",
         "MemRecordsAcc": "_profile.kineto_event",
         "ModuleInfo": "_columns.frame_info",
         "OTLPExporter": "_export.otlp",
@@ -119,6 +121,7 @@ else:
         "load": "_profile.loaded",
         "load_ipython_extension": "_cli.notebook",
         "load_nvprof": "_profile.nvprof",
+        "load_ranks": "_profile.loaded_ranks",
         "parse_nvprof_trace": "_profile.nvprof",
         "profile": "_profile.profile",
         "rank_resource": "_instrument.step_contexts",
@@ -164,6 +167,7 @@ __all__ = [
     "Kernel",
     "KinetoStepTracker",
     "LoadedProfile",
+    "LoadedRanks",
     "MemRecordsAcc",
     "ModuleInfo",
     "NativeError",
@@ -194,6 +198,7 @@ __all__ = [
     "label_functions",
     "load",
     "load_nvprof",
+    "load_ranks",
     "parse_nvprof_trace",
     "profile",
     "rank_resource",

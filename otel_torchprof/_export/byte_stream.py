@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
@@ -22,7 +23,7 @@ LARGEST_PIECE = 16 << 20
 """Largest line or message in bytes, since each is completely in memory, twice."""
 READ_SIZE = 1 << 16
 _LONGEST_VARINT = 10
-_GZIP = b"\x1f\x8b"
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _WAYS_OUT = {
     errno.ENOENT: "check the name",
     errno.ENOTDIR: "a part of the path is a file: check the name",
@@ -100,8 +101,62 @@ def place(stream: ByteStream | None, offset: int) -> str:
     return f"at byte {offset}" + (" after decompression" if stream is not None and stream.is_compressed else "")
 
 
+class _GzipUnpacker:
+    """Decompresses members of gzip, each up to its end."""
+
+    name, padding, error = "gzip", b"\0", zlib.error
+
+    def __init__(self) -> None:
+        self._native = zlib.decompressobj(GZIP_FORMAT)
+        self.rest = b""
+        """Input to give again: of this member, or after it."""
+
+    @property
+    def is_over(self) -> bool:
+        return self._native.eof
+
+    def unpacked(self, packed: bytes) -> bytes:
+        """Returns at most READ_SIZE bytes."""
+        content = self._native.decompress(packed, READ_SIZE)
+        self.rest = self._native.unused_data if self._native.eof else self._native.unconsumed_tail
+        return content
+
+
+class _ZstdUnpacker:
+    """Decompresses frames of zstd, each up to its end; the library keeps input itself."""
+
+    name, padding = "zstd", b""
+
+    def __init__(self) -> None:
+        library = _zstd()
+        self.error: type[Exception] = library.ZstdError
+        self._native = library.ZstdDecompressor()
+        self.rest = b""
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._native.eof)
+
+    def unpacked(self, packed: bytes) -> bytes:
+        """Returns at most READ_SIZE bytes."""
+        content: bytes = self._native.decompress(packed if self._native.needs_input else b"", READ_SIZE)
+        more = b"" if self._native.needs_input else _ZSTD  # not empty: there is more
+        self.rest = self._native.unused_data if self._native.eof else more
+        return content
+
+
+def _zstd() -> Any:
+    """Returns Python's module, or the library with it for earlier versions."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("compression.zstd")  # from Python 3.14 on
+    try:
+        return importlib.import_module("backports.zstd")
+    except ImportError as error:
+        raise UnexpectedError(0, "the file is zstd: pip install 'otel-torchprof[zstd]' to read it") from error
+
+
 class ByteStream:
-    """The bytes of a file, decompressed if it is gzip; a truncated file ends early. Raises UnexpectedError and OSError."""
+    """The bytes of a file, decompressed if it is gzip or zstd; a truncated file ends early. Raises UnexpectedError and OSError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.offset = 0
@@ -112,8 +167,10 @@ class ByteStream:
         self._packed = file.read(READ_SIZE)
         self.read_bytes = len(self._packed)
         """Size of the file on disk."""
-        self.is_compressed = self._packed.startswith(_GZIP)
-        self._unpacker = zlib.decompressobj(GZIP_FORMAT)
+        kinds = {_GZIP: _GzipUnpacker, _ZSTD: _ZstdUnpacker}
+        self._kind: Any = next((kind for magic, kind in kinds.items() if self._packed.startswith(magic)), None)
+        self.is_compressed = self._kind is not None
+        self._unpacker: Any = None if self._kind is None else self._kind()
         self._is_in_member = False
         self._failure: UnexpectedError | OSError | None = None
         """Error that ended the reading; raised after the bytes before it were taken."""
@@ -178,7 +235,7 @@ class ByteStream:
     def check_end(self) -> None:
         """Raises the error that ended the reading, if it was not the end of the file; for callers that expect the end."""
         if self._failure is not None or self._is_in_member:
-            raise self.cut_off(self.offset, "what the rest of the gzip data would hold")
+            raise self.cut_off(self.offset, "what the rest of the compressed data would hold")
 
     def cut_off(self, offset: int, what: str) -> UnexpectedError | OSError:
         """The error for a file that ends inside of something that begins at the offset."""
@@ -218,19 +275,17 @@ class ByteStream:
 
     def _unpacked(self, packed: bytes) -> bytes:
         if not self._is_in_member:
-            packed = packed.lstrip(b"\0")  # padding between members
+            packed = packed.lstrip(self._kind.padding)  # between members
         try:
-            unpacked = self._unpacker.decompress(packed, READ_SIZE)
-        except zlib.error as error:
+            unpacked: bytes = self._unpacker.unpacked(packed)
+        except self._unpacker.error as error:
             offset = self.offset + len(self._buffer) - self._at
-            raise UnexpectedError(
-                offset, f"expected gzip, found something else after this byte ({error}); copy the file again"
-            ) from error
-        self._is_in_member = bool(packed) and not self._unpacker.eof
-        self._packed = self._unpacker.unconsumed_tail
-        if self._unpacker.eof:
-            self._packed = self._unpacker.unused_data
-            self._unpacker = zlib.decompressobj(GZIP_FORMAT)
+            expected = f"expected {self._kind.name}, found something else after this byte ({error})"
+            raise UnexpectedError(offset, f"{expected}; copy the file again") from error
+        self._is_in_member = bool(packed) and not self._unpacker.is_over
+        self._packed = self._unpacker.rest
+        if self._unpacker.is_over:
+            self._unpacker = self._kind()
         return unpacked
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,4 +79,5 @@ def table_of_box(contents: Contents) -> TraceTable:
     steps = labelled_steps(batch)
     window = (int(batch["start"].min()) if len(batch) else contents.last_ns, contents.last_ns)
     resource = resource_of(contents.info, contents.pid)
-    return TraceTable(batch, steps, bool(steps), window, contents.pid, Counter(), resource)
+    table = TraceTable(batch, steps, bool(steps), window, contents.pid, Counter(), resource)
+    return replace(table, rank=resource.get(RANK))

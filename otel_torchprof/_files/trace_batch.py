@@ -26,6 +26,7 @@ from otel_torchprof._model.step_spans import JOB_NAME, RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
+from .attribute_keys import RANK
 from .chrome_events import KINDS, OTHER_EVENTS, SliceKind
 from .records import BASE_TIME
 from .span_memory import PlacedSpans, memory_of_spans
@@ -74,6 +75,8 @@ class TraceTable:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Members of the file, other than its events."""
     with_flops: bool = False
+    rank: int | None = None
+    """Rank of the process; None if the file does not say it, or has several."""
 
 
 def batch_of(trace: TraceColumns) -> TraceTable:
@@ -95,8 +98,16 @@ def batch_of(trace: TraceColumns) -> TraceTable:
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
     with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
-    figures = window or _extent(batch), pid, +left_out
-    return TraceTable(batch, labels or steps, bool(labels), *figures, _resource(trace), trace.members, with_flops)
+    said = _resource(trace), trace.members, with_flops, _rank(trace)
+    return TraceTable(batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said)
+
+
+def _rank(trace: TraceColumns) -> int | None:
+    """The rank in torch's ``distributedInfo``, or in the resources."""
+    info = trace.members.get("distributedInfo")
+    ranks = {resource.get(RANK) for resource in trace.resources or [_resource(trace)]}
+    rank = info.get("rank") if isinstance(info, dict) else ranks.pop() if len(ranks) == 1 else None
+    return rank if type(rank) is int and 0 <= rank < _LATEST_BASE else None
 
 
 def _resource(trace: TraceColumns) -> dict[str, Any]:

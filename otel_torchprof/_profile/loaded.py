@@ -36,7 +36,7 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     """Reads a file as a profile: a Chrome trace of this package or of ``torch.profiler``, OTLP of this package, a black box.
 
     OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
-    of JSON. Any file may be compressed with gzip. The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
+    of JSON. Any file may be compressed with gzip or zstd. The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
     ``health.notes`` lists events that are in none of them, and unreadable parts with their places. Costs some 2 us per
     event, and 170 bytes at the peak.
 
@@ -56,10 +56,9 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         >>> [average.count for average in otp.load("trace.json").key_averages() if average.key == "aten::add"]
         [1]
     """
-    name = os.fspath(path)
-    limit = free_memory() // 2 if memory_limit is None else memory_limit
-    if not isinstance(limit, int) or limit <= 0:
-        raise ValueError(f"memory_limit is {memory_limit!r}; it must be a number of bytes above 0, or None")
+    name, limit = os.fspath(path), checked_limit(memory_limit)
+    if Path(name).is_dir():
+        raise TorchProfError(f"{name!r} is a folder: load_ranks reads the traces of all ranks in it")
     if is_box(name):
         return _loaded_box(name, limit)
     trace = read_columns(name, limit)
@@ -76,6 +75,14 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
     ]
     return LoadedProfile(name, table, _health(notes, trace.nbytes, limit))
+
+
+def checked_limit(memory_limit: int | None) -> int:
+    """Returns the most bytes of columns, by default half of the free memory. Raises ValueError."""
+    limit = free_memory() // 2 if memory_limit is None else memory_limit
+    if not isinstance(limit, int) or limit <= 0:
+        raise ValueError(f"memory_limit is {memory_limit!r}; it must be a number of bytes above 0, or None")
+    return limit
 
 
 def _loaded_box(name: str, limit: int) -> LoadedProfile:
@@ -149,7 +156,9 @@ class LoadedProfile(ProfileResults):
     def __init__(self, path: str, table: TraceTable, health: Health) -> None:
         super().__init__(_LoadedRecording(table, health))
         members = table.metadata
-        self._path, self._table = path, table
+        self.path = path
+        """Path of the file."""
+        self._table = table
         self.record_shapes, self.with_flops = table.batch.inputs is not None, table.with_flops
         self.profile_memory = table.batch.memory is not None
         self.with_stack = table.batch.frame_info is not None or bool(members.get("with_stack"))
@@ -165,8 +174,13 @@ class LoadedProfile(ProfileResults):
         """What was read; ``notes`` say what was not, and where."""
         return replace(self._segments.health(), stats=self._figures)
 
+    @property
+    def rank(self) -> int | None:
+        """Rank of the process; None if the file does not say it, or has events of several ranks."""
+        return self._table.rank
+
     def __repr__(self) -> str:
-        return f"<profile of {len(self.events())} events from {self._path!r}>"
+        return f"<profile of {len(self.events())} events from {self.path!r}>"
 
     def __str__(self) -> str:
         """As ``repr``, not the table of all events as torch has it: a file may have millions."""
@@ -180,4 +194,4 @@ class LoadedProfile(ProfileResults):
         return Resource(self._table.resource) if self._table.resource else super()._resource()
 
     def _no_steps(self) -> TorchProfError:
-        return TorchProfError(f"{self._path!r} has no steps, which an explanation compares; its averages can be read")
+        return TorchProfError(f"{self.path!r} has no steps, which an explanation compares; its averages can be read")

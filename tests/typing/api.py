@@ -183,6 +183,10 @@ def write(prof: otp.profile, folder: Path) -> None:
     resource = Resource.create({"service.name": "typed"})
     prof.export_chrome_trace(folder / "trace.json", metadata={"run": 1})
     loaded: otp.LoadedProfile = otp.load(folder / "trace.json", memory_limit=1 << 30)
+    rank: int | None = loaded.rank
+    if rank is not None:
+        ranks: otp.LoadedRanks = otp.load_ranks([folder / "trace.json"])
+        assert list(ranks) == [rank]
     assert len(loaded.events()) == len(prof.events())
     assert [step.number for step in loaded.steps] == [step.number for step in prof.steps]
     prof.export_otlp(str(folder / "trace.otlp.gz"), resource=resource)

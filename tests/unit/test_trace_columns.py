@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import tracemalloc
 
 import pytest
 
 from otel_torchprof._files.trace_columns import read_columns
 from otel_torchprof.errors import TorchProfError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 1.5, "dur": 2}
 
@@ -25,8 +32,13 @@ def document(*events, **members) -> str:
 
 @pytest.mark.parametrize(
     "packed",
-    [str.encode, lambda text: gzip.compress(text.encode()), lambda text: b"\xef\xbb\xbf \n" + text.encode()],
-    ids=["plain", "gzip", "byte order mark"],
+    [
+        str.encode,
+        lambda text: gzip.compress(text.encode()),
+        lambda text: zstd.compress(text[:1000].encode()) + zstd.compress(text[1000:].encode()),
+        lambda text: b"\xef\xbb\xbf \n" + text.encode(),
+    ],
+    ids=["plain", "gzip", "zstd", "byte order mark"],
 )
 def test_any_packing_has_the_same_columns(tmp_path, packed):
     """Events are the same from plain and compressed files, and behind a byte order mark; more than a block of them come in order."""
@@ -36,6 +48,30 @@ def test_any_packing_has_the_same_columns(tmp_path, packed):
     assert trace.rows["start"].tolist() == [1000 * index for index in range(70_000)]
     assert [trace.names[name] for name in trace.rows["name"][:8]] == [f"n{index % 7}" for index in range(8)]
     assert trace.members == {"rank": 3, "other": {"a": [1]}}
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
+def test_faults_of_compressed_files(tmp_path, compress):
+    """Compressed data that is cut off or changed is reported after what could be decompressed; a bomb takes no memory."""
+    packed = compress(document(*[{**EVENT, "ts": index * 7919 % 10007} for index in range(20_000)]).encode())
+    for content in (packed[:-500], packed[: len(packed) // 2] + b"\xff" * 100 + packed[len(packed) // 2 + 100 :]):
+        trace = read_columns(written(tmp_path, content))
+        assert 0 < len(trace.rows["start"]) < 20_000
+        assert "after decompression" in trace.problems[0]
+    bomb = compress(document(EVENT).encode()[:-2] + b" " * (64 << 20))
+    tracemalloc.start()
+    assert len(read_columns(written(tmp_path, bomb)).rows["start"]) == 1
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def test_zstd_needs_a_library(tmp_path, monkeypatch):
+    """Without the library the error says what to install."""
+    path = written(tmp_path, zstd.compress(document(EVENT).encode()))
+    for name in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(TorchProfError, match=r"trace\.json': at byte 0: .*pip install 'otel-torchprof\[zstd\]'"):
+        read_columns(path)
 
 
 def test_columns_that_say_nothing_take_no_memory(tmp_path):

@@ -144,6 +144,7 @@ struct otp_trace_reader {
   enum class State { kStart, kMembers, kEvents, kEnd };
   enum class Outcome { kDone, kMember, kIncomplete };
 
+  // The cursor is at the first byte of what comes next, which is no white space.
   Outcome advance(JsonCursor* cursor, const Output& out, otp_trace_step* step);
   Outcome begin(JsonCursor* cursor);
   Outcome member(JsonCursor* cursor, otp_trace_step* step);
@@ -199,7 +200,9 @@ int otp_trace_reader::read(std::string_view data, bool is_last, const Output& ou
       status = OTP_TRACE_FULL;
     } else {
       d_value = nullptr;
-      const Outcome outcome = advance(&cursor, out, step);
+      const bool has_more = d_state == State::kStart ? cursor.space() : cursor.space_and_commas();
+      begun = cursor.at;  // white space is consumed at once: there may be any amount of it
+      const Outcome outcome = has_more ? advance(&cursor, out, step) : Outcome::kIncomplete;
       if (outcome == Outcome::kMember) begun = cursor.at;
       if (outcome == Outcome::kMember) status = OTP_TRACE_MEMBER;
       if (outcome == Outcome::kIncomplete) status = stopped(cursor, is_last, step);
@@ -244,7 +247,6 @@ otp_trace_reader::Outcome otp_trace_reader::advance(JsonCursor* cursor, const Ou
 }
 
 otp_trace_reader::Outcome otp_trace_reader::begin(JsonCursor* cursor) {
-  if (!cursor->space()) return Outcome::kIncomplete;
   d_is_list = *cursor->at == '[';
   tables.figures.is_document = *cursor->at == '{';
   if (!d_is_list && !tables.figures.is_document) {
@@ -257,7 +259,6 @@ otp_trace_reader::Outcome otp_trace_reader::begin(JsonCursor* cursor) {
 }
 
 otp_trace_reader::Outcome otp_trace_reader::member(JsonCursor* cursor, otp_trace_step* step) {
-  if (!cursor->space_and_commas()) return Outcome::kIncomplete;
   if (*cursor->at == '}') {
     if (!d_had_events) cursor->fail(OTP_EXPECTED_EVENTS);
     if (!d_had_events) return Outcome::kIncomplete;
@@ -288,7 +289,6 @@ otp_trace_reader::Outcome otp_trace_reader::member(JsonCursor* cursor, otp_trace
 }
 
 otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Output& out) {
-  if (!cursor->space_and_commas()) return Outcome::kIncomplete;
   if (*cursor->at == ']') {
     ++cursor->at;
     d_state = d_is_list ? State::kEnd : State::kMembers;
