@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.version import __version__
 
-from . import autopsy, build, diff_command, doctor, explain_command, merge_command, recover, run, send, show
+from . import autopsy, build, convert, diff_command, doctor, explain_command, merge_command, recover, run, send, show
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _COMMANDS = {
     "explain": explain_command,
     "diff": diff_command,
     "merge": merge_command,
+    "convert": convert,
     "send": send,
     "recover": recover,
     "autopsy": autopsy,

@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         *trace.problems,
         *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
     ]
-    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit))
+    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit), is_partial=bool(trace.problems))
 
 
 def checked_limit(memory_limit: int | None) -> int:
@@ -90,7 +90,8 @@ def _loaded_box(name: str, limit: int) -> LoadedProfile:
     if (size := Path(name).stat().st_size) > limit:
         raise TorchProfError(f"{name!r} has {size:,} bytes, more than the limit of {limit:,}")
     table = table_of_box(contents)
-    return LoadedProfile(name, table, _health(problems_of(contents), size, limit))
+    problems = problems_of(contents)
+    return LoadedProfile(name, table, _health(problems, size, limit), is_partial=bool(problems))
 
 
 def _health(problems: Sequence[str], nbytes: int, limit: int) -> Health:
@@ -153,12 +154,12 @@ class LoadedProfile(ProfileResults):
         <profile of ... events from 'trace.json'>
     """
 
-    def __init__(self, path: str, table: TraceTable, health: Health) -> None:
+    def __init__(self, path: str, table: TraceTable, health: Health, *, is_partial: bool = False) -> None:
         super().__init__(_LoadedRecording(table, health))
         members = table.metadata
         self.path = path
         """Path of the file."""
-        self._table = table
+        self._table, self._is_partial = table, is_partial
         self.record_shapes, self.with_flops = table.batch.inputs is not None, table.with_flops
         self.profile_memory = table.batch.memory is not None
         self.with_stack = table.batch.frame_info is not None or bool(members.get("with_stack"))
@@ -173,6 +174,16 @@ class LoadedProfile(ProfileResults):
     def health(self) -> Health:
         """What was read; ``notes`` say what was not, and where."""
         return replace(self._segments.health(), stats=self._figures)
+
+    @property
+    def labels_steps(self) -> bool:
+        """Whether the steps are labels among the events, as with a schedule and in traces of ``torch.profiler``."""
+        return self._labels_steps
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a part of the file could not be read: ``health.notes`` says which."""
+        return self._is_partial
 
     @property
     def rank(self) -> int | None:

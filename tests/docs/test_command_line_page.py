@@ -16,6 +16,7 @@ GUIDES = {
     "explain": "[Training jobs](training.md), [how verdicts are reached](verdicts.md)",
     "diff": "[Training jobs](training.md)",
     "merge": "[Several ranks](ranks.md)",
+    "convert": "[Profile code](profile.md)",
     "send": "[Backends](backends.md)",
     "recover": "[Crashes and hangs](crashes.md)",
     "autopsy": "[Crashes and hangs](crashes.md)",

@@ -1,0 +1,57 @@
+"""``otel-torchprof convert``: a trace file in another format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
+from otel_torchprof.errors import TorchProfError
+
+from .terminal import say
+
+if TYPE_CHECKING:
+    import argparse
+
+    from otel_torchprof._profile.loaded import LoadedProfile
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "convert",
+        help="write a trace file in another format",
+        description="Reads a trace file (Chrome JSON of this package or of torch.profiler, OTLP, a black box), compressed "
+        "or not, and writes it as its output's name ends. Prints on stderr what the file has no "
+        "events for, and what the format cannot contain. Exit status: 0 if the file was read completely, else 1.",
+    )
+    parser.add_argument("file", metavar="FILE", help="trace file or black box")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"output file: {', '.join(ENDINGS)}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the file; returns 1 if a part of the input could not be read, else 0.
+
+    Raises:
+        TorchProfError: the input cannot be read, the output cannot be written, or its suffix names no format.
+    """
+    from otel_torchprof._profile.loaded import load
+
+    name = format_of(options.output)
+    if name is None:
+        raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
+    prof = load(options.file)
+    prof.export_as(options.output, name, detail="frames")
+    for note in (*prof.health.notes, *_lacking(prof, name)):
+        say(f"{options.file!r}: {note}")
+    say(f"wrote {options.output}, for {FORMATS[name].reader}")
+    return 1 if prof.is_partial else 0
+
+
+def _lacking(prof: LoadedProfile, name: str) -> list[str]:
+    """What the profile has and the format does not."""
+    if name == "chrome":
+        return []
+    work = [] if prof.work is None else [f"not in the output: work of devices ({len(prof.work['start']):,})"]
+    memory = [] if prof.memory is None else ["allocations are sums per event in the output"]
+    labels = [] if not prof.labels_steps else ["labels of steps are steps in the output, and no events"]
+    return [*work, *memory, *labels]

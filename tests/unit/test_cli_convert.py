@@ -1,0 +1,72 @@
+"""``otel-torchprof convert``: any file that is read, in any format that is written, and what is lost on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kineto_events import cuda_trace, event, memory
+
+import otel_torchprof as otp
+from otel_torchprof._cli import main as cli
+from otel_torchprof._export.formats import ENDINGS
+
+
+def converted(source, target):
+    return cli.main(["convert", str(source), "-o", str(target)])
+
+
+def figures(path):
+    """Calls, total and self time of each name, ns."""
+    return {
+        row.key: (row.count, round(row.cpu_time_total * 1000), round(row.self_cpu_time_total * 1000))
+        for row in otp.load(path).key_averages()
+    }
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("source", ["t.json", "t.otlp", "t.jsonl.gz"])
+def test_each_format_into_each(tmp_path, capsys, source, ending):
+    """The averages and the steps of the output are those of the input, and the output is named with what opens it."""
+    with otp.profile(operators=False) as prof:
+        for _ in range(3):
+            with otp.record_function("outer"), otp.record_function("inner"):
+                pass
+            prof.step()
+    names = {"t.json": "chrome", "t.otlp": "otlp", "t.jsonl.gz": "otlp_json"}
+    prof.export_as(tmp_path / source, names[source])
+    output = tmp_path / f"out{ending}"
+    assert converted(tmp_path / source, output) == 0
+    assert figures(output) == figures(tmp_path / source)
+    assert [step[:3] for step in otp.load(output).steps] == [step[:3] for step in prof.steps]
+    assert f"wrote {output}, for " in capsys.readouterr().err
+
+
+def test_what_is_lost_is_said(tmp_path, capsys):
+    """Parts that were not read set the exit status; what only Chrome traces have is named where the output is OTLP."""
+    step = event("ProfilerStep#1", 0, 100, cat="user_annotation", **{"External id": 9})
+    bad = event("bad", "x", 1)
+    (tmp_path / "t.json").write_text(json.dumps([step, *cuda_trace(), memory(5, 100, 100), bad]))
+    assert converted(tmp_path / "t.json", tmp_path / "t.otlp") == 1
+    said = capsys.readouterr().err
+    for text in ("not counted: 1", "work of devices (", "allocations are sums per event", "labels of steps are steps"):
+        assert text in said
+    assert converted(tmp_path / "t.json", tmp_path / "again.json") == 1
+    said = capsys.readouterr().err
+    assert "not counted: 1" in said
+    assert "in the output" not in said
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("t.json", "t.txt", "--output is "),
+        ("none.json", "t.otlp", "No such file"),
+        ("t.json", "no/t.otlp", "create the folder first"),
+    ],
+)
+def test_errors(tmp_path, capsys, source, target, message):
+    """An unknown suffix, a missing input and a missing folder are errors with the way out."""
+    (tmp_path / "t.json").write_text("[]")
+    assert converted(tmp_path / source, tmp_path / target) == 1
+    assert message in capsys.readouterr().err
