@@ -21,6 +21,7 @@ namespace {
   } while (false)
 
 using otp::testing::Document;
+using otp::testing::DocumentReader;
 using otp::testing::read_document;
 
 const std::string kTrace =
@@ -79,5 +80,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   REQUIRE(whole.consumed == cut.consumed && whole.place == cut.place && whole.expected == cut.expected);
   REQUIRE(whole.figures.events == cut.figures.events && whole.figures.unusable == cut.figures.unusable);
   REQUIRE(whole.figures.first_offset == cut.figures.first_offset && whole.consumed <= text.size());
+  constexpr const char* kKeys = "attributes\ntorch.op.input_dtypes\ntorch.self_duration";
+  const Document sums = DocumentReader(64, uint64_t{1} << 30, kKeys).read(text, {SIZE_MAX});
+  const Document cut_sums = DocumentReader(data[3] % 8 + 1, uint64_t{1} << 30, kKeys).read(text, sizes);
+  REQUIRE(sums.status == cut_sums.status && sums.rows == cut_sums.rows && sums.attributes == cut_sums.attributes);
   return 0;
 }

@@ -238,6 +238,30 @@ void spans_have_attributes() {
   CHECK(read.inputs == (std::vector<int64_t>{3, tensor, 2, OTP_INPUT_BOOL, OTP_INPUT_OTHER}));
 }
 
+void sums_have_attributes_and_no_inputs() {
+  const std::string_view text =
+      "[{\"ph\":\"M\",\"name\":\"x\"},{\"ph\":\"X\",\"ts\":1,\"name\":\"a\",\"args\":{\"span_id\":\"1\",\"trace_id\":"
+      "\"t\","
+      "\"External id\":4,\"Sequence number\":5,\"attributes\":{\"thread.id\":9,\"torch.step.number\":3,\"other\":1,"
+      "\"torch.op.input_shapes\":\"[[2]]\",\"torch.self_duration\":1}}},"
+      "{\"ph\":\"X\",\"ts\":1,\"name\":\"torch.phase.gc\",\"args\":{\"span_id\":\"2\",\"attributes\":{"
+      "\"torch.self_duration\":0.5}}},{\"ph\":\"i\",\"name\":\"[memory]\",\"ts\":3},"
+      "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"3\",\"attributes\":[]}}]";
+  for (const size_t piece : {size_t{1}, SIZE_MAX}) {
+    DocumentReader reader(64, uint64_t{1} << 30, "attributes\ntorch.self_duration\ntorch.step.number");
+    const Document read = reader.read(text, {piece});
+    CHECK_EQ(read.rows.size(), 3u);
+    CHECK(read.rows[0].id == 9 && read.rows[0].sequence_nr == -1 && read.rows[0].inputs == -1);
+    CHECK(read.rows[0].text == "t" && read.inputs.empty() && read.memory.empty());
+    CHECK_EQ(read.figures.by_phase['i'], 1u);
+    CHECK_EQ(read.attributes.size(), 3u);
+    const uint64_t second = text.find("{\"ph\":\"X\"");
+    CHECK(read.attributes[0] == std::make_tuple(uint64_t{0}, uint64_t{2}, second, "torch.step.number", "3"));
+    CHECK(std::get<0>(read.attributes[1]) == 1 && std::get<4>(read.attributes[1]) == "0.5");
+    CHECK(std::get<3>(read.attributes[2]) == "attributes" && std::get<4>(read.attributes[2]) == "[]");
+  }
+}
+
 void ends_find_their_begins() {
   const Document read = read_document(
       "[{\"ph\":\"B\",\"ts\":1,\"tid\":1},{\"ph\":\"B\",\"ts\":2,\"tid\":1},{\"ph\":\"E\",\"ts\":5,\"tid\":1},"
@@ -269,8 +293,10 @@ void events_begin_in_the_open_ones() {
   const std::vector<int64_t> start = {0, 0, 2, 3, 6, 10, 4}, end = {10, 5, 3, 7, 8, 12, 5};
   const std::vector<uint8_t> apart = {0, 0, 0, 0, 1, 0, 0};
   std::vector<int32_t> parent(track.size());
-  otp_trace_nest(track.size(), track.data(), start.data(), end.data(), apart.data(), parent.data());
+  otp_trace_nest(track.size(), track.data(), start.data(), end.data(), apart.data(), 0, parent.data());
   CHECK(parent == (std::vector<int32_t>{-1, 0, 1, 1, -1, -1, -1}));
+  otp_trace_nest(track.size(), track.data(), start.data(), end.data(), apart.data(), 1, parent.data());
+  CHECK(parent == (std::vector<int32_t>{-1, 0, 1, 0, -1, -1, -1}));
 }
 
 }  // namespace
@@ -286,6 +312,7 @@ int main() {
   RUN(inputs_of_every_kind);
   RUN(call_stacks_are_extras);
   RUN(spans_have_attributes);
+  RUN(sums_have_attributes_and_no_inputs);
   RUN(ends_find_their_begins);
   RUN(events_begin_in_the_open_ones);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "otel_torchprof/trace_files.h"
@@ -48,6 +49,7 @@ struct Document {
   std::vector<Memory> memory;
   std::vector<std::pair<std::string, std::string>> members;
   std::vector<int64_t> inputs;
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::string, std::string>> attributes;
   otp_trace_figures figures{};
   int status = OTP_TRACE_MORE;
   uint32_t expected = 0;
@@ -58,7 +60,8 @@ struct Document {
 
 class DocumentReader {
  public:
-  explicit DocumentReader(uint64_t capacity, uint64_t limit = uint64_t{1} << 30)
+  // `keys`: reads for sums, with these attributes.
+  explicit DocumentReader(uint64_t capacity, uint64_t limit = uint64_t{1} << 30, const char* keys = nullptr)
       : d_reader(otp_trace_open(limit)),
         d_capacity(capacity),
         d_signed(5 * capacity),
@@ -71,6 +74,7 @@ class DocumentReader {
         d_tracks(capacity),
         d_devices(3 * capacity),
         d_flags(capacity) {
+    if (keys != nullptr) otp_trace_read_for_sums(d_reader, keys);
     int64_t* s = d_signed.data();
     uint64_t* u = d_unsigned.data();
     uint32_t* n = d_small.data();
@@ -134,6 +138,10 @@ class DocumentReader {
     uint64_t count;
     const int64_t* words = otp_trace_inputs(d_reader, &count);
     document->inputs.assign(words, words + count);
+    const otp_trace_attribute* attributes = otp_trace_attributes(d_reader, &count);
+    for (uint64_t i = 0; i < count; ++i)
+      document->attributes.emplace_back(attributes[i].row, attributes[i].event, attributes[i].offset,
+                                        name(attributes[i].key), name(attributes[i].value));
   }
 
   void read_piece(std::string& rest, bool is_last, Document* document) {

@@ -1,4 +1,4 @@
-"""The second reading of a file: the operators, phases and device times of each step."""
+"""The operators, phases and device times of each step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof._columns.arrays import blocks, distinct_values
 from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._files import attribute_keys
-from otel_torchprof._files.self_times import SelfTimes, span_times
+from otel_torchprof._files.trace_events import LONGEST_NAME, TraceEventKind, nested_in
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.step_spans import JOB_NAME
@@ -18,10 +19,11 @@ from .findings import COMPUTING
 from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime, is_of_any_thread, is_operator, phase_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Sequence
 
-    from otel_torchprof._columns.arrays import Floats, Integers
-    from otel_torchprof._files.values import StepAverage
+    from otel_torchprof._columns.arrays import Flags, Floats, Integers
+    from otel_torchprof._columns.batch import Array
+    from otel_torchprof._files.trace_events import TraceEvents
 
     from .step_list import ProcessSteps, StepList
 
@@ -70,17 +72,29 @@ class PairSums:
 
 
 _MOST_NAMES = 10_000
-_LONGEST_NAME = 500
 OTHER_NAMES = "(other operators)"
-_MOST_TRACKS = 10_000
-_MOST_WAITING = 20_000
+_MOST_STREAMS = 10_000
 _IN_DATA = 1 << 20
 """Added to the number of a name for operators in the phase in which the loop waits for data."""
-_BETWEEN, _OTHER_PHASE = 0, 1
-"""Numbers of names: of steps and phases that consist of operators, so that their self time is a gap; and of other phases."""
+_NAMED, _BETWEEN, _OTHER_PHASE = 0, 1, 2
+"""Kinds of names: of operators, labels and calls; of steps and phases that consist of operators, so that their self time is a gap;
+and of other phases."""
 _OF_OPERATORS = frozenset(f"{PHASE_PREFIX}{phase}" for phase in (*COMPUTING, "optimizer"))
-_PROCESS_BITS = 32
 _NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
+
+
+def are_in_steps(events: TraceEvents) -> Flags:
+    """A mask of the events of programs that may be in a step."""
+    is_beside = events.of_names(lambda name: name in _NOT_IN_STEPS, np.bool_)[events.name]
+    are_in: Flags = ((events.kind == TraceEventKind.SPAN) & ~is_beside) | (events.kind == TraceEventKind.SLICE)
+    return are_in
+
+
+def are_step_spans(events: TraceEvents) -> Flags:
+    """A mask of the spans that are steps."""
+    is_named = events.of_names(lambda name: name == STEP_NAME, np.bool_)[events.name]
+    are_steps: Flags = is_named & events.has(attribute_keys.STEP) & (events.kind == TraceEventKind.SPAN)
+    return are_steps
 
 
 class StepsOfProcess:
@@ -91,9 +105,7 @@ class StepsOfProcess:
         """Index of its first step among those of all processes of the file."""
         self.start = np.array([step.start for step in process.steps], np.int64)
         self.end = self.start + np.array([step.duration for step in process.steps], np.int64)
-        order = np.argsort(np.array(process.data_starts), kind="stable")
-        self._data_starts = np.array(process.data_starts, np.int64)[order]
-        self._data_ends = np.array(process.data_ends, np.int64)[order]
+        self._data_starts, self._data_ends = process.data_starts, process.data_ends
         self.phases = np.zeros((len(self.start), len(PLACE_OF)))
         self.gap, self.operating = np.zeros(len(self.start)), np.zeros(len(self.start))
 
@@ -111,100 +123,26 @@ class StepsOfProcess:
 
 
 class Details:
-    """Receives the events of a file whose steps are known, and adds them up by step."""
+    """Sums over the events of a recording whose steps are known, by step."""
 
-    used_attributes = frozenset(
-        (
-            *(
-                attribute_keys.AGGREGATED_COUNT,
-                attribute_keys.AGGREGATED_DURATION,
-                attribute_keys.COLLAPSED_COUNT,
-                attribute_keys.COLLAPSED_DURATION,
-            ),
-            *(attribute_keys.AVERAGES, attribute_keys.SELF_DURATION, attribute_keys.THREAD, attribute_keys.STEP),
-        )
-    )
-
-    def __init__(self, step_list: StepList) -> None:
-        self._processes = step_list.processes
-        self._numbers = {key: number for number, key in enumerate(self._processes)}
-        first = np.cumsum([0, *(len(process.steps) for process in self._processes.values())]).tolist()
-        self._steps = [
-            StepsOfProcess(process, begin) for process, begin in zip(self._processes.values(), first, strict=False)
-        ]
-        self._names = {"(between)": _BETWEEN, "(phase)": _OTHER_PHASE}
-        self._is_operator = [False, False]
-        self._tracks: dict[Hashable, int] = {}
+    def __init__(self, events: TraceEvents, step_list: StepList) -> None:
+        self._events, self._processes = events, list(step_list.processes.values())
+        first = np.cumsum([0, *(len(process.steps) for process in self._processes)]).tolist()
+        self._steps = [StepsOfProcess(process, begin) for process, begin in zip(self._processes, first, strict=False)]
+        self._number_of_track = step_list.number_of_track
+        self._names: Sequence[str] = events.names
+        self._is_operator = events.of_names(is_operator, np.bool_)
         self._operators, self._device = PairSums(), PairSums()
-        self._self_times = SelfTimes(self._add_self_times)
-        self._phase_times = SelfTimes(self._add_phase_times)
-        self._device_work = SelfTimes(self._add_device_times)
-        self._lacks_phases = [not process.has_phases for process in self._processes.values()]
-        self._threads = [process.thread for process in self._processes.values()]
-        self._averages: list[tuple[int, int, int, int]] = []
-        """Buffered averages: process, start of the step, name, self time in ns."""
-        self._events = 0
-        self._operator_threads: list[set[bool]] = [set() for _ in self._steps]
-
-    def __len__(self) -> int:
-        return self._events
-
-    def name_rank(self, process: Hashable, rank: int) -> None:
-        """No effect: ranks are known."""
-
-    def add_span(
-        self,
-        name: str,
-        start: int,
-        duration: int,
-        ids: tuple[int, int, Hashable],
-        attributes: Mapping[str, Any],
-        *,
-        process: Hashable,
-    ) -> None:
-        """Adds a span; its parent is known by id."""
-        self._events += 1
-        number = self._numbers.get(process)
-        if number is None or name in _NOT_IN_STEPS:
-            return
-        duration, own = span_times(duration, attributes)
-        is_step = name == STEP_NAME and attribute_keys.STEP in attributes
-        thread = attributes.get(attribute_keys.THREAD)
-        span_id, parent_id = ids[:2]
-        if name.startswith(PHASE_PREFIX) and attribute_keys.SELF_DURATION in attributes:
-            # In a step without details, the children of a phase are not in the file; with id 0 it gets none.
-            own, span_id = round(attributes[attribute_keys.SELF_DURATION] * 1e9), 0
-        self._self_times.append(
-            self._key(number, name, is_step, thread), (start, duration, own, -1, span_id, parent_id)
-        )
-        for average in attributes.get(attribute_keys.AVERAGES, ()):
-            self._add_average(number, start, average)
-        self._add_phase(number, name, start, duration, thread)
-
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
-        """Adds an event whose parent encloses it on its track."""
-        self._events += 1
-        if on_device:
-            self._add_device_work(start, duration, track)
-            return
-        number = self._numbers.get(track[0])
-        if number is None:
-            return
-        key = self._key(number, name, name.startswith(STEP_PREFIX), track[1])
-        self._self_times.append(key, (start, duration, duration, self._track(track), 0, 0))
-        self._add_phase(number, name, start, duration, track[1])
-
-    def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """No effect: steps are known."""
-
-    # ---- at the end ----
-
-    def settle(self) -> None:
-        """Adds up buffered events, at the end of the file."""
+        is_counted = are_in_steps(events)
+        own = self._self_times(is_counted)
+        for number, process in enumerate(self._processes):
+            rows = np.flatnonzero(is_counted & (self._number_of_track == number)[events.track])
+            self._add_self_times(number, rows, own)
+            if not process.has_phases:
+                self._add_phases(number, rows)
         self._add_averages()
-        self._self_times.settle()
-        self._phase_times.settle()
-        self._device_work.settle()
+        if len(self._steps) == 1:  # processes of devices do not refer to those of programs
+            self._add_device_work()
 
     def steps(self, number: int) -> StepsOfProcess:
         """The steps of a process."""
@@ -212,16 +150,21 @@ class Details:
 
     def knows_gaps(self, number: int) -> bool:
         """Whether all operators of a process ran on the loop's thread; otherwise a gap may be a wait for other threads."""
-        return self._operator_threads[number] == {True}
+        events = self._events
+        is_of_process = (self._number_of_track == number)[events.track] & are_in_steps(events)
+        tracks = distinct_values(events.track[is_of_process & self._is_operator[events.name]])
+        threads = {events.tracks[track][1] for track in tracks.tolist()}
+        return bool(threads) and threads <= {None, self._processes[number].thread}
 
     def longest_operators(self) -> list[list[OperatorTime]]:
         """The operators with the most self time of each step, over all processes in order."""
         operators: list[list[OperatorTime]] = [[] for steps in self._steps for _ in range(len(steps.start))]
-        names = list(self._names)
         for step, member, time in zip(
             *(column.tolist() for column in self._operators.largest(TOP_OPERATORS)), strict=True
         ):
-            operators[step].append(OperatorTime(names[member & ~_IN_DATA], time / 1e9, bool(member & _IN_DATA)))
+            number = member & ~_IN_DATA
+            name = self._names[number] if number < _MOST_NAMES else OTHER_NAMES
+            operators[step].append(OperatorTime(name, time / 1e9, bool(member & _IN_DATA)))
         return operators
 
     def device_times(self, count: int) -> Floats:
@@ -231,89 +174,80 @@ class Details:
         seconds[steps] = times / 1e9
         return seconds
 
-    # ---- while reading ----
+    def _self_times(self, is_counted: Flags) -> Integers:
+        events = self._events
+        own = events.self_times(events.totals(), is_counted)
+        # In a step without details, the children of a phase are not in the file; its span has its self time.
+        rows, seconds = events.attributes.get(attribute_keys.SELF_DURATION, (np.empty(0, np.int64), ()))
+        own[rows] = [round(value * 1e9) for value in seconds]
+        return own
 
-    def _key(self, process: int, name: str, is_step: bool, thread: Any) -> int:
-        name = name[:_LONGEST_NAME]
-        if is_step or name in _OF_OPERATORS:
-            return process << _PROCESS_BITS | _BETWEEN
-        if name.startswith(PHASE_PREFIX):
-            return process << _PROCESS_BITS | _OTHER_PHASE
-        if is_operator(name):
-            self._operator_threads[process].add(thread in {None, self._threads[process]})
-        return process << _PROCESS_BITS | self._number_of(name)
+    def _add_self_times(self, number: int, rows: Integers, own: Integers) -> None:
+        events, steps = self._events, self._steps[number]
+        kinds, is_step = events.of_names(_kind_of, np.uint8), are_step_spans(events)
+        for block in blocks(len(rows)):
+            chosen = rows[block]
+            places, inside = steps.places(events.start[chosen])
+            chosen, places = chosen[inside], places[inside]
+            kind = np.where(is_step[chosen], _BETWEEN, kinds[events.name[chosen]])
+            is_between, is_named = kind == _BETWEEN, kind == _NAMED
+            np.add.at(steps.gap, places[is_between], own[chosen[is_between]] / 1e9)
+            chosen = chosen[is_named]
+            in_data = steps.in_data(events.start[chosen])
+            self._add_operators(steps, places[is_named], events.name[chosen], in_data, own[chosen])
 
-    def _number_of(self, name: str) -> int:
-        number = self._names.get(name)
-        if number is None:
-            name = name if len(self._names) < _MOST_NAMES else OTHER_NAMES
-            number = self._names.setdefault(name, len(self._names))
-            if number == len(self._is_operator):
-                self._is_operator.append(is_operator(name))
-        return number
-
-    def _track(self, track: Hashable) -> int:
-        number = self._tracks.get(track, -1)
-        if number < 0 and len(self._tracks) < _MOST_TRACKS:
-            number = self._tracks[track] = len(self._tracks)
-        return number
-
-    def _add_phase(self, number: int, name: str, start: int, duration: int, thread: Any) -> None:
-        """Adds a slice of a phase, for steps without attributes for their phases."""
-        phase = phase_of(name) if self._lacks_phases[number] else None
-        if phase is None:
-            return
-        of_loop = self._threads[number]
-        if of_loop is None or thread == of_loop or is_of_any_thread(phase):
-            row = (start, duration, duration, self._track((number, thread)), 0, 0)
-            self._phase_times.append(number << _PROCESS_BITS | PLACE_OF[phase], row)
-
-    def _add_device_work(self, start: int, duration: int, track: Hashable) -> None:
-        """Adds work of a device, if the file has only one process: processes of devices do not refer to those of programs."""
-        if len(self._steps) == 1:
-            self._device_work.append(max(0, self._track(track)), (start, duration, duration, -1, 0, 0))
-
-    def _add_average(self, process: int, start: int, average: StepAverage) -> None:
-        """Adds an average of a step without details."""
-        member = self._number_of(average.name[:_LONGEST_NAME]) | (_IN_DATA if average.in_data else 0)
-        self._averages.append((process, start, member, round(average.self_seconds * 1e9)))
-        if len(self._averages) >= _MOST_WAITING:
-            self._add_averages()
-
-    def _add_averages(self) -> None:
-        rows = np.array(self._averages, np.int64).reshape(-1, 4)
-        self._averages.clear()
-        for number, steps in enumerate(self._steps):
-            _, starts, members, own = rows[rows[:, 0] == number].T
-            places, inside = steps.places(starts)
-            self._add_operators(steps, places[inside], members[inside], own[inside])
-
-    def _add_operators(self, steps: StepsOfProcess, places: Integers, members: Integers, own: Integers) -> None:
+    def _add_operators(
+        self, steps: StepsOfProcess, places: Integers, names: Array, in_data: Flags, own: Integers
+    ) -> None:
         """Adds self times by name and, for operators outside of data waits, in total."""
+        members = np.minimum(names, _MOST_NAMES).astype(np.int64) | np.where(in_data, _IN_DATA, 0)
         self._operators.add(places + steps.first, members, own)
-        is_counted = np.array(self._is_operator)[members & ~_IN_DATA] & (members & _IN_DATA == 0)
+        is_counted = self._is_operator[names] & ~in_data
         np.add.at(steps.operating, places[is_counted], own[is_counted] / 1e9)
 
-    def _add_self_times(self, keys: Integers, starts: Integers, own: Integers) -> None:
-        processes, names = keys >> _PROCESS_BITS, keys & ((1 << _PROCESS_BITS) - 1)
+    def _add_averages(self) -> None:
+        """Adds the averages of steps without details."""
+        events = self._events
+        rows, values = events.attributes.get(attribute_keys.AVERAGES, (np.empty(0, np.int64), ()))
+        entries = [(row, average) for row, averages in zip(rows.tolist(), values, strict=True) for average in averages]
+        known = {name: number for number, name in enumerate(events.names)}
+        names = np.array([known.setdefault(entry.name[:LONGEST_NAME], len(known)) for _, entry in entries], np.int64)
+        self._names = list(known)
+        self._is_operator = np.array([is_operator(name) for name in known], np.bool_)
+        own = np.array([round(entry.self_seconds * 1e9) for _, entry in entries], np.int64)
+        in_data = np.array([entry.in_data for _, entry in entries], np.bool_)
+        of_entries = np.array([row for row, _ in entries], np.int64)
         for number, steps in enumerate(self._steps):
-            mine = np.flatnonzero(processes == number)
-            places, inside = steps.places(starts[mine])
-            mine, places = mine[inside], places[inside]
-            is_between = names[mine] == _BETWEEN
-            np.add.at(steps.gap, places[is_between], own[mine[is_between]] / 1e9)
-            is_named = names[mine] > _OTHER_PHASE
-            mine, places = mine[is_named], places[is_named]
-            members = names[mine] | np.where(steps.in_data(starts[mine]), _IN_DATA, 0)
-            self._add_operators(steps, places, members, own[mine])
+            places, inside = steps.places(events.start[of_entries])
+            inside &= self._number_of_track[events.track[of_entries]] == number
+            self._add_operators(steps, places[inside], names[inside], in_data[inside], own[inside])
 
-    def _add_phase_times(self, keys: Integers, starts: Integers, own: Integers) -> None:
-        processes, phases = keys >> _PROCESS_BITS, keys & ((1 << _PROCESS_BITS) - 1)
-        for number, steps in enumerate(self._steps):
-            mine = np.flatnonzero(processes == number)
-            places, inside = steps.places(starts[mine])
-            np.add.at(steps.phases, (places[inside], phases[mine[inside]]), own[mine[inside]] / 1e9)
+    def _add_phases(self, number: int, rows: Integers) -> None:
+        """Adds events that are phases by their names, for steps without attributes for their phases."""
+        events, steps, of_loop = self._events, self._steps[number], self._processes[number].thread
+        place_of = events.of_names(lambda name: PLACE_OF.get(phase_of(name) or "", -1) + 1, np.int64)
+        of_any_thread = np.array([is_of_any_thread(name) for name in PLACE_OF], np.bool_)
+        is_of_loop = np.array([of_loop is None or thread == of_loop for _, thread in events.tracks], np.bool_)
+        rows = rows[place_of[events.name[rows]] > 0]
+        phase = place_of[events.name[rows]] - 1
+        is_phase = of_any_thread[phase] | is_of_loop[events.track[rows]]
+        rows, phase = rows[is_phase], phase[is_phase]
+        duration = events.duration[rows]
+        parent, own = nested_in(np.arange(len(rows)), events.track[rows], events.start[rows], duration), duration.copy()
+        child = np.flatnonzero(parent >= 0)
+        np.subtract.at(own, parent[child], duration[child])
+        places, inside = steps.places(events.start[rows])
+        np.add.at(steps.phases, (places[inside], phase[inside]), np.maximum(own[inside], 0) / 1e9)
 
-    def _add_device_times(self, streams: Integers, starts: Integers, own: Integers) -> None:
-        places, inside = self._steps[0].places(starts)
-        self._device.add(places[inside], streams[inside], own[inside])
+    def _add_device_work(self) -> None:
+        events, steps = self._events, self._steps[0]
+        rows = np.flatnonzero(events.kind == TraceEventKind.WORK)
+        places, inside = steps.places(events.start[rows])
+        streams = np.minimum(events.track[rows[inside]], _MOST_STREAMS).astype(np.int64)
+        self._device.add(places[inside], streams, events.duration[rows[inside]])
+
+
+def _kind_of(name: str) -> int:
+    if name in _OF_OPERATORS or name.startswith(STEP_PREFIX):
+        return _BETWEEN
+    return _OTHER_PHASE if name.startswith(PHASE_PREFIX) else _NAMED

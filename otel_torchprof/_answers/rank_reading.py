@@ -1,7 +1,4 @@
-"""Ranks from spans of a trace file or of a profile, or from the last steps of this process.
-
-Files and profiles are read twice: first for the steps, then for the events in them.
-"""
+"""Ranks from spans of a trace file or of a profile, or from the last steps of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import math
 import re
 import struct
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +13,9 @@ import numpy as np
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._files import attribute_keys
-from otel_torchprof._files.reading import hand_over, read_events
-from otel_torchprof._files.records import check_can_be_read_twice, check_given_once
+from otel_torchprof._files.event_columns import events_of_spans
+from otel_torchprof._files.reading import read_events
+from otel_torchprof._files.records import check_given_once
 from otel_torchprof._process.give_way import give_way
 from otel_torchprof.errors import TorchProfError
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._export.byte_stream import ByteStream
-    from otel_torchprof._files.chrome_events import Events
+    from otel_torchprof._files.trace_events import TraceEvents
     from otel_torchprof._model.step_spans import StepSpan
 
     from .steps import OperatorTime
@@ -52,9 +49,10 @@ def read_ranks(
     ranks: list[tuple[int | None, Rank]] = []
     problems: list[str] = []
     for parts in _recordings(paths):
-        step_list, problems_of_files, read_again = read_steps(parts, watch)
-        ranks += _ranks_of(Path(parts[0]).name, step_list, read_again)
-        problems += problems_of_files
+        events = read_events(parts, watch)
+        listed = steps_of(parts[0], events)
+        ranks += _ranks_of(Path(parts[0]).name, events, listed)
+        problems += events.problems
     return _named(ranks), problems
 
 
@@ -64,8 +62,8 @@ def rank_of_spans(name: str, spans: SpanList) -> Rank:
     Raises:
         TorchProfError: there are no steps.
     """
-    listed, _ = _steps_of(name, lambda events: hand_over(spans, events))
-    return _named(_ranks_of(name, listed, lambda events: hand_over(spans, events)))[0]
+    events = events_of_spans(spans)
+    return _named(_ranks_of(name, events, steps_of(name, events)))[0]
 
 
 def _named(ranks: list[tuple[int | None, Rank]]) -> list[Rank]:
@@ -89,36 +87,21 @@ def _recordings(paths: Sequence[str]) -> list[list[str]]:
     return [sorted(parts) for parts in files_by_name.values()]
 
 
-def read_steps(
-    paths: Sequence[str], watch: Callable[[str, ByteStream], None]
-) -> tuple[StepList, list[str], Callable[[Events], object]]:
-    """The steps of a recording, problems of its files, and a function that reads the files again.
+def steps_of(path: str, events: TraceEvents) -> StepList:
+    """The steps of a recording; adds those that are left out to its problems.
 
     Raises:
-        TorchProfError: a file cannot be read twice, or there are no steps.
+        TorchProfError: there are no steps.
     """
-
-    def read(events: Events) -> list[str]:
-        return [problem for path in paths for problem in read_events(path, events, partial(watch, path)).problems]
-
-    for path in paths:
-        check_can_be_read_twice(path)
-    return *_steps_of(paths[0], read), read
-
-
-def _steps_of(path: str, read: Callable[[Events], list[str] | None]) -> tuple[StepList, list[str]]:
-    """The steps of a recording, and problems of it."""
-    listed = StepList()
-    problems = read(listed) or []
-    listed.settle()
-    problems += _left_out(path, listed)
+    listed = StepList(events)
+    events.problems += _left_out(path, listed)
     if not listed.processes:
         raise TorchProfError(
             f"{path!r} has {len(listed):,} events and no step: steps are known of loops with a backward pass; any other loop says where "
             "each ends, by TorchInstrumentor().step(), prof.step(), or a schedule of torch.profiler"
-            + "".join(f"; {problem}" for problem in problems)
+            + "".join(f"; {problem}" for problem in events.problems)
         )
-    return listed, problems
+    return listed
 
 
 def _left_out(path: str, listed: StepList) -> list[str]:
@@ -133,11 +116,9 @@ def _left_out(path: str, listed: StepList) -> list[str]:
     return problems
 
 
-def _ranks_of(name: str, listed: StepList, read_again: Callable[[Events], object]) -> list[tuple[int | None, Rank]]:
+def _ranks_of(name: str, events: TraceEvents, listed: StepList) -> list[tuple[int | None, Rank]]:
     """The ranks of all processes with steps, each with its number."""
-    details = Details(listed)
-    read_again(details)
-    details.settle()
+    details = Details(events, listed)
     operators = details.longest_operators()
     ranks = []
     for place, process in enumerate(listed.processes.values()):

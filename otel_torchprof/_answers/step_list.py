@@ -1,14 +1,17 @@
-"""The first reading of a file: its steps, the pauses between them, and collectives."""
+"""The steps of a recording, the pauses between them, and collectives."""
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._files import attribute_keys
-from otel_torchprof._files.collectives import OF_COLLECTIVES, CollectiveList
+from otel_torchprof._files.collectives import WORKS, CollectiveList
+from otel_torchprof._files.trace_events import TraceEventKind
 from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
 
@@ -16,6 +19,9 @@ from .steps import PAUSES, TRAINING, Pause, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
+
+    from otel_torchprof._columns.arrays import Flags, Integers
+    from otel_torchprof._files.trace_events import TraceEvents
 
 MOST_STEPS = 50_000
 """Most steps of a file; later ones are left out."""
@@ -53,9 +59,9 @@ class ProcessSteps:
     """Thread of the loop, if the file has it."""
     steps: list[StepRow] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
-    data_starts: array[int] = field(default_factory=lambda: array("q"))
-    data_ends: array[int] = field(default_factory=lambda: array("q"))
-    """Starts and ends of the intervals in which the loop waited for data."""
+    data_starts: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    data_ends: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    """Starts and ends of the intervals in which the loop waited for data, by start."""
     collectives: CollectiveList = field(default_factory=CollectiveList)
     events: int = 0
     dropped: int = 0
@@ -66,7 +72,7 @@ class ProcessSteps:
         return any(step.phases is not None for step in self.steps)
 
     def settle(self) -> int:
-        """Sorts the steps, and removes those without phases if others have phases: they are parts of these.
+        """Sorts the steps, and removes those without phases if others have phases, since they are parts of these.
 
         Returns:
             Number of removed steps without a duration.
@@ -79,143 +85,131 @@ class ProcessSteps:
 
 
 class StepList:
-    """Receives the events of a file, and collects its steps."""
+    """The steps of all processes of a recording. Its length is the number of events."""
 
-    used_attributes = frozenset(
-        (
-            *(
-                attribute_keys.STEP,
-                attribute_keys.UNFINISHED,
-                attribute_keys.KIND,
-                attribute_keys.REVISION,
-                attribute_keys.PART,
-                attribute_keys.RUNNABLE,
-                attribute_keys.BLOCKED,
-                attribute_keys.OTHER_THREADS,
-                attribute_keys.DRAINED,
-                attribute_keys.DROPPED,
-                attribute_keys.THREAD,
-            ),
-            *OF_COLLECTIVES,
-            *attribute_keys.COUNTERS,
-            *attribute_keys.PHASE_OF,
-            *(
-                attribute_keys.AVERAGES,
-                attribute_keys.SELF_DURATION,
-            ),  # only so that the first reading already reports malformed ones
-        )
-    )
-
-    def __init__(self) -> None:
-        self.processes: dict[Hashable, ProcessSteps] = {}
+    def __init__(self, events: TraceEvents) -> None:
+        self._events = events
+        self._count = int((events.kind != TraceEventKind.STEP).sum())
+        is_launch = events.of_names(lambda name: name.startswith(_LAUNCHES), np.bool_)
+        self.device_slices = int((events.kind == TraceEventKind.WORK).sum())
+        self.launches = int(is_launch[events.name[events.kind == TraceEventKind.SLICE]].sum())
         self.left_out = 0
         """Number of steps beyond :data:`MOST_STEPS`."""
-        self.without_duration = 0
-        """Number of steps that do not end after their begin."""
         self.of_other_processes = 0
-        """Number of events of processes beyond :data:`MOST_PROCESSES`."""
-        self.device_slices = self.launches = 0
-        self._rank: int | None = None
-        self._steps = self._events = 0
+        """Number of events of processes with steps beyond the :data:`MOST_PROCESSES` with the most events."""
+        self.processes: dict[Hashable, ProcessSteps] = {}
+        is_step = self._are_steps()
+        self._find_processes(is_step)
+        self._add_steps(np.flatnonzero(is_step))
+        self._add_others(is_step)
+        self.without_duration = sum(process.settle() for process in self.processes.values())
+        """Number of steps that do not end after their begin."""
+        self.processes = {key: process for key, process in self.processes.items() if process.steps}
+        for process in self.processes.values():
+            ranks = process.rank, process.collectives.rank, events.ranks.get(None)
+            process.rank = next((rank for rank in ranks if rank is not None), None)
+        numbers = {key: number for number, key in enumerate(self.processes)}
+        self.number_of_track = np.array([numbers.get(process, -1) for process, _ in events.tracks], np.int64)
+        """The number of the process of each track, in the order of :attr:`processes`; -1 for one without steps."""
 
     def __len__(self) -> int:
-        return self._events
+        return self._count
 
-    def name_rank(self, process: Hashable, rank: int) -> None:
-        """Sets the rank of a process; process None: of all without a rank."""
-        if process is None:
-            self._rank = rank
-        elif (process_steps := self._process(process)) is not None:
-            process_steps.rank = rank
+    def _are_steps(self) -> Flags:
+        """A mask of the steps: spans with a number, and slices of profiles by their name."""
+        events = self._events
+        of_spans = events.of_names(lambda name: name == STEP_NAME, np.bool_)[events.name]
+        of_profiles = events.of_names(lambda name: _number_of(name) is not None, np.bool_)[events.name]
+        are_steps: Flags = np.where(
+            events.kind == TraceEventKind.SPAN,
+            of_spans & events.has(attribute_keys.STEP),
+            of_profiles & (events.kind != TraceEventKind.WORK),
+        )
+        return are_steps
 
-    def add_span(
-        self,
-        name: str,
-        start: int,
-        duration: int,
-        _ids: tuple[int, int, Hashable],
-        attributes: Mapping[str, Any],
-        *,
-        process: Hashable,
-    ) -> None:
-        """Adds a span of a step, a pause, a collective or another event."""
-        self._events += 1
-        process_steps = self._process(process)
-        if process_steps is None:
-            return
-        process_steps.events += 1
-        process_steps.dropped += attributes.get(attribute_keys.DROPPED, 0)
-        if name == STEP_NAME and attribute_keys.STEP in attributes:
-            process_steps.collectives.add_step(start, attributes)
-            if attribute_keys.PART not in attributes:
-                self._append(process_steps, step_row(start, duration, attributes))
-                process_steps.thread = attributes.get(attribute_keys.THREAD, process_steps.thread)
-        elif name in PAUSES:
-            if len(process_steps.pauses) < _MOST_INTERVALS:
-                process_steps.pauses.append(Pause(PAUSES[name], start, duration))
-        elif attribute_keys.COLLECTIVE in attributes:
-            process_steps.collectives.add_call(start, duration, attributes)
-        elif phase_of(name) == "data":
-            _note_wait(process_steps, start, duration)
-        else:
-            process_steps.collectives.add_work(name, start, duration)
+    def _find_processes(self, is_step: Flags) -> None:
+        """Finds the processes with steps, in the order of their first events."""
+        known: dict[Hashable, int] = {}
+        events = self._events
+        of_track = np.array([known.setdefault(process, len(known)) for process, _ in events.tracks], np.int64)
+        process, keys = of_track[events.track], list(known)
+        is_counted = (events.kind == TraceEventKind.SPAN) | (events.kind == TraceEventKind.SLICE)
+        counts = np.bincount(process[is_counted], minlength=len(keys))
+        first = np.full(len(keys), len(events))
+        first[process[::-1]] = np.arange(len(events))[::-1]
+        with_steps = distinct_values(process[is_step])
+        with_steps = with_steps[np.argsort(-counts[with_steps], kind="stable")]
+        self.of_other_processes = int(counts[with_steps[MOST_PROCESSES:]].sum())
+        for number in sorted(with_steps[:MOST_PROCESSES].tolist(), key=first.item):
+            self.processes[keys[number]] = ProcessSteps(events.ranks.get(keys[number]), events=int(counts[number]))
 
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
-        """Adds an event of a profile: a step, a wait for data, or another."""
-        self._events += 1
-        if on_device:
-            self.device_slices += 1
-            return
-        self.launches += name.startswith(_LAUNCHES)
-        if name.startswith(STEP_PREFIX):
-            self.add_step(name, start, duration, track[0])
-            if (process_steps := self._process(track[0])) is not None:
-                process_steps.thread = track[1]
-        elif (process_steps := self._process(track[0])) is not None:
-            process_steps.events += 1
-            if phase_of(name) == "data":
-                _note_wait(process_steps, start, duration)
+    def _process_of(self, row: int) -> ProcessSteps | None:
+        return self.processes.get(self._events.tracks[self._events.track.item(row)][0])
+
+    def _add_steps(self, rows: Integers) -> None:
+        events, left = self._events, MOST_STEPS
+        for row, attributes in zip(rows.tolist(), events.attributes_of(rows), strict=True):
+            process, thread = self._process_of(row), events.tracks[events.track.item(row)][1]
+            start, duration, kind = events.start.item(row), events.duration.item(row), events.kind.item(row)
+            if process is None:
+                continue
+            if kind == TraceEventKind.SPAN:
+                process.collectives.add_step(start, attributes)
+                if attribute_keys.PART in attributes:
+                    continue
+                step = step_row(start, duration, attributes)
             else:
-                process_steps.collectives.add_work(name, start, duration)
+                number = _number_of(events.names[events.name.item(row)])
+                step = StepRow(start, number or 0, duration, is_training=True)
+            if kind != TraceEventKind.STEP and thread is not None:
+                process.thread = thread
+            if left:
+                process.steps.append(step)
+            left, self.left_out = max(left - 1, 0), self.left_out + (left == 0)
 
-    def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """Adds a step of a profile."""
-        number = name.removeprefix(STEP_PREFIX)
-        process_steps = self._process(process)
-        if process_steps is not None and number.isdecimal() and len(number) <= _MOST_DIGITS:
-            self._append(process_steps, StepRow(start, int(number), duration, is_training=True))
+    def _add_others(self, is_step: Flags) -> None:
+        """Adds pauses, waits for data, collectives, and the numbers of dropped events."""
+        events = self._events
+        is_host = ((events.kind == TraceEventKind.SPAN) | (events.kind == TraceEventKind.SLICE)) & ~is_step
+        kinds = events.of_names(_other_kind, np.uint8)[events.name]
+        is_pause = (kinds == _PAUSE) & (events.kind == TraceEventKind.SPAN) & is_host
+        is_call = events.has(attribute_keys.COLLECTIVE) & is_host & ~is_pause
+        rows = np.flatnonzero(is_pause | is_call | (is_host & (kinds == _WORK)) | events.has(attribute_keys.DROPPED))
+        for row, attributes in zip(rows.tolist(), events.attributes_of(rows), strict=True):
+            process, name = self._process_of(row), events.names[events.name.item(row)]
+            start, duration = events.start.item(row), events.duration.item(row)
+            if process is None:
+                continue
+            process.dropped += attributes.get(attribute_keys.DROPPED, 0)
+            if is_pause[row] and len(process.pauses) < _MOST_INTERVALS:
+                process.pauses.append(Pause(PAUSES[name], start, duration))
+            elif is_call[row]:
+                process.collectives.add_call(start, duration, attributes)
+            elif is_host[row]:
+                process.collectives.add_work(name, start, duration)
+        waits = np.flatnonzero(is_host & (kinds == _WAIT) & ~is_call)
+        waits = waits[np.argsort(events.start[waits], kind="stable")]
+        for key, process in self.processes.items():
+            is_of_process = np.array([of_track == key for of_track, _ in events.tracks], np.bool_)
+            rows = waits[is_of_process[events.track[waits]]][:_MOST_INTERVALS]
+            process.data_starts, process.data_ends = events.start[rows], events.start[rows] + events.duration[rows]
 
-    def settle(self) -> None:
-        """Removes processes without steps, at the end of the file."""
-        for process in self.processes.values():
-            self.without_duration += process.settle()
-            process.rank = next(
-                (rank for rank in (process.rank, process.collectives.rank, self._rank) if rank is not None), None
-            )
-        self.processes = {key: process for key, process in self.processes.items() if process.steps}
 
-    def _process(self, key: Hashable) -> ProcessSteps | None:
-        process_steps = self.processes.get(key)
-        if process_steps is None and len(self.processes) >= MOST_PROCESSES:
-            self._forget_small_ones()
-        if process_steps is None and len(self.processes) < MOST_PROCESSES:
-            process_steps = self.processes[key] = ProcessSteps()
-        self.of_other_processes += process_steps is None
-        return process_steps
+_PAUSE, _WAIT, _WORK = 1, 2, 3
 
-    def _forget_small_ones(self) -> None:
-        """Removes half of the processes without steps so far, those with the fewest events."""
-        others = [key for key, process in self.processes.items() if not process.steps]
-        others.sort(key=lambda key: self.processes[key].events)
-        for key in others[: (len(others) + 1) // 2]:
-            self.of_other_processes += self.processes.pop(key).events
 
-    def _append(self, process: ProcessSteps, row: StepRow) -> None:
-        if self._steps < MOST_STEPS:
-            self._steps += 1
-            process.steps.append(row)
-        else:
-            self.left_out += 1
+def _other_kind(name: str) -> int:
+    """Whether events of a name are pauses, waits for data or work of a backend of collectives."""
+    if name in PAUSES:
+        return _PAUSE
+    return _WAIT if phase_of(name) == "data" else _WORK if name.startswith(WORKS) else 0
+
+
+def _number_of(name: str) -> int | None:
+    """The number of a step of a profile, by its name."""
+    number = name.removeprefix(STEP_PREFIX)
+    is_number = name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
+    return int(number) if is_number else None
 
 
 def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:
@@ -238,9 +232,3 @@ def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRo
         tuple(attributes.get(key, NAN) for key in attribute_keys.COUNTERS),
         phases,
     )
-
-
-def _note_wait(process: ProcessSteps, start: int, duration: int) -> None:
-    if len(process.data_starts) < _MOST_INTERVALS:
-        process.data_starts.append(start)
-        process.data_ends.append(start + duration)

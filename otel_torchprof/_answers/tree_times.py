@@ -5,25 +5,20 @@ Steps without details have sums by name only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_torchprof._columns.arrays import blocks, distinct_values
 from otel_torchprof._files import attribute_keys
-from otel_torchprof._files.self_times import SelfTimes, span_times
-from otel_torchprof._model.operator_roots import OPERATORS_NAME
-from otel_torchprof._model.span_table import STEP_NAME
-from otel_torchprof._model.step_spans import JOB_NAME
+from otel_torchprof._files.trace_events import LONGEST_NAME, TraceEventKind
 from otel_torchprof._model.tree import STEP_PREFIX
 
-from .details import StepsOfProcess
-from .steps import PAUSES
+from .details import StepsOfProcess, are_in_steps, are_step_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
     from otel_torchprof._columns.arrays import Floats, Integers
-    from otel_torchprof._files.values import StepAverage
+    from otel_torchprof._files.trace_events import TraceEvents
 
     from .step_list import StepList
 
@@ -32,20 +27,14 @@ MOST_STEPS = 500
 MOST_PATHS = 2000
 """Most paths; events on further ones count as self time of the nearest ancestor with a path."""
 _MOST_NAMES = 4000
-_LONGEST_NAME = 500
 OTHER_NAMES = "(other names)"
 _DEEPEST = 500
 """Most ancestors of an event; one with more, or in a cycle of a wrong file, counts as top-level."""
-_MOST_TRACKS = 10_000
 _TOP = 0
 """The path of the step itself."""
 _SAME_AS_PARENT = 0
 """The name of events that are no part of a path."""
-_IS_SUM = 1 << 30
-"""Added to the number of a name for aggregate spans, whose numbers of events are not compared."""
-_PROCESS_BITS = 32
 _NAME_BITS = 24
-_NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
 
 
 class Paths:
@@ -119,37 +108,21 @@ class _Table:
 
 
 class TreeTimes:
-    """Receives the events of a file whose steps are known; after :meth:`settle` it has times of the chosen steps of all processes.
+    """Times of the chosen steps of all processes of a recording.
 
     If only some steps have details, it chooses those with or those without details, whichever are more.
     """
 
-    used_attributes = frozenset(
-        (
-            *(
-                attribute_keys.AGGREGATED_COUNT,
-                attribute_keys.AGGREGATED_DURATION,
-                attribute_keys.COLLAPSED_COUNT,
-                attribute_keys.COLLAPSED_DURATION,
-            ),
-            *(attribute_keys.AVERAGES, attribute_keys.STEP),
-        )
-    )
-
-    def __init__(self, step_list: StepList, warm_up_steps: int) -> None:
-        self._numbers = {key: number for number, key in enumerate(step_list.processes)}
+    def __init__(self, events: TraceEvents, step_list: StepList, warm_up_steps: int) -> None:
         self._steps = [StepsOfProcess(process, 0) for process in step_list.processes.values()]
         self._columns, self._seconds = _chosen(step_list, warm_up_steps)
+        self._of_track = step_list.number_of_track
         self._names: dict[str, int] = {"": _SAME_AS_PARENT}
         self._paths = Paths()
         self._of_paths, self._of_names = _Table(len(self._seconds)), _Table(len(self._seconds))
         self._has_averages = np.zeros(len(self._seconds), bool)
-        self._tracks: dict[Hashable, int] = {}
-        self._rows = SelfTimes(self._add, self._keys)
-        self._events = 0
-
-    def __len__(self) -> int:
-        return self._events
+        self._add_self_times(events)
+        self._add_averages(events)
 
     @property
     def by_name(self) -> bool:
@@ -192,98 +165,60 @@ class TreeTimes:
         sums: Floats = chosen.sum(axis=0, dtype=np.float64)[self._has_averages == self.by_name]
         return sums
 
-    def name_rank(self, process: Hashable, rank: int) -> None:
-        """No effect: steps of all ranks are examined together."""
+    def _add_self_times(self, events: TraceEvents) -> None:
+        is_counted = are_in_steps(events)
+        if len(self._steps) == 1:  # processes of devices do not refer to those of programs
+            is_counted |= events.kind == TraceEventKind.WORK
+        is_counted &= (self._of_track[events.track] >= 0) | (events.kind == TraceEventKind.WORK)
+        own = events.self_times(events.totals(), is_counted)
+        is_step = events.of_names(lambda name: name.startswith(STEP_PREFIX), np.bool_)[events.name]
+        is_step = np.where(events.kind == TraceEventKind.SPAN, are_step_spans(events), is_step)
+        numbers = events.of_names(self._number_of, np.int64)
+        rows = np.flatnonzero(is_counted)
+        place = np.full(len(events) + 1, -1, np.int64)
+        place[rows] = np.arange(len(rows))
+        names = np.where(is_step[rows], _SAME_AS_PARENT, numbers[events.name[rows]])
+        paths = self._paths.of_events(names, place[events.parent[rows]])
+        is_sum = events.has(attribute_keys.AGGREGATED_COUNT) | events.has(attribute_keys.COLLAPSED_COUNT)
+        for number in range(len(self._steps)):
+            mine = np.maximum(self._of_track[events.track[rows]], 0) == number
+            self._add(number, rows[mine], paths[mine], events, own)
+        of_sums = distinct_values(paths[is_sum[rows]])
+        self._of_paths.is_sum[of_sums[of_sums < len(self._of_paths.is_sum)]] = True
 
-    def add_span(
-        self,
-        name: str,
-        start: int,
-        duration: int,
-        ids: tuple[int, int, Hashable],
-        attributes: Mapping[str, Any],
-        *,
-        process: Hashable,
-    ) -> None:
-        """Adds a span; its parent is known by id."""
-        self._events += 1
-        number = self._numbers.get(process)
-        if number is None or name in _NOT_IN_STEPS:
-            return
-        if attribute_keys.AVERAGES in attributes:
-            self._add_averages(number, start, attributes[attribute_keys.AVERAGES])
-        is_sum = (
-            _IS_SUM
-            if attribute_keys.AGGREGATED_COUNT in attributes or attribute_keys.COLLAPSED_COUNT in attributes
-            else 0
-        )
-        duration, own = span_times(duration, attributes)
-        key = self._key(number, "" if name == STEP_NAME and attribute_keys.STEP in attributes else name) | is_sum
-        self._rows.append(key, (start, duration, own, -1, *ids[:2]))
-
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:
-        """Adds an event whose parent encloses it on its track; device events only if the file has one process."""
-        self._events += 1
-        number = 0 if on_device and len(self._steps) == 1 else self._numbers.get(track[0])
-        if number is None:
-            return
-        key = self._key(number, "" if name.startswith(STEP_PREFIX) else name)
-        self._rows.append(key, (start, duration, duration, self._track(track), 0, 0))
-
-    def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """No effect: steps are known."""
-
-    def settle(self) -> None:
-        """Adds up buffered events, at the end of the file."""
-        self._rows.settle()
-
-    def _key(self, process: int, name: str) -> int:
-        return process << _PROCESS_BITS | self._number_of(name)
+    def _add(self, number: int, rows: Integers, paths: Integers, events: TraceEvents, own: Integers) -> None:
+        for block in blocks(len(rows)):
+            chosen = rows[block]
+            places, inside = self._steps[number].places(events.start[chosen])
+            at = np.where(inside, self._columns[number][places], -1)
+            is_in = at >= 0
+            seconds = own[chosen[is_in]] / 1e9
+            self._of_paths.add(paths[block][is_in], at[is_in], seconds, np.ones(len(seconds), np.int64))
 
     def _number_of(self, name: str) -> int:
-        name = name[:_LONGEST_NAME]
         number = self._names.get(name)
         if number is None:
             name = name if len(self._names) < _MOST_NAMES else OTHER_NAMES
             number = self._names.setdefault(name, len(self._names))
         return number
 
-    def _add_averages(self, process: int, start: int, averages: Sequence[StepAverage]) -> None:
-        """Adds the averages of a step without details."""
-        places, inside = self._steps[process].places(np.array([start]))
-        column = int(self._columns[process][places[0]]) if inside[0] else -1
-        if column < 0 or not averages:
-            return
-        self._has_averages[column] = True
-        names = np.array([self._number_of(average.name) for average in averages], np.int64)
-        seconds, calls = (
-            np.array([getattr(average, field) for average in averages]) for field in ("self_seconds", "calls")
-        )
-        self._of_names.add(names, np.full(len(names), column), seconds, calls)
-
-    def _track(self, track: Hashable) -> int:
-        number = self._tracks.get(track, -1)
-        if number < 0 and len(self._tracks) < _MOST_TRACKS:
-            number = self._tracks[track] = len(self._tracks)
-        return number
-
-    def _keys(self, keys: Integers, parents: Integers) -> Integers:
-        """Replaces names by paths in the keys."""
-        low = (1 << _PROCESS_BITS) - 1
-        paths = self._paths.of_events(keys & low & ~_IS_SUM, parents)
-        return keys & (~low | _IS_SUM) | paths
-
-    def _add(self, keys: Integers, starts: Integers, own: Integers) -> None:
-        paths = keys & (_IS_SUM - 1)
-        table = self._of_paths
-        for number, (steps, columns) in enumerate(zip(self._steps, self._columns, strict=True)):
-            mine = np.flatnonzero(keys >> _PROCESS_BITS == number)
-            places, inside = steps.places(starts[mine])
-            at = np.where(inside, columns[places], -1)
-            mine, at = mine[at >= 0], at[at >= 0]
-            table.add(paths[mine], at, own[mine] / 1e9, np.ones(len(mine), np.int64))
-        sums = paths[keys & _IS_SUM != 0]
-        table.is_sum[sums[sums < len(table.is_sum)]] = True
+    def _add_averages(self, events: TraceEvents) -> None:
+        """Adds the averages of steps without details."""
+        rows, values = events.attributes.get(attribute_keys.AVERAGES, (np.empty(0, np.int64), ()))
+        for row, averages in zip(rows.tolist(), values, strict=True):
+            process = self._of_track.item(events.track[row])
+            if process < 0 or not averages:
+                continue
+            places, inside = self._steps[process].places(events.start[row : row + 1])
+            column = int(self._columns[process][places[0]]) if inside[0] else -1
+            if column < 0:
+                continue
+            self._has_averages[column] = True
+            names = np.array([self._number_of(average.name[:LONGEST_NAME]) for average in averages], np.int64)
+            seconds, calls = (
+                np.array([getattr(average, field) for average in averages]) for field in ("self_seconds", "calls")
+            )
+            self._of_names.add(names, np.full(len(names), column), seconds, calls)
 
 
 def _chosen(step_list: StepList, warm_up_steps: int) -> tuple[list[Integers], Floats]:

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._files.merge import merge
 
-    with reading(options.files, quiet=options.quiet) as watch:
+    with reading(options.files, quiet=options.quiet, times=2) as watch:
         merged = merge(options.files, options.output, watch)
     for line in (*merged.ranks, *merged.problems):
         say(line)

@@ -22,6 +22,8 @@ _EVERY_SECOND = 1.0
 _FIRST, _LONGEST = 10.0, 600.0
 """Seconds between plain lines: the pause doubles from the first to the longest."""
 _BAR = 20
+_LARGE = 100_000_000
+"""Bytes of files whose reading is displayed at once."""
 _LINE = "\r\x1b[2K{}\r"
 """Overwrites the line, and returns the cursor, so that the program's own output begins at the beginning of a line."""
 
@@ -33,6 +35,7 @@ class Progress:
         describe: returns the text to display now.
         stream: where to write it; by default stderr.
         clock: returns seconds.
+        at_once: on a terminal, display it without waiting for a second.
     """
 
     def __init__(
@@ -40,13 +43,15 @@ class Progress:
         describe: Callable[[], str],
         stream: TextIO | OwnStderr | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        at_once: bool = False,
     ) -> None:
         self._describe = describe
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._on_terminal = self._stream is not None and self._stream.isatty()
         self._pause = _EVERY_SECOND if self._on_terminal else _FIRST
-        self._due = clock() + self._pause
+        self._due = clock() + (0 if at_once and self._on_terminal else self._pause)
         self._has_shown = False
         self._over = threads.Event()
         self._thread = threads.Thread(target=self._run, name="otel-torchprof-progress", daemon=True)
@@ -89,7 +94,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Callable[[str, ByteStream], None]]:
+def reading(paths: Sequence[str], *, quiet: bool, times: int = 1) -> Iterator[Callable[[str, ByteStream], None]]:
     """Displays how much of the files has been read; yields the function to call with each file that is opened.
 
     Args:
@@ -98,14 +103,14 @@ def reading(paths: Sequence[str], *, quiet: bool, times: int = 2) -> Iterator[Ca
         times: how often each file is read.
     """
     read = ReadingProgress(paths, times)
-    with display_progress(read.line, quiet=quiet):
+    with display_progress(read.line, quiet=quiet, at_once=read.is_large):
         yield read.watch
 
 
 @contextlib.contextmanager
-def display_progress(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
-    """Displays progress until the block ends."""
-    progress = Progress(describe)
+def display_progress(describe: Callable[[], str], *, quiet: bool = False, at_once: bool = False) -> Iterator[None]:
+    """Displays progress until the block ends; ``at_once``: on a terminal without waiting for a second."""
+    progress = Progress(describe, at_once=at_once)
     if not quiet:
         progress.start()
     try:
@@ -124,6 +129,11 @@ class ReadingProgress:
         self._before = 0
         self._stream: ByteStream | None = None
         self._path = ""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether reading takes a while."""
+        return self._whole > _LARGE
 
     def watch(self, path: str, stream: ByteStream) -> None:
         """Follows a file that was opened and is read from its beginning."""

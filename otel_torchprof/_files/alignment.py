@@ -15,8 +15,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from otel_torchprof._columns.arrays import Integers
+
     from .collectives import Collectives
-    from .self_times import Numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,7 +52,7 @@ class ClockLine(NamedTuple):
         """A time on the other clock. Keeps the order of times."""
         return time - self.offset - round(self.drift * (time - self.origin))
 
-    def seconds(self, times: Numbers, begin: int) -> Floats:
+    def seconds(self, times: Integers, begin: int) -> Floats:
         """Times on the other clock, in seconds since ``begin``."""
         seconds_since_begin: Floats = ((times - (self.offset + begin)) - self.drift * (times - self.origin)) / 1e9
         return seconds_since_begin
@@ -157,7 +158,7 @@ def _through(clock_fit: ClockFit, clock: Clock, by: int) -> Clock:
     return Clock((clock_fit.line, *clock.lines), error, largest, clock_fit.collectives, by)
 
 
-def _line(times: Numbers, differences: Numbers) -> ClockFit:
+def _line(times: Integers, differences: Integers) -> ClockFit:
     """Fits a line to the differences of two clocks."""
     origin, base = int(np.sort(times)[len(times) // 2]), int(differences[0])
     x, y = (times - origin) / 1e9, (differences - base).astype(np.float64)

@@ -27,3 +27,13 @@ DURATIONS = frozenset(
 """Attributes in seconds."""
 TEXTS = frozenset((PHASE_NAME, KIND, COLLECTIVE, GROUP, BACKEND))
 """Attributes that are texts. :data:`AVERAGES` and :data:`COLLECTIVES` are JSON, all others integers from 0 on or booleans."""
+
+USED = frozenset(
+    (
+        *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
+        *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
+        *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
+        *(AVERAGES, SELF_DURATION, *PHASE_OF),
+    )
+)
+"""Attributes that answers are computed from, beside :data:`THREAD`."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from .self_times import Numbers
+    from otel_torchprof._columns.arrays import Integers
 
 MOST_COLLECTIVES = 50_000
 """Number of collectives read per process; later ones are ignored."""
@@ -49,8 +49,8 @@ class Collectives(NamedTuple):
 
     key: npt.NDArray[np.uint64]
     """Hash of group and number, the same on every rank."""
-    start: Numbers
-    end: Numbers
+    start: Integers
+    end: Integers
     """Later than the start on every rank."""
 
     def chosen(self, which: Any) -> Collectives:

@@ -28,9 +28,9 @@ from .alignment import FEWEST_COMMON, align
 from .attribute_keys import THREAD
 from .collectives import OF_COLLECTIVES, WORKS, CollectiveList, Collectives
 from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
-from .reading import MERGED_RANKS, Interpreted, process_of
+from .reading import MERGED_RANKS, Interpreted
 from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
-from .values import LARGEST_NUMBER, key_of, whole
+from .values import LARGEST_NUMBER, key_of, process_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -1,27 +1,28 @@
-"""Reads the events of trace files one by one, in any of the formats."""
+"""Reads the events of trace files, in any of the formats."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
 
-from otel_torchprof._columns.phases import PHASE_NAME
-from otel_torchprof._model.span_table import AttributeType
-
-from .attribute_keys import INSTANCE, RANK
+from .attribute_keys import RANK, SELF_DURATION
 from .chrome_events import ChromeEvents
+from .event_columns import WANTED, events_of_trace
 from .records import RecordReading, json_attributes, object_of, objects, protobuf_attributes
-from .values import event_name, id_in, key_of, text_in, values_of, whole
+from .trace_columns import ChromeReading, free_memory
+from .trace_events import TraceEventList, joined
+from .values import event_name, id_in, key_of, process_of, text_in, values_of, whole
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._export.byte_stream import ByteStream
 
     from .chrome_events import Events
+    from .trace_events import TraceEvents
 
 _WITH_RANK = frozenset(("distributedInfo", "otherData"))
 """Members of a Chrome trace's document that contain its rank."""
@@ -29,63 +30,69 @@ MERGED_RANKS = "merged_ranks"
 """Key in ``otherData`` of a merged trace, with its processes and their ranks."""
 
 
-class Reading(NamedTuple):
-    """Result of reading a file."""
-
-    problems: list[str]
-    """Messages about unreadable parts; empty if there are none."""
-    left_out: Counter[str]
-    """Number of records that are no events, by kind."""
-
-
-def read_events(path: str, events: Events, watch: Callable[[ByteStream], None] = lambda _stream: None) -> Reading:
-    """Passes the events of a file to ``events``.
+def read_events(
+    paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
+) -> TraceEvents:
+    """Reads the files of one recording. Costs some microseconds per event of OTLP, and one of Chrome JSON.
 
     Args:
-        path: path of the file.
-        events: receives the events.
-        watch: gets the open file, to display how much has been read.
+        paths: paths of the files, in their order.
+        watch: gets each file when it is open, to display how much has been read.
 
     Raises:
-        TorchProfError: nothing of it could be read; names the file, the place and the way out.
+        TorchProfError: nothing of a file could be read; names the file, the place and the way out.
     """
-    records = Interpreted(events)
-    reading = RecordReading(path, records, watch)
-    try:
-        for _ in reading:
-            pass
-    except KeyboardInterrupt:
-        if not len(records):
-            raise
-        reading.problems.append(f"{path!r}: interrupted; what was read before that is counted")
-        reading.end()
-    records.chrome.settle()
-    left_out = records.chrome.left_out
-    if reading.members_left_out:
-        left_out[f"members of the document, as {', '.join(reading.first_left_out)}"] = reading.members_left_out
-    return Reading(reading.problems, left_out)
+    return joined([_EventReading(path, partial(watch, path)).read() for path in paths])
 
 
-def hand_over(spans: SpanList, events: Events) -> None:
-    """Passes spans to ``events`` as :func:`read_events` does for a file with these spans. Costs some microseconds each."""
-    records, table = Interpreted(events), spans.table
-    records.begin_resource(dict(spans.resource.attributes))
-    attributes: list[dict[str, Any]] = [{} for _ in range(len(table))]
-    for column in table.attributes:
-        if column.key in events.used_attributes or column.key == PHASE_NAME:
-            rows = np.arange(len(table)) if column.rows is None else column.rows
-            values = column.values.tolist()
-            if column.type == AttributeType.NAME:
-                values = [table.names[value] for value in values]
-            for row, value in zip(rows.tolist(), values, strict=True):
-                attributes[row][column.key] = value
-    traces = [trace_id.tobytes() for trace_id in table.trace_ids]
-    columns = (table.name, table.start, table.end, table.span_id, table.parent_span_id, table.trace)
-    for (name, start, end, *ids, trace), given in zip(
-        zip(*(column.tolist() for column in columns), strict=True), attributes, strict=True
-    ):
-        of_span = (*ids, traces[trace])
-        records.add_own_span(table.names[name], start, end, of_span, values_of(given.items()))
+class _EventReading(RecordReading):
+    """Reads a file: its spans one by one, or a Chrome trace as columns. Memory is at most half of what is free."""
+
+    def __init__(self, path: str, watch: Callable[[ByteStream], None]) -> None:
+        limit = free_memory() // 2
+        self._list, self._columns = TraceEventList(limit), ChromeReading(path, limit, WANTED)
+        self._events: TraceEvents | None = None
+        super().__init__(path, Interpreted(self._list), watch)
+
+    def read(self) -> TraceEvents:
+        """All events. Raises TorchProfError if there are none."""
+        try:
+            for _ in self:
+                pass
+        except KeyboardInterrupt:
+            if not self.counted():
+                raise
+            self.problems.append(f"{self._path!r}: interrupted; what was read before that is counted")
+        events = self._events = self._list.events() if len(self._list) else self._events_of_columns()
+        self.problems += events.problems
+        super().end()
+        events.problems = self.problems
+        return events
+
+    def counted(self) -> int:
+        """Number of events so far."""
+        return (len(self._list) or self._columns.counted()) if self._events is None else len(self._events)
+
+    def end(self) -> None:
+        """Does nothing yet: members of the document come after the events."""
+
+    def _read_chrome(self, stream: ByteStream) -> Iterator[None]:
+        self._columns.read(stream)
+        yield
+
+    def _events_of_columns(self) -> TraceEvents:
+        trace = self._columns.columns()
+        for name, value in trace.members.items():
+            self._add_member(name, value)
+        for name, reason in trace.unread.items():
+            self._leave_out(name, reason)
+        events = events_of_trace(self._path, trace)
+        events.ranks = self._list.ranks
+        events.problems += trace.problems
+        if self.members_left_out:
+            names = ", ".join(self.first_left_out)
+            events.left_out += Counter({f"members of the document, as {names}": self.members_left_out})
+        return events
 
 
 class Interpreted:
@@ -135,18 +142,11 @@ class Interpreted:
         add(span, self._events, self._process)
 
 
-def process_of(attributes: dict[str, Any]) -> Hashable:
-    """The key of a process, from the attributes of its resource."""
-    return key_of(attributes.get(INSTANCE)), key_of(attributes.get(RANK))
-
-
 def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> None:
     name = text_in(span.get("name", ""), "name")
     start, end = (whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
     ids = id_in(span.get("spanId") or "0", "spanId"), id_in(span.get("parentSpanId") or "0", "parentSpanId")
-    values = values_of(
-        (key, value) for key, value in json_attributes(span) if key in events.used_attributes or key == PHASE_NAME
-    )
+    values = _values_of(name, json_attributes(span), events)
     name = event_name(name, values)
     events.add_span(name, start, max(0, end - start), (*ids, key_of(span.get("traceId"))), values, process=process)
 
@@ -157,8 +157,14 @@ def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
         span.trace_id[:16],
     )
     start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
-    values = values_of(
-        (key, value) for key, value in protobuf_attributes(span) if key in events.used_attributes or key == PHASE_NAME
-    )
+    values = _values_of(span.name, protobuf_attributes(span), events)
     name = event_name(span.name, values)
     events.add_span(name, start, max(0, end - start), ids, values, process=process)
+
+
+def _values_of(name: str, attributes: Iterable[tuple[str, Any]], events: Events) -> Mapping[str, Any]:
+    """The used attributes of a span; self times of phases only, since others follow from the children."""
+    used = {key: value for key, value in attributes if key in events.used_attributes or key == PHASE_NAME}
+    if SELF_DURATION in used and PHASE_NAME not in used and not name.startswith(PHASE_PREFIX):
+        del used[SELF_DURATION]
+    return values_of(used.items())

@@ -36,6 +36,7 @@ _DESCRIPTIONS = frozenset(
     )
 )
 """Members that describe the recording; they contain no events and are ignored."""
+_NOTHING = "{!r} is a trace without a span; nothing is to be shown"
 _MOST_NAMED = 5
 _LONGEST_MEMBER = 40
 _decode = json.JSONDecoder(parse_float=Decimal).raw_decode
@@ -111,18 +112,21 @@ class RecordReading:
                 self._watch(stream)
                 yield from self._read(stream)
         except TorchProfError as error:
-            if not len(self._records):
+            if not self.counted():
                 raise
             self.problems.append(f"{error}; what comes before that is counted")
         self.end()
+
+    def counted(self) -> int:
+        """Number of records so far."""
+        return len(self._records)
 
     def end(self) -> None:
         """Ends the reading. Raises TorchProfError if nothing was counted."""
         if self._unusable:
             self.problems.append(f"{self._path!r}: not counted: {self._unusable:,}; the first: {self._first}")
-        if not len(self._records):
-            nothing = f"{self._path!r} is a trace without a span; nothing is to be shown"
-            raise TorchProfError("; ".join(self.problems) or nothing)
+        if not self.counted():
+            raise TorchProfError("; ".join(self.problems) or _NOTHING.format(self._path))
 
     def _read(self, stream: ByteStream) -> Iterator[None]:
         """Reads the whole file. Raises UnexpectedError, or OSError, if no more can be read."""
@@ -131,7 +135,7 @@ class RecordReading:
                 stream.skip(len(BYTE_ORDER_MARK))
             stream.skip_space()
             if re.match(rb'\[|\{(?!\s*"resource)', stream.peek(256)):
-                yield from self._read_chrome(JsonStream(stream.some, stream.offset, _decode), stream)
+                yield from self._read_chrome(stream)
                 return
         yield from self._read_otlp(stream)
 
@@ -148,8 +152,9 @@ class RecordReading:
                 except MalformedError as error:  # noqa: PERF203 - one that cannot be counted does not stop the others
                     self._note(f"{error}, in message {number}, {place(stream, content.offset)}")
 
-    def _read_chrome(self, text: JsonStream, stream: ByteStream) -> Iterator[None]:
+    def _read_chrome(self, stream: ByteStream) -> Iterator[None]:
         """Reads a Chrome trace. Members may follow the events: Kineto wrote the time base there until 2025."""
+        text = JsonStream(stream.some, stream.offset, _decode)
         if text.peek() == "{":
             has_events = False
             for name in text.members():
@@ -184,12 +189,25 @@ class RecordReading:
 
     def _read_member(self, name: str, text: JsonStream) -> None:
         try:
-            self._records.add_member(name, text.value())
-        except (UnusableError, MalformedError) as error:
-            self._note(f"{name} cannot be read ({error})")
+            self._add_member(name, text.value())
+        except UnusableError as error:
+            self._leave_out(name, str(error))
 
-    def _leave_out(self, name: str) -> None:
-        if name not in _DESCRIPTIONS:
+    def _add_member(self, name: str, value: Any) -> None:
+        """Adds a member of a Chrome trace's document, if it is one of those that are used."""
+        if name not in _MEMBERS:
+            self._leave_out(name)
+            return
+        try:
+            self._records.add_member(name, value)
+        except MalformedError as error:
+            self._leave_out(name, str(error))
+
+    def _leave_out(self, name: str, reason: str = "") -> None:
+        """Reports a member that cannot be read, or counts one that is not used."""
+        if name in _MEMBERS:
+            self._note(f"{name} cannot be read ({reason})")
+        elif name not in _DESCRIPTIONS:
             self.members_left_out += 1
             if len(self.first_left_out) < _MOST_NAMED:
                 self.first_left_out.append(repr(name[:_LONGEST_MEMBER]))

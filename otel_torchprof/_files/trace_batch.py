@@ -27,11 +27,12 @@ from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
 from .attribute_keys import RANK
-from .chrome_events import KINDS, OTHER_EVENTS, SliceKind
+from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import BASE_TIME
 from .span_memory import PlacedSpans, memory_of_spans
 from .trace_columns import RESOURCE
-from .trace_devices import Launches, Times, annotation_slices, device_tracks, devices_of, timed_slices, work_of
+from .trace_devices import CODES, Launches, Times, annotation_slices, devices_of, slice_kinds, timed_slices, work_of
+from .trace_events import nested_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,22 +120,20 @@ def _resource(trace: TraceColumns) -> dict[str, Any]:
 
 # ---- which rows are events of the host ----
 
-_CODES = {kind: code for code, kind in enumerate(SliceKind)}
-
 
 def _chosen(trace: TraceColumns, times: Times, left_out: Counter[str]) -> tuple[Array, Array, tuple[int, int] | None]:
     """The rows that are events of the host, those that are work of devices, and start and end of the recording, if known."""
-    kinds, is_slice = _slice_kinds(trace), times.duration >= 0
+    kinds, is_slice = slice_kinds(trace), times.duration >= 0
     is_annotation = annotation_slices(trace)
     is_of_job, is_unfinished = is_slice & _spans_of_job(trace), is_slice & _unfinished_steps(trace)
-    is_work = is_slice & ((kinds == _CODES[SliceKind.DEVICE]) | is_annotation)
-    is_beside = is_slice & (kinds == _CODES[SliceKind.BESIDE]) & ~is_annotation & ~timed_slices(trace)
-    is_profiler = is_slice & (kinds == _CODES[SliceKind.PROFILER])
+    is_work = is_slice & ((kinds == CODES[SliceKind.DEVICE]) | is_annotation)
+    is_beside = is_slice & (kinds == CODES[SliceKind.BESIDE]) & ~is_annotation & ~timed_slices(trace)
+    is_profiler = is_slice & (kinds == CODES[SliceKind.PROFILER])
     left_out[SliceKind.BESIDE.value] += int(is_beside.sum())
     left_out[SliceKind.PROFILER.value] += int(is_profiler.sum())
     left_out["spans of the job"] += int(is_of_job.sum())
     left_out["steps without end"] += int(is_unfinished.sum())
-    host = is_slice & (kinds == _CODES[SliceKind.HOST]) & ~is_of_job & ~is_unfinished
+    host = is_slice & (kinds == CODES[SliceKind.HOST]) & ~is_of_job & ~is_unfinished
     return np.flatnonzero(host), np.flatnonzero(is_work), _window(trace, np.flatnonzero(is_profiler), times)
 
 
@@ -149,25 +148,6 @@ def _durations(rows: Mapping[str, Array], left_out: Counter[str]) -> npt.NDArray
     is_begin = np.isin(phase, np.frombuffer(b"Bb", np.uint8))
     left_out["slices without end"] += int((is_begin & (duration < 0)).sum())
     return duration
-
-
-def _slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
-    """The kind of each row, as a code of :data:`_CODES`, by category; without a known one by stream or process."""
-    rows, names = trace.rows, trace.names
-    unknown = len(_CODES)
-    by_category = np.full(len(names), unknown, np.uint8)
-    for category in distinct_values(rows["category"]).tolist():
-        kind = KINDS.get(names[category])
-        by_category[category] = unknown if kind is None else _CODES[kind]
-    kinds: npt.NDArray[np.uint8] = by_category[rows["category"]]
-    others = np.flatnonzero(kinds == unknown)
-    if not others.size:
-        return kinds
-    on_stream = np.zeros(len(kinds), np.bool_)
-    on_stream[trace.works["row"][trace.works["stream"] >= 0].astype(np.int64)] = True
-    is_work = on_stream[others] | device_tracks(trace)[rows["track"][others]]
-    kinds[others] = np.where(is_work, _CODES[SliceKind.DEVICE], _CODES[SliceKind.HOST])
-    return kinds
 
 
 def _spans_of_job(trace: TraceColumns) -> npt.NDArray[np.bool_]:
@@ -239,7 +219,7 @@ def _placed(trace: TraceColumns, host: Array, times: Times) -> _Placed:
     thread = thread_of[track[host]]
     start = times.start[host]
     end = start + times.duration[host]
-    order = _order(thread, start, end)
+    order = nested_order(thread, start, end)
     if order is not None:
         host, thread, start, end = host[order], thread[order], start[order], end[order]
     apart = (trace.rows["flags"][host] & Flag.ASYNC) != 0
@@ -267,20 +247,6 @@ def _with_parents_of_spans(trace: TraceColumns, host: Array, thread: Array, pare
     parent = parent.copy()
     parent[spans] = np.where(is_there, nearest, otherwise)
     return parent
-
-
-def _order(thread: Array, start: Array, end: Array) -> Array | None:
-    """Rows by thread, start, and the longer first; None if they are in this order already."""
-    order = np.argsort(start, kind="stable")
-    tied = np.flatnonzero(start[order[1:]] == start[order[:-1]])
-    if tied.size and (end[order[tied + 1]] > end[order[tied]]).any():
-        at = np.union1d(tied, tied + 1)
-        ties = order[at]
-        order[at] = ties[np.lexsort((-end[ties], start[ties]))]
-    if thread.size and thread.max() > 0:
-        small = thread[order].astype(np.uint16) if thread.max() < 1 << 16 else thread[order]
-        order = order[np.argsort(small, kind="stable")]
-    return None if (order[1:] > order[:-1]).all() else order
 
 
 def _threads(trace: TraceColumns, tracks: Array) -> list[RecordedThread]:

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._export.byte_stream import UnexpectedError, opened, place
@@ -25,10 +26,11 @@ from otel_torchprof._export.otlp_reading import (
 from otel_torchprof._native.trace_files import LARGEST, Expected, Fault, Status, TraceReader
 from otel_torchprof.errors import TorchProfError
 
-from .records import json_attributes, protobuf_attributes
+from .records import MalformedError, json_attributes, protobuf_attributes
+from .values import check_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_torchprof._columns.batch import Array, Names
     from otel_torchprof._export.byte_stream import ByteStream
@@ -43,7 +45,7 @@ _EXPECTED = {
     Expected.ELEMENT: "an element of an array, or its end",
     Expected.STRING_END: "the end of a string",
     Expected.VALUE_END: "the end of a value",
-    Expected.EVENTS: "traceEvents, a list of events",
+    Expected.EVENTS: "an object with traceEvents of a Chrome trace, or resourceSpans of OTLP",
 }
 _FAULTS = {
     Fault.SIZE: f"a value of more than {LARGEST:,} bytes",
@@ -79,15 +81,21 @@ class TraceColumns:
     tracks: Array
     """For each track, the names of its process and its thread, which are JSON texts."""
     inputs: Array
+    attributes: Array
+    """Attributes of spans, if they were asked for: ``otp_trace_attribute``."""
     figures: Figures
     members: dict[str, Any] = field(default_factory=dict)
     """Members of the document, other than its events."""
     resources: list[dict[str, Any]] = field(default_factory=list)
     """Attributes of the resources of spans: the process of a track is ``resource 0``, ``resource 1`` and so on."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Members that cannot be read, and why."""
     problems: list[str] = field(default_factory=list)
     """Messages about unreadable parts."""
     nbytes: int = 0
     """Memory of the columns."""
+    origin: int = 0
+    """Offset of the document in the file."""
 
 
 def read_columns(
@@ -108,13 +116,15 @@ def read_columns(
     try:
         with opened(path) as stream:
             watch(stream)
-            reading = (_ChromeReading if _is_chrome(stream) else _SpanReading)(path, limit)
+            reading = (ChromeReading if _is_chrome(stream) else _SpanReading)(path, limit)
             reading.read(stream)
     except TorchProfError as error:
         if reading is None or not reading.reader.events:
             raise
         reading.problems.append(f"{error}; what comes before that is counted")
-    return reading.columns()
+    trace = reading.columns()
+    trace.problems[:0] = [f"{name} cannot be read ({reason})" for name, reason in trace.unread.items()]
+    return trace
 
 
 def _is_chrome(stream: ByteStream) -> bool:
@@ -148,15 +158,27 @@ def free_memory() -> int:
         return _UNKNOWN_FREE
 
 
-class _Reading:
-    """Reads one file."""
+_decode = json.JSONDecoder(parse_float=Decimal).raw_decode
 
-    def __init__(self, path: str, memory_limit: int) -> None:
+
+class _Reading:
+    """Reads one file.
+
+    Args:
+        path: path of the file, for messages.
+        memory_limit: most bytes of the columns.
+        attributes: as for :class:`TraceReader`.
+    """
+
+    def __init__(self, path: str, memory_limit: int, attributes: Iterable[str] | None = None) -> None:
         self._path, self._limit = path, memory_limit
-        self.reader = TraceReader(memory_limit)
+        self.reader = TraceReader(memory_limit, attributes)
+        self._fault = ""
+        """What is wrong with the first unusable event, if it was looked at."""
         self.problems: list[str] = []
         self._members: dict[str, Any] = {}
         self._resources: list[dict[str, Any]] = []
+        self._unread: dict[str, str] = {}
         self._origin = 0
         """Offset in the file from which the reader counts."""
 
@@ -173,14 +195,19 @@ class _Reading:
         """Everything that was read."""
         figures = self.reader.figures()
         if figures.unusable:
-            fault = f"{_FAULTS[figures.first_fault]}, event {figures.first_event}"
+            fault = f"{self._fault or _FAULTS[figures.first_fault]}, event {figures.first_event}"
             at = f"at byte {self._origin + figures.first_offset}"
             self.problems.append(f"{self._path!r}: not counted: {figures.unusable:,}; the first: {fault}, {at}")
         rows, works, memory = self.reader.take()
-        tables = self.reader.names(), self.reader.tracks(), self.reader.inputs()
-        size = self.reader.nbytes + tables[0].nbytes + tables[2].nbytes
-        said = self._members, self._resources, self.problems
-        return TraceColumns(rows, works, memory, *tables, figures, *said, size)
+        tables = self.reader.names(), self.reader.tracks(), self.reader.inputs(), self.reader.attributes()
+        size = self.reader.nbytes + tables[0].nbytes + tables[2].nbytes + tables[3].nbytes
+        said = self._members, self._resources, self._unread, self.problems
+        return TraceColumns(rows, works, memory, *tables, figures, *said, size, self._origin)
+
+    def counted(self) -> int:
+        """Number of events so far that can be used."""
+        figures = self.reader.figures()
+        return figures.events - figures.unusable
 
 
 class _SpanReading(_Reading):
@@ -233,11 +260,11 @@ def _protobuf_resource(message: bytes) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{len(message):,} bytes that are no resource") from error
 
 
-class _ChromeReading(_Reading):
+class ChromeReading(_Reading):
     """Reads a Chrome trace."""
 
-    def __init__(self, path: str, memory_limit: int) -> None:
-        super().__init__(path, memory_limit)
+    def __init__(self, path: str, memory_limit: int, attributes: Iterable[str] | None = None) -> None:
+        super().__init__(path, memory_limit, attributes)
         self._offset = 0
         """Offset in the file of the bytes that the reader gets next."""
 
@@ -270,6 +297,8 @@ class _ChromeReading(_Reading):
                 self._add_member(data, at)
             elif status is Status.FULL and self.reader.nbytes > self._limit:
                 status = Status.NO_MEMORY
+            if not self._fault and self.reader.unusable:
+                self._note_fault(data, at)
             self._offset += self.reader.step.consumed
             at += self.reader.step.consumed
         return status, at
@@ -278,16 +307,29 @@ class _ChromeReading(_Reading):
         step = self.reader.step
         name = data[at + step.place : at + step.place + step.name_size].decode("utf-8", "replace")
         if not step.value_size:
-            self.problems.append(f"{name} cannot be read ({_FAULTS[Fault.SIZE]})")
+            self._unread[name] = _FAULTS[Fault.SIZE]
             return
         try:
             text = data[at + step.value : at + step.value + step.value_size]
             value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
-            self.problems.append(f"{name} cannot be read ({error})")
+            self._unread[name] = str(error)
             return
         if len(self._members) < _MOST_MEMBERS:
             self._members[name] = value
+
+    def _note_fault(self, data: bytes, at: int) -> None:
+        """Notes what is wrong with the first unusable event; ``at``: what of the data was given to the reader."""
+        figures = self.reader.figures()
+        self._fault = _FAULTS[figures.first_fault]
+        begin = at + self._origin + figures.first_offset - self._offset
+        try:
+            event, _ = _decode(data[begin : begin + LARGEST].decode("utf-8", "surrogateescape"))
+            check_event(event)
+        except MalformedError as error:
+            self._fault = str(error)
+        except (ValueError, ArithmeticError, RecursionError):  # JSON that only the native reader takes
+            pass
 
     def _unexpected(self, stream: ByteStream, rest: bytes) -> UnexpectedError | OSError:
         step = self.reader.step

@@ -11,7 +11,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, WORK_COLUMNS, WorkFlag
 from otel_torchprof._native.trace_files import ROW_TIMED
 
-from .chrome_events import is_device
+from .chrome_events import KINDS, SliceKind, is_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .trace_columns import TraceColumns
 
+CODES = {kind: code for code, kind in enumerate(SliceKind)}
 _ANNOTATION = "gpu_user_annotation"
 _CUDA = 1
 _MOST_DIGITS = 9
@@ -53,6 +54,25 @@ class Launches(NamedTuple):
     start: Array
     row: Array
     """Rows of the file."""
+
+
+def slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
+    """The kind of each row, as a code of :data:`CODES`, by category; without a known one by stream or process."""
+    rows, names = trace.rows, trace.names
+    unknown = len(CODES)
+    by_category = np.full(len(names), unknown, np.uint8)
+    for category in distinct_values(rows["category"]).tolist():
+        kind = KINDS.get(names[category])
+        by_category[category] = unknown if kind is None else CODES[kind]
+    kinds: npt.NDArray[np.uint8] = by_category[rows["category"]]
+    others = np.flatnonzero(kinds == unknown)
+    if not others.size:
+        return kinds
+    on_stream = np.zeros(len(kinds), np.bool_)
+    on_stream[trace.works["row"][trace.works["stream"] >= 0].astype(np.int64)] = True
+    is_work = on_stream[others] | device_tracks(trace)[rows["track"][others]]
+    kinds[others] = np.where(is_work, CODES[SliceKind.DEVICE], CODES[SliceKind.HOST])
+    return kinds
 
 
 def device_tracks(trace: TraceColumns) -> npt.NDArray[np.bool_]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
 
-from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, TEXTS, UNFINISHED
+from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
 from .records import malformed, object_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
 LARGEST_NUMBER = 1 << 61
 """Largest number of nanoseconds: the sum of two fits in 64 bits."""
@@ -138,6 +138,17 @@ def whole(value: Any, what: str) -> int:
     return number
 
 
+def check_event(event: Any) -> None:
+    """Raises MalformedError if an event of a Chrome trace has a value that makes it unusable."""
+    event = object_of(event, "event")
+    text_in(event.get("name", ""), "name")
+    args = object_of(event.get("args") or {}, "args")
+    nanoseconds(event.get("ts"), "ts")
+    nanoseconds(event.get("dur", 0), "dur")
+    id_in(args.get("span_id", "0"), "span_id")
+    id_in(args.get("parent_id") or "0", "parent_id")
+
+
 def id_in(value: Any, what: str) -> int:
     """Parses the id of a span. Raises MalformedError."""
     try:
@@ -161,6 +172,11 @@ def key_of(value: Any) -> Any:
     if type(value) in _KEYS:
         return value
     return value[:_LONGEST_KEY] if isinstance(value, str) else None
+
+
+def process_of(attributes: Mapping[str, Any]) -> Hashable:
+    """The key of a process, from the attributes of its resource."""
+    return key_of(attributes.get(INSTANCE)), key_of(attributes.get(RANK))
 
 
 _READERS: dict[str, Callable[[Any, str], Any]] = {

@@ -14,7 +14,7 @@ from .ffi import ffi, lib, owner
 from .loops import Array, pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 BLOCK = 1 << 16
 """Rows that are read at a time."""
@@ -61,6 +61,11 @@ MEMORY_COLUMNS: Mapping[str, tuple[Any, int]] = {
     "flags": (np.uint8, 0),
 }
 """Columns of ``otp_trace_memory``."""
+
+ATTRIBUTE = np.dtype(
+    [("row", np.uint64), ("event", np.uint64), ("offset", np.uint64), ("key", np.uint32), ("value", np.uint32)]
+)
+"""``otp_trace_attribute``."""
 
 ROW_AGGREGATE: int = lib.OTP_TRACE_AGGREGATE
 """Flag of spans that stand for several events."""
@@ -171,17 +176,22 @@ class TraceReader:
     """Reads a document piece by piece.
 
     Args:
-        limit: most bytes of names and inputs.
+        limit: most bytes of names, inputs and attributes.
+        attributes: read for sums only: these attributes of spans, and nothing that only single operators have. None: all of
+            the operators, and no attributes.
 
     Raises:
         MemoryError: no memory is left.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, attributes: Iterable[str] | None = None) -> None:
         self._reader = lib.otp_trace_open(limit)
         if self._reader == ffi.NULL:
             raise MemoryError("no memory left to read a trace")
         self._owner = owner(self._reader, "otp_trace_close")
+        keys = None if attributes is None else "\n".join(attributes).encode()
+        if keys is not None and lib.otp_trace_read_for_sums(self._reader, keys):
+            raise MemoryError("no memory left to read a trace")
         self._rows = _Block("otp_trace_rows *", ROW_COLUMNS)
         self._works = _Block("otp_trace_works *", WORK_COLUMNS)
         self._memory = _Block("otp_trace_memory *", MEMORY_COLUMNS)
@@ -262,6 +272,17 @@ class TraceReader:
         inputs = lib.otp_trace_inputs(self._reader, count)
         return _copy(inputs, count[0], np.int64)
 
+    def attributes(self) -> npt.NDArray[Any]:
+        """Attributes of spans, an array of :data:`ATTRIBUTE`."""
+        count = ffi.new("uint64_t *")
+        attributes = lib.otp_trace_attributes(self._reader, count)
+        return _copy(attributes, count[0], ATTRIBUTE)
+
+    @property
+    def unusable(self) -> int:
+        """Number of events so far with a part that cannot be read."""
+        return int(lib.otp_trace_get_figures(self._reader).unusable)
+
     def take(self) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
         """Returns the columns of rows, works and memory. Call it once."""
         return self._rows.take(), self._works.take(), self._memory.take()
@@ -279,15 +300,18 @@ def pair_ends(rows: Mapping[str, Array]) -> tuple[npt.NDArray[np.int64], int]:
     return duration, unmatched
 
 
-def enclosing_rows(track: Array, start: Array, end: Array, apart: Array) -> npt.NDArray[np.int32]:
+def enclosing_rows(
+    track: Array, start: Array, end: Array, apart: Array | None = None, *, whole: bool = False
+) -> npt.NDArray[np.int32]:
     """Returns the row of the innermost event of its track that is open when each begins, -1 for none and where ``apart``.
 
-    Rows are sorted by track, start, and the longer first. Events ``apart`` contain none.
+    Rows are sorted by track, start, and the longer first. Events ``apart`` contain none. ``whole``: and that ends no earlier.
     """
     parent = np.empty(len(track), np.int32)
-    track, apart = np.ascontiguousarray(track, np.uint32), np.ascontiguousarray(apart, np.uint8)
+    apart = np.zeros(len(track), np.uint8) if apart is None else np.ascontiguousarray(apart, np.uint8)
+    track = np.ascontiguousarray(track, np.uint32)
     start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
-    lib.otp_trace_nest(len(parent), *map(pointer, (track, start, end, apart, parent)))
+    lib.otp_trace_nest(len(parent), *map(pointer, (track, start, end, apart)), whole, pointer(parent))
     return parent
 
 

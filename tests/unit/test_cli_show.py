@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import TraceSums, read
+from otel_torchprof._files.trace_events import TraceEventList
 
 
 class Kept(SpanExporter):
@@ -85,7 +86,7 @@ def test_averages_are_those_of_the_recording(recorded, tmp_path, form):
         assert found[name].self_time == pytest.approx(averages[name].self_cpu_time_total * 1000, abs=10)
     assert "torch.job" not in found
     assert found["torch.step"].calls == averages["torch.step"].count == 2
-    assert sums.spans_of(sums.steps[0]) == 5
+    assert sums.steps[0].spans == 5
 
 
 def test_what_it_prints(recorded, tmp_path, capsys):
@@ -217,23 +218,24 @@ def test_a_trace_of_torchs_profiler(tmp_path):
 
 def test_what_had_not_ended():
     """The job, a step that was cut off and roots of operators are in no average, as in those of the recording; the step is listed as such."""
-    sums = TraceSums()
-    sums.add_span("torch.job", 0, 1000, (1, 0, "job"), {})
-    sums.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step.number": 7, "torch.unfinished": True})
-    sums.add_span("op", 0, 900, (3, 2, "t"), {})
-    sums.add_span(
+    events = TraceEventList()
+    events.add_span("torch.job", 0, 1000, (1, 0, "job"), {})
+    events.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step.number": 7, "torch.unfinished": True})
+    events.add_span("op", 0, 900, (3, 2, "t"), {})
+    events.add_span(
         "torch.operators", 0, 1000, (4, 0, "u"), {"torch.collapsed.count": 2, "torch.collapsed.duration": 1e-7}
     )
+    sums = TraceSums(events.events())
     assert [(row.name, row.calls) for row in sums.averages()] == [("op", 1), ("(collapsed into others)", 2)]
     assert [(step.number, step.is_unfinished) for step in sums.steps] == [(7, True)]
 
 
 def test_spans_that_stand_for_many():
     """An aggregate span counts as what it was made of, for its own name and in its parent; what was collapsed has an entry of its own."""
-    sums = TraceSums()
-    sums.add_span("parent", 0, 1000, (1, 0, "t"), {"torch.collapsed.count": 3, "torch.collapsed.duration": 1e-7})
-    sums.add_span("op", 0, 900, (2, 1, "t"), {"torch.aggregated.count": 5, "torch.aggregated.duration": 4e-7})
-    assert {row.name: row[2:5] for row in sums.averages()} == {
+    events = TraceEventList()
+    events.add_span("parent", 0, 1000, (1, 0, "t"), {"torch.collapsed.count": 3, "torch.collapsed.duration": 1e-7})
+    events.add_span("op", 0, 900, (2, 1, "t"), {"torch.aggregated.count": 5, "torch.aggregated.duration": 4e-7})
+    assert {row.name: row[2:5] for row in TraceSums(events.events()).averages()} == {
         "parent": (1, 1000, 500),
         "op": (5, 400, 400),
         "(collapsed into others)": (3, 100, 100),
@@ -264,7 +266,7 @@ def test_files_that_end_too_early(recorded, tmp_path, capsys):
         (None, "cannot read '{path}': No such file or directory; check the name"),
         (b"", "'{path}': at byte 0: the file is empty"),
         (b"print('hello')", "'{path}': at byte 0: expected OTLP for traces, as protobuf or as lines of JSON"),
-        (b'{"a": 1}', "'{path}': at byte 8: expected an object with traceEvents of a Chrome trace, or resourceSpans"),
+        (b'{"a": 1}', "'{path}': at byte 7: expected an object with traceEvents of a Chrome trace, or resourceSpans"),
         (b'{"traceEvents": []}', "'{path}' is a trace without a span"),
         (b'{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2,"pid":1,"tid":1}]}', "'{path}' has no steps"),
     ],

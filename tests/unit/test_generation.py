@@ -17,7 +17,7 @@ from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.attributes import add_attributes
 from otel_torchprof._encode.spans import SpanList
-from otel_torchprof._files.reading import hand_over
+from otel_torchprof._files.event_columns import events_of_spans
 from otel_torchprof._record import generations
 from otel_torchprof._record.generations import Generations
 
@@ -101,9 +101,8 @@ def test_the_span_is_named_as_the_conventions_say(monkeypatch, call, hidden, nam
 
 def test_readers_see_the_phase(tmp_path):
     """In every format, and where spans are in no file: `show`, `explain` and `diff` count calls of all models as one phase."""
-    spans, in_memory = spans_of(CALL), TraceSums()
-    hand_over(spans, in_memory)
-    found = [in_memory]
+    spans = spans_of(CALL)
+    found = [TraceSums(events_of_spans(spans))]
     for file, kind in (("a.otlp", OTLPFileExporter), ("a.jsonl", OTLPFileExporter), ("a.json", ChromeTraceExporter)):
         exporter = kind(tmp_path / file)
         exporter.export(spans)

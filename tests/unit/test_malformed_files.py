@@ -99,10 +99,10 @@ def test_values_that_are_none(tmp_path, capsys, changed, said):
 
 FAULTS = {
     "cut in an event": (events()[:100], "the file is cut off"),
-    "no comma": (b'{"traceEvents": [' + json.dumps(GOOD).encode() + b" x]}", "expected JSON, found 'x]}' (Expecting value, 0"),
+    "no comma": (b'{"traceEvents": [' + json.dumps(GOOD).encode() + b" x]}", "event is no object, event 2"),
     "a digit too many": (b'[{"ph": "X", "name": "good", "ts": 1' + b"0" * 5000 + b"}, " + json.dumps(GOOD).encode() + b"]", "event 1"),
-    "deep": (b"[" + json.dumps(GOOD).encode() + b"," + b"[" * 100_000 + b"]" * 100_000 + b"]", "a value that is nested too deeply, event 2"),
-    "large": (b"[" + json.dumps(GOOD).encode() + b',"' + b"x" * (2 << 20) + b'"]', "a value of more than 1048576 characters, event 2"),
+    "deep": (b"[" + json.dumps(GOOD).encode() + b"," + b"[" * 100_000 + b"]" * 100_000 + b"]", "event is no object, event 2"),
+    "large": (b"[" + json.dumps(GOOD).encode() + b',"' + b"x" * (2 << 20) + b'"]', "a value of more than 1,048,576 bytes, event 2"),
     "binary": (json.dumps(GOOD).encode().join((b"[", b"\xff\xfe\x00")), "found '\\udcff\\udcfe\\x00'"),
 }  # fmt: skip
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from otel_torchprof._answers.details import Details
-from otel_torchprof._answers.rank_reading import read_steps
+from otel_torchprof._answers.rank_reading import steps_of
 from otel_torchprof._answers.tree_times import TreeTimes
 from otel_torchprof._cli.show import read
 from otel_torchprof._files.merge import FileOutline
+from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.records import RecordReading
 
 FOLDER = Path(__file__).resolve().parents[1] / "helpers" / "recordings" / "torch"
@@ -81,16 +82,13 @@ def test_left_out(name):
 @pytest.mark.parametrize("name", FILES)
 def test_explain_and_diff(name):
     """Steps, and self times of what ran in them, are those of torch: of the longest operators, and of the whole tree."""
-    listed, problems, read_again = read_steps([path_of(name)], lambda *_: None)
-    assert problems == []
+    events = read_events([path_of(name)])
+    listed = steps_of(path_of(name), events)
+    assert events.problems == []
     [process] = listed.processes.values()
     expected = averages_of(name)
     assert [len(process.steps), sum(step.duration for step in process.steps)] == expected[STEP][:2]
-    details, tree = Details(listed), TreeTimes(listed, 0)
-    read_again(details)
-    read_again(tree)
-    details.settle()
-    tree.settle()
+    details, tree = Details(events, listed), TreeTimes(events, listed, 0)
     self_times = Counter()
     for row, names in enumerate(tree.paths):
         self_times[names[-1] if names else STEP] += tree.times([row]).sum() * 1e9

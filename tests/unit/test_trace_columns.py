@@ -102,7 +102,10 @@ def test_what_is_cut_off_is_reported_with_its_place(tmp_path):
     [
         (b"", "at byte 0: expected a Chrome trace"),
         (b"hello", "at byte 0: expected a Chrome trace"),
-        (b'{"a": 1}', "at byte 7: expected traceEvents, a list of events, found '}'"),
+        (
+            b'{"a": 1}',
+            "at byte 7: expected an object with traceEvents of a Chrome trace, or resourceSpans of OTLP, found '}'",
+        ),
         (b'{"traceEvents": [{"ph": x', "at byte 17: the file is cut off: here begins a value that does not end"),
         (b'[{"ph" 1}]', "at byte 7: expected ':', found '1}]'"),
         (b"[}", "at byte 1: expected an element of an array, or its end, found '}'"),
@@ -126,7 +129,7 @@ def test_unusable_events_are_counted(tmp_path):
     assert len(trace.rows["start"]) == 2
     place = text.index("{", text.index(json.dumps(EVENT)) + len(json.dumps(EVENT)))
     assert trace.problems == [
-        f"{path!r}: not counted: 3; the first: ts is no number of microseconds, event 2, at byte {place}"
+        f"{path!r}: not counted: 3; the first: ts is 'soon', expected a number up to 2305843009213693, event 2, at byte {place}"
     ]
 
 

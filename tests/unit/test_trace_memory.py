@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import forked_programs
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from examples import one_in
 from otel_torchprof._cli import show
 from otel_torchprof._cli.show import TraceSums
-from otel_torchprof._files import self_times
+from otel_torchprof._files.trace_events import TraceEventList, joined
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20
@@ -75,16 +75,16 @@ def test_memory_is_bounded(tmp_path, name):
 
 
 def test_memory_of_an_endless_file():
-    """A stream without an end is read in constant memory until the user has seen enough, and what was read is shown."""
+    """A stream without an end is read until the user has seen enough, and what was read is shown; an event costs some bytes."""
     source = subprocess.Popen(["yes", f"{json.dumps(GOOD)},"], stdout=subprocess.PIPE)
     program = (
-        "import signal, otel_torchprof._files.self_times as times\n"
-        "settle, turns = times.SelfTimes.settle, []\n"
-        "def counted(*words):\n"
+        "import signal, otel_torchprof._files.trace_columns as columns\n"
+        "read, turns = columns.ChromeReading._read_piece, []\n"
+        "def counted(*words, **options):\n"
         "    turns.append(1)\n"
-        "    if len(turns) == 2: signal.raise_signal(signal.SIGINT)\n"
-        "    return settle(*words)\n"
-        "times.SelfTimes.settle = counted\n"
+        "    if len(turns) == 1000: signal.raise_signal(signal.SIGINT)\n"
+        "    return read(*words, **options)\n"
+        "columns.ChromeReading._read_piece = counted\n"
     )
     words = [sys.executable, "-c", program + MEASURED, "show", "/dev/stdin"]
     # Nothing but commas and events: a list whose begin is given by hand.
@@ -100,9 +100,9 @@ def test_memory_of_an_endless_file():
     assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
 
 
-@given(st.lists(st.integers(-2, 3), min_size=50, max_size=200), st.booleans(), st.integers(12, 30))
-def test_sums_of_pieces(turns, by_id, most):
-    """Adding up from time to time what ended gives the self times of all at once, where parents are on at most five levels."""
+@given(st.lists(st.integers(-2, 3), min_size=50, max_size=200))
+def test_parents_by_id_and_by_time(turns):
+    """Self times are the same whether events have ids, of parents too, or are only in one another on a track."""
     rows, open_rows, now = [], [], 0
     for turn in (*turns, *[-2] * 5):
         for _ in range(abs(turn)):
@@ -114,75 +114,36 @@ def test_sums_of_pieces(turns, by_id, most):
                 parent = open_rows[-1][3] if open_rows else 0
                 open_rows.append([f"n{now % 5}", now, 0, len(rows) + 1, parent])
                 rows.append(open_rows[-1])
-    whole, pieces = TraceSums(), TraceSums()
-    for sums, limit in ((whole, 10**6), (pieces, most)):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(self_times, "MOST_ROWS", limit)
-            for name, start, duration, span_id, parent in rows:
-                if by_id:
-                    sums.add_span(name, start, duration, (span_id, parent, "t"), {})
-                else:
-                    sums.add_slice(name, start, duration, "track")
-    assert pieces.averages() == whole.averages()
+    by_time, by_id, expected = TraceEventList(), TraceEventList(), Counter()
+    for name, start, duration, span_id, parent in rows:
+        by_id.add_span(name, start, duration, (span_id, parent, "t"), {})
+        by_time.add_slice(name, start, duration, (1, 1))
+        expected[name] += duration
+        if parent:
+            expected[rows[parent - 1][0]] -= duration
+    averages = TraceSums(by_time.events()).averages()
+    assert TraceSums(by_id.events()).averages() == averages
+    assert {row.name: row.self_time for row in averages} == expected
 
 
-def test_sums_of_a_long_file(monkeypatch):
-    """Of a hundred times what fits, calls, totals and self times are exact where parents are near, and a parent of all is too."""
-    monkeypatch.setattr(self_times, "MOST_ROWS", 20)
-    by_time, by_id = TraceSums(), TraceSums()
-    by_time.add_slice("all", 0, 10_000, "t")
-    by_id.add_span("all", 0, 10_000, (1, 0, "t"), {})
-    for number in range(1000):
-        start = number * 10
-        by_time.add_slice("parent", start, 9, "t")
-        by_time.add_slice("child", start + 1, 4, "t")
-        by_id.add_span("child", start + 1, 4, (2 * number + 3, 2 * number + 2, "t"), {})
-        by_id.add_span("parent", start, 9, (2 * number + 2, 1, "t"), {})
-    for sums in (by_time, by_id):
-        assert {row.name: row[2:5] for row in sums.averages()} == {
-            "all": (1, 10_000, 1000),
-            "parent": (1000, 9000, 5000),
-            "child": (1000, 4000, 4000),
-        }
-        assert sums.averages() == sums.averages()
-        assert sums.limits == []
-    by_time.add_slice("late", 5, 1, "t")
-    by_id.add_span("late", 5, 1, (5000, 2, "t"), {})
-    for sums in (by_time, by_id):
-        assert sums.limits == ["self times do not see children that are more than 10 events away"]
-
-
-@pytest.mark.parametrize("by_id", [False, True])
-def test_self_times_without_a_note_are_exact(monkeypatch, by_id):
-    """However late events come, self times that no note restricts are those of the same events in one piece."""
-    exact = 0
-    for seed in range(200):
-        chance = random.Random(seed)
-        spans = [(f"{n % 3}", n // 4 * 40 + n % 4, 30 - n % 4 * 2, n + 1, n if n % 4 else 0) for n in range(80)]
-        reach = chance.choice((0, 5, 30, 200))
-        order = sorted(range(80), key=lambda n: n + chance.uniform(0, reach))
-        found = []
-        for most in (10**6, 16):
-            monkeypatch.setattr(self_times, "MOST_ROWS", most)
-            sums = TraceSums()
-            for name, start, duration, span_id, parent in (spans[n] for n in order):
-                if by_id:
-                    sums.add_span(name, start, duration, (span_id, parent, "t"), {})
-                else:
-                    sums.add_slice(name, start, duration, "track")
-            found.append((sums.limits, sorted(sums.averages())))
-        assert found[0][0] == []
-        if not found[1][0]:
-            exact += 1
-            assert found[1][1] == found[0][1]
-    assert 20 < exact < 190
+def test_files_of_one_recording():
+    """Names, tracks, attributes and parents of several files are those of the same events in one."""
+    whole, parts = TraceEventList(), (TraceEventList(), TraceEventList())
+    for number, part in enumerate((parts[0], parts[1], parts[0], parts[1])):
+        for events in (whole, part):
+            events.add_span(f"n{number % 3}", number, 9 - number, (number + 1, number, "t"), {})
+            events.add_span("sum", number, 1, (number + 10, 0, "u"), {"torch.aggregated.count": number + 1})
+            events.add_slice("slice", 10 * number, 9, (1, number % 2))
+    of_parts = joined([part.events() for part in parts])
+    assert sorted(TraceSums(of_parts).averages()) == sorted(TraceSums(whole.events()).averages())
 
 
 def test_names_have_a_limit(monkeypatch):
     """Names beyond the limit share one entry, and it is said."""
     monkeypatch.setattr(show, "MOST_NAMES", 2)
-    sums = TraceSums()
+    events = TraceEventList()
     for name in ("a", "b", "c", "d", "a", "x" * 600):
-        sums.add_slice(name, 0, 5, 1)
+        events.add_slice(name, 0, 5, (1, 1))
+    sums = TraceSums(events.events())
     assert {row.name: row.calls for row in sums.averages()} == {"a": 2, "b": 1, "(other spans)": 3}
     assert any("more than 2 names" in limit for limit in sums.limits)

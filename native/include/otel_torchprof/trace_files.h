@@ -43,7 +43,7 @@ typedef struct {
   uint32_t* category;   /* a name; 0: none */
   uint32_t* track;      /* otp_trace_tracks */
   uint32_t* fwd_thread; /* "Fwd thread id", or of a Python call "Python identity"; 0: none */
-  uint32_t* text;       /* a name: "error.type", or of phase M "name" or "labels"; 0: none */
+  uint32_t* text;       /* a name: "error.type", of phase M "name" or "labels", for sums "trace_id"; 0: none */
   uint8_t* phase;       /* 'X', 'B', 'E', 'b', 'e' or 'M' */
   uint8_t* flags;       /* otp_trace_flag */
 } otp_trace_rows;
@@ -58,6 +58,15 @@ typedef struct {
   int64_t* bytes;       /* of a copy; -1: none */
   int32_t* device;      /* -1: none */
 } otp_trace_works;
+
+/* An attribute of a span of this package. */
+typedef struct {
+  uint64_t row;    /* number of the row among all rows of the file */
+  uint64_t event;  /* number of the event, from 1 ... */
+  uint64_t offset; /* ... and its offset in the document */
+  uint32_t key;    /* a name; "attributes": they are no object, but the value */
+  uint32_t value;  /* a name, which is JSON text */
+} otp_trace_attribute;
 
 /* Allocations and releases. */
 typedef struct {
@@ -143,6 +152,9 @@ typedef struct {
 /* A reader; `limit`: bytes of names and inputs. Null: no memory. */
 otp_trace_reader* otp_trace_open(uint64_t limit);
 void otp_trace_close(otp_trace_reader* reader);
+/* Reads for sums only, from here on: the attributes of spans with these keys, one a line, and nothing that only single
+ * operators have: their ids, sequence numbers, inputs and changes of memory. Returns 0, or -1: no memory. */
+int otp_trace_read_for_sums(otp_trace_reader* reader, const char* keys);
 
 /* Reads on: `data` begins with what the last call did not consume. `is_last`: nothing comes after it. Appends rows to
  * the arrays. Returns an otp_trace_status. After OTP_TRACE_MEMBER the member is consumed. */
@@ -164,6 +176,8 @@ const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader);
 otp_names otp_trace_names(const otp_trace_reader* reader);
 /* Process and thread of each track as JSON text: two names each. */
 const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count);
+/* Attributes of spans, if it reads for sums. */
+const otp_trace_attribute* otp_trace_attributes(const otp_trace_reader* reader, uint64_t* count);
 /* Inputs as words (otp_input_kind). */
 const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count);
 
@@ -172,9 +186,9 @@ const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count)
 int64_t otp_trace_pair(const otp_trace_rows* rows);
 
 /* For rows by track, start, and of those the longer first: the row of the innermost one that is open when each begins;
- * -1 for none, and where `apart` is not 0: these contain none either. */
+ * -1 for none, and where `apart` is not 0: these contain none either. `whole` is not 0: and that ends no earlier. */
 void otp_trace_nest(uint64_t count, const uint32_t* track, const int64_t* start, const int64_t* end,
-                    const uint8_t* apart, int32_t* parent);
+                    const uint8_t* apart, int whole, int32_t* parent);
 
 #ifdef __cplusplus
 }

@@ -91,10 +91,14 @@ void store(std::string_view key, std::string_view value, ChromeArguments* argume
     if (wanted.key == key) arguments->*wanted.place = value == "true";
 }
 
+void find(std::string_view key, std::string_view value, SpanAttributes* attributes) {
+  if (attributes != nullptr && attributes->keys.count(key) != 0) attributes->found.emplace_back(key, value);
+}
+
 // The cursor is at the brace of an object, and then behind it. `of_span`: the attributes of a span, which are an object
 // among its arguments; an object in these is passed over.
 template <bool of_span>
-bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments) {
+bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, SpanAttributes* attributes) {
   for (++cursor->at; cursor->space_and_commas();) {
     if (*cursor->at == '}') {
       ++cursor->at;
@@ -104,13 +108,14 @@ bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments) {
     if (!cursor->key(&key)) return false;
     const char* begin = cursor->at;
     if (!of_span && key == "attributes" && *begin == '{') {
-      if (!read_arguments<true>(cursor, arguments)) return false;
+      if (!read_arguments<true>(cursor, arguments, attributes)) return false;
       continue;
     }
     if (!cursor->skip()) return false;
     const std::string_view value(begin, static_cast<size_t>(cursor->at - begin));
     if (!(of_span ? stored(kAttributes, key, value, arguments) : stored(kWanted, key, value, arguments)))
       store(key, value, arguments);
+    if (of_span || key == "attributes") find(key, value, attributes);
     if (of_span && (key == "torch.aggregated.count" || key == "torch.collapsed.count")) arguments->is_aggregate = true;
   }
   return false;
@@ -133,7 +138,7 @@ std::string_view* ChromeEvent::place_of(std::string_view key) {
   }
 }
 
-bool ChromeEvent::read(JsonCursor* cursor) {
+bool ChromeEvent::read(JsonCursor* cursor, SpanAttributes* attributes) {
   for (++cursor->at; cursor->space_and_commas();) {
     if (*cursor->at == '}') {
       ++cursor->at;
@@ -143,7 +148,7 @@ bool ChromeEvent::read(JsonCursor* cursor) {
     if (!cursor->key(&key)) return false;
     const char* begin = cursor->at;
     if (key == "args" && *begin == '{') {
-      if (!read_arguments<false>(cursor, &arguments)) return false;
+      if (!read_arguments<false>(cursor, &arguments, attributes)) return false;
       continue;
     }
     if (!cursor->skip()) return false;

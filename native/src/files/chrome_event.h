@@ -1,12 +1,22 @@
 // One event of a Chrome trace as it is written: the values that are used, as JSON text.
 #pragma once
 
+#include <set>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "files/input_texts.h"
 #include "files/json_cursor.h"
 
 namespace otp {
+
+// Attributes of spans: the keys of those that are wanted, and what the event has of them, as JSON text.
+struct SpanAttributes {
+  std::set<std::string, std::less<>> keys;
+  std::vector<std::pair<std::string_view, std::string_view>> found;
+};
 
 struct ChromeArguments {
   bool is_unusable = false;  // they are neither an object nor missing
@@ -26,8 +36,8 @@ struct ChromeEvent {
   std::string_view phase, category, name, process, thread, start, duration, id, local_id;
   ChromeArguments arguments;
 
-  // The cursor is at its brace, and then behind it. False: as for JsonCursor.
-  bool read(JsonCursor* cursor);
+  // The cursor is at its brace, and then behind it. `attributes`: null if none is wanted. False: as for JsonCursor.
+  bool read(JsonCursor* cursor, SpanAttributes* attributes);
 
  private:
   std::string_view* place_of(std::string_view key);

@@ -87,7 +87,7 @@ uint64_t id_of(std::string_view local_id, std::string_view id) {
 // The id of a span; 0 where there is none. False: it is something else.
 bool span_id_of(std::string_view token, uint64_t* id) {
   *id = 0;
-  if (token.empty() || token == "null" || token == "\"\"") return true;
+  if (token.empty() || token == "null" || token == "\"\"" || token == "[]") return true;
   return is_string(token) && hexadecimal_of(unquoted(token), id);
 }
 
@@ -137,6 +137,11 @@ struct otp_trace_reader {
 
   int read(std::string_view data, bool is_last, const Output& out, otp_trace_step* step);
 
+  // `keys`: one a line.
+  void read_for_sums(std::string_view keys);
+
+  const std::vector<otp_trace_attribute>& attributes() const { return d_attributes; }
+
   otp::TraceTables tables;
   otp::OtlpReader spans;
 
@@ -155,11 +160,13 @@ struct otp_trace_reader {
   bool is_too_large(const char* end);
 
   void add(const ChromeEvent& event, uint64_t offset, const Output& out);
-  uint32_t add_row(const ChromeEvent& event, char phase, const Output& out);
+  uint32_t add_row(const ChromeEvent& event, char phase, uint64_t offset, const Output& out);
+  void add_attributes(const ChromeEvent& event, uint64_t offset);
   void add_work(const ChromeArguments& arguments, const Output& out);
   void add_metadata(const ChromeEvent& event, const Output& out);
   uint32_t add_memory(const ChromeEvent& event, otp_trace_memory* memory);
   void put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows);
+  void put_operator(const ChromeEvent& event, uint64_t row, otp_trace_rows* rows);
   void note(uint32_t fault, uint64_t offset);
 
   uint32_t name_of(std::string_view token);
@@ -175,6 +182,9 @@ struct otp_trace_reader {
   const char* d_value = nullptr;  // where the value begins that is being read; null: none
   otp::Skipping d_skipping;
   uint64_t d_row = 0;  // number of the next row
+  bool d_for_sums = false;
+  otp::SpanAttributes d_wanted;
+  std::vector<otp_trace_attribute> d_attributes;
   std::string d_scratch;
 };
 
@@ -194,7 +204,7 @@ int otp_trace_reader::read(std::string_view data, bool is_last, const Output& ou
       status = step->is_cut_off ? OTP_TRACE_UNEXPECTED : OTP_TRACE_MORE;
     } else if (d_state == State::kEnd) {
       status = OTP_TRACE_END;
-    } else if (tables.is_over_limit()) {
+    } else if (tables.is_over_limit(d_attributes.size() * sizeof(otp_trace_attribute))) {
       status = OTP_TRACE_NO_MEMORY;
     } else if (d_state == State::kEvents && out.is_full()) {
       status = OTP_TRACE_FULL;
@@ -304,7 +314,8 @@ otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Ou
     return Outcome::kDone;
   }
   ChromeEvent event;
-  if (!event.read(cursor)) return Outcome::kIncomplete;
+  d_wanted.found.clear();
+  if (!event.read(cursor, d_for_sums ? &d_wanted : nullptr)) return Outcome::kIncomplete;
   ++tables.figures.events;
   add(event, offset, out);
   return Outcome::kDone;
@@ -319,15 +330,13 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
     case 'E':
     case 'b':
     case 'e':
-      fault = add_row(event, phase, out);
+      fault = add_row(event, phase, offset, out);
       break;
     case 'M':
       add_metadata(event, out);
       break;
     default:
-      if (phase == 'i' && event.name == "\"[memory]\"") {
-        fault = add_memory(event, out.memory);
-      } else if (phase == 'i' && event.name == "\"[OutOfMemory]\"") {
+      if (phase == 'i' && !d_for_sums && (event.name == "\"[memory]\"" || event.name == "\"[OutOfMemory]\"")) {
         fault = add_memory(event, out.memory);
       } else {
         ++tables.figures.by_phase[static_cast<uint8_t>(phase)];
@@ -336,7 +345,15 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
   if (fault != OTP_FAULT_NONE) note(fault, offset);
 }
 
-uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, const Output& out) {
+void otp_trace_reader::read_for_sums(std::string_view keys) {
+  d_for_sums = true;
+  for (size_t end; !keys.empty(); keys.remove_prefix(std::min(end + 1, keys.size()))) {
+    end = std::min(keys.find('\n'), keys.size());
+    d_wanted.keys.emplace(keys.substr(0, end));
+  }
+}
+
+uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_t offset, const Output& out) {
   otp::Extent extent;
   const uint32_t fault = extent.read(event, phase == 'X');
   if (fault != OTP_FAULT_NONE) return fault;
@@ -344,10 +361,32 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, const O
   put_row(event, phase, extent, out.rows);
   const ChromeArguments& arguments = event.arguments;
   const bool is_work = !arguments.stream.empty() || !arguments.stream_id.empty();
-  if (is_work || !arguments.correlation.empty()) add_work(arguments, out);
+  if (is_work || (!d_for_sums && !arguments.correlation.empty())) add_work(arguments, out);
+  if (otp::is_string(arguments.span_id)) add_attributes(event, offset);
   ++out.rows->count;
   ++d_row;
   return OTP_FAULT_NONE;
+}
+
+// The self time of a span matters only where what is below it is not in the file: below a phase.
+void otp_trace_reader::add_attributes(const ChromeEvent& event, uint64_t offset) {
+  const bool is_phase = event.name.substr(0, 13) == "\"torch.phase." || !event.arguments.phase_name.empty();
+  for (const auto& [key, value] : d_wanted.found)
+    if (is_phase || key != "torch.self_duration")
+      d_attributes.push_back({d_row, tables.figures.events, d_offset + offset, tables.name(key), tables.name(value)});
+}
+
+// What only single operators have.
+void otp_trace_reader::put_operator(const ChromeEvent& event, uint64_t row, otp_trace_rows* rows) {
+  const ChromeArguments& arguments = event.arguments;
+  rows->sequence_nr[row] = d_for_sums ? -1 : otp::number_or(arguments.sequence_nr, -1);
+  otp::InputTexts inputs = arguments.inputs;
+  inputs.call_stack = d_for_sums ? 0 : call_stack_of(arguments.call_stack);
+  rows->inputs[row] = d_for_sums ? -1 : tables.inputs(inputs);
+  const bool has_thread = !arguments.fwd_thread.empty();
+  rows->fwd_thread[row] =
+      d_for_sums ? 0 : otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
+  rows->text[row] = name_of(d_for_sums ? arguments.trace_id : arguments.error_type);
 }
 
 void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows) {
@@ -356,21 +395,16 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   const bool is_pair = phase == 'b' || phase == 'e';
   rows->start[row] = extent.start;
   rows->duration[row] = extent.duration;
-  const std::string_view id = arguments.thread_id.empty() ? arguments.external_id : arguments.thread_id;
+  const bool has_thread_id = d_for_sums || !arguments.thread_id.empty();
+  const std::string_view id = has_thread_id ? arguments.thread_id : arguments.external_id;
   rows->id[row] = is_pair ? otp::id_of(event.local_id, event.id) : otp::id_of({}, id);
   rows->span_id[row] = extent.span_id;
   rows->parent_id[row] = extent.parent_id;
-  rows->sequence_nr[row] = otp::number_or(arguments.sequence_nr, -1);
-  otp::InputTexts inputs = arguments.inputs;
-  inputs.call_stack = call_stack_of(arguments.call_stack);
-  rows->inputs[row] = tables.inputs(inputs);
+  put_operator(event, row, rows);
   const bool is_phase = otp::is_string(arguments.phase_name);
   rows->name[row] = is_phase ? tables.phase_name(unescaped(arguments.phase_name)) : name_of(event.name);
   rows->category[row] = name_of(event.category);
   rows->track[row] = track_of(event);
-  const bool has_thread = !arguments.fwd_thread.empty();
-  rows->fwd_thread[row] = otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
-  rows->text[row] = name_of(arguments.error_type);
   rows->phase[row] = static_cast<uint8_t>(phase);
   rows->flags[row] = otp::flags_of(arguments);
 }
@@ -467,6 +501,15 @@ extern "C" otp_trace_reader* otp_trace_open(uint64_t limit) {
   }
 }
 
+extern "C" int otp_trace_read_for_sums(otp_trace_reader* reader, const char* keys) {
+  try {
+    reader->read_for_sums(keys);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
 extern "C" void otp_trace_close(otp_trace_reader* reader) { delete reader; }
 
 extern "C" int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size, int is_last,
@@ -504,6 +547,11 @@ extern "C" otp_names otp_trace_names(const otp_trace_reader* reader) {
 extern "C" const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count) {
   *count = reader->tables.tracks().size() / 2;
   return reader->tables.tracks().data();
+}
+
+extern "C" const otp_trace_attribute* otp_trace_attributes(const otp_trace_reader* reader, uint64_t* count) {
+  *count = reader->attributes().size();
+  return reader->attributes().data();
 }
 
 extern "C" const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count) {

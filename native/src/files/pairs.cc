@@ -61,13 +61,13 @@ extern "C" int64_t otp_trace_pair(const otp_trace_rows* rows) {
 
 // The parents of a row are a stack of those that are open.
 extern "C" void otp_trace_nest(uint64_t count, const uint32_t* track, const int64_t* start, const int64_t* end,
-                               const uint8_t* apart, int32_t* parent) {
+                               const uint8_t* apart, int whole, int32_t* parent) {
   int32_t open = -1;
   for (uint64_t i = 0; i < count; ++i) {
     if (i != 0 && track[i] != track[i - 1]) open = -1;
     parent[i] = -1;
     if (apart[i] != 0) continue;
-    while (open >= 0 && end[open] <= start[i]) open = parent[open];
+    while (open >= 0 && (end[open] <= start[i] || (whole != 0 && end[open] < end[i]))) open = parent[open];
     parent[i] = open;
     open = static_cast<int32_t>(i);
   }

@@ -27,7 +27,8 @@ class TraceTables {
  public:
   TraceTables(uint64_t limit, uint64_t seed) : d_limit(limit), d_names(seed), d_inputs(seed) {}
 
-  bool is_over_limit() const { return d_names.bytes() + d_inputs.bytes() > d_limit; }
+  // With `more` bytes besides.
+  bool is_over_limit(uint64_t more = 0) const { return d_names.bytes() + d_inputs.bytes() + more > d_limit; }
 
   uint32_t name(std::string_view text) { return d_names.number_of(text); }
   // The name of the events of a phase: spans may have one of the conventions.

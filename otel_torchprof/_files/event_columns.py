@@ -1,0 +1,302 @@
+"""Events from the columns of a Chrome trace, and from those of spans."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_torchprof._columns.arrays import distinct_values, is_any_of
+from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
+from otel_torchprof._encode.chrome import STEPS_TID
+from otel_torchprof._model.span_table import STEP_NAME, AttributeType
+from otel_torchprof._model.tree import STEP_PREFIX
+from otel_torchprof._native.trace_files import pair_ends
+
+from .attribute_keys import RANK, SELF_DURATION, THREAD, USED
+from .chrome_events import OTHER_EVENTS, SliceKind
+from .records import MalformedError, object_of
+from .trace_devices import CODES, slice_kinds
+from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
+from .values import key_of, process_of, values_of, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from otel_torchprof._columns.arrays import Flags, Integers
+    from otel_torchprof._columns.batch import Array, Names
+    from otel_torchprof._encode.spans import SpanList
+    from otel_torchprof._model.span_table import AttributeColumn
+
+    from .trace_columns import TraceColumns
+
+_ATTRIBUTES = "attributes"
+"""In the place of a key: attributes that are no object."""
+WANTED = (*sorted(USED), _ATTRIBUTES)
+"""Attributes of spans to read from a Chrome trace."""
+_CUT = 4 * LONGEST_NAME
+"""Bytes of a name that are decoded."""
+
+
+# ---- Chrome traces ----
+
+
+def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
+    """The events of a Chrome trace that was read for sums; takes its columns out of it. Costs some 100 ns per event."""
+    rows, left_out = trace.rows, Counter[str]()
+    for phase, count in trace.figures.by_phase.items():
+        left_out[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
+    left_out["slices without duration, counted as 0"] = trace.figures.without_duration
+    kind = _kinds(trace, left_out)
+    attributes = _Attributes.of(trace)
+    kind[attributes.faulty] = _NO_EVENT
+    chosen = np.flatnonzero(kind != _NO_EVENT)
+    kind = kind[chosen]
+    start, duration, span_id, parent_id = (
+        _picked(rows.pop(name), chosen) for name in ("start", "duration", "span_id", "parent_id")
+    )
+    names, name = _names(trace, rows.pop("name")[chosen], kind)
+    tracks, track = _tracks(trace, rows.pop("track")[chosen], _picked(rows.pop("id"), chosen), kind)
+    traces, number = _traces(trace, _picked(rows.pop("text"), chosen))
+    return TraceEvents(
+        names,
+        tracks,
+        traces,
+        name,
+        track,
+        number,
+        start,
+        duration,
+        kind,
+        span_id,
+        parent_id,
+        attributes=attributes.of_rows(chosen),
+        problems=attributes.problems(path, trace.origin),
+        left_out=+left_out,
+    )
+
+
+_NO_EVENT = len(TraceEventKind)
+
+
+def _kinds(trace: TraceColumns, left_out: Counter[str]) -> Array:
+    """The kind of each row, :data:`_NO_EVENT` for those that are none. Begins get the durations up to their ends."""
+    rows = trace.rows
+    of_category, phase = slice_kinds(trace), rows.pop("phase")
+    is_event = phase == ord("X")
+    is_span = is_event & (rows["span_id"] != 0)
+    if is_any_of(phase, list(b"BEbe")).any():
+        rows["duration"], _ = pair_ends({**rows, "phase": phase})
+        is_begin = (phase == ord("B")) & (rows["duration"] >= 0)
+        is_event |= is_begin
+        begins, ends = (int((phase == ord(which)).sum()) for which in "BE")
+        left_out["ends of no slice"] = ends - int(is_begin.sum())
+        left_out["slices without end"] = begins - int(is_begin.sum())
+        left_out[OTHER_EVENTS["b"]] += int(is_any_of(phase, list(b"be")).sum())
+    for kind in (SliceKind.BESIDE, SliceKind.PROFILER):
+        left_out[kind.value] = int((is_event & ~is_span & (of_category == CODES[kind])).sum())
+    kinds = np.array([_EVENT_KINDS.get(kind, _NO_EVENT) for kind in CODES], np.uint8)[of_category]
+    is_steps = np.array([trace.names[number] == str(STEPS_TID) for number in trace.tracks[:, 1].tolist()], np.bool_)
+    kinds[np.append(is_steps, False)[rows["track"]] & (phase == ord("X")) & (kinds != _NO_EVENT)] = TraceEventKind.STEP
+    kinds[is_span] = TraceEventKind.SPAN
+    kinds[~is_event] = _NO_EVENT
+    return kinds
+
+
+_EVENT_KINDS = {SliceKind.HOST: TraceEventKind.SLICE, SliceKind.DEVICE: TraceEventKind.WORK}
+
+
+def _picked(column: Array, chosen: Array) -> Array:
+    """Some rows of a column; of one that says nothing, a view of one value."""
+    return column[: len(chosen)] if column.strides == (0,) else column[chosen]
+
+
+def _text(raw: bytes) -> str:
+    """The text of bytes that need not be UTF-8: lone surrogates are kept, other bytes are escaped by one."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        try:
+            return raw.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return raw.decode("utf-8", "surrogateescape")
+
+
+def _names(trace: TraceColumns, name: Array, kind: Array) -> tuple[list[str], Array]:
+    """Different names of events, and the number of each event's."""
+    used = distinct_values(name)
+    texts = [_text(trace.names.raw(number)[:_CUT])[:LONGEST_NAME] for number in used.tolist()]
+    known: dict[str, int] = {}
+    renumbered = np.zeros(len(trace.names), np.uint32)
+    renumbered[used] = [known.setdefault(text, len(known)) for text in texts]
+    name = renumbered[name]
+    if (kind == TraceEventKind.SPAN).any():  # all steps have one name, since their number is an attribute
+        is_step = np.array([text.startswith(STEP_PREFIX) for text in known], np.bool_)
+        steps = np.flatnonzero((kind == TraceEventKind.SPAN) & is_step[name])
+        if steps.size:
+            name[steps] = known.setdefault(STEP_NAME, len(known))
+    return list(known), name
+
+
+def _tracks(
+    trace: TraceColumns, track: Array, thread: Array, kind: Array
+) -> tuple[list[tuple[Hashable, Hashable]], Array]:
+    """Different processes and threads, and the number of each event's pair; the thread of a span is its attribute."""
+    keys = {number: _key(trace.names[number]) for number in distinct_values(trace.tracks).tolist()}
+    pairs = [(keys[process], keys[of_thread]) for process, of_thread in trace.tracks.tolist()]
+    known: dict[tuple[Hashable, Hashable], int] = {}
+    renumbered = np.array([known.setdefault(pair, len(known)) for pair in pairs], np.uint32)
+    numbers = renumbered[track]
+    spans = np.flatnonzero(kind == TraceEventKind.SPAN)
+    if spans.size:
+        threads = distinct_values(thread[spans])
+        place = track[spans].astype(np.int64) * len(threads) + np.searchsorted(threads, thread[spans])
+        used = distinct_values(place)
+        of_used = [
+            known.setdefault(
+                (pairs[number // len(threads)][0], threads.item(number % len(threads)) or None), len(known)
+            )
+            for number in used.tolist()
+        ]
+        numbers[spans] = np.array(of_used, np.uint32)[np.searchsorted(used, place)]
+    return list(known), numbers
+
+
+def _key(text: str) -> Hashable:
+    try:
+        key: Hashable = key_of(json.loads(text)) if text else None
+    except (ValueError, RecursionError):
+        key = None
+    return key
+
+
+def _traces(trace: TraceColumns, number: Array) -> tuple[list[Hashable], Array]:
+    used = distinct_values(number)
+    traces: list[Hashable] = [trace.names[of_name] if of_name else None for of_name in used.tolist()]
+    return traces, np.searchsorted(used, number).astype(np.uint32) if len(used) > 1 else np.zeros_like(number)
+
+
+class _Attributes(NamedTuple):
+    """Attributes of rows of a trace."""
+
+    values: dict[str, tuple[Integers, list[Any]]]
+    """By key, rows and values."""
+    faulty: Integers
+    """Rows with a value that cannot be used."""
+    first: str
+    """What is wrong with the first of them, and its event."""
+    offset: int
+
+    @classmethod
+    def of(cls, trace: TraceColumns) -> _Attributes:
+        """Parses what the reader found; each different text once."""
+        values: dict[str, tuple[Integers, list[Any]]] = {}
+        faults: dict[int, tuple[str, int]] = {}
+        for number in distinct_values(trace.attributes["key"]).tolist():
+            key, found = trace.names[number], trace.attributes[trace.attributes["key"] == number]
+            texts = distinct_values(found["value"])
+            parsed = [_parsed(key, trace.names[text]) for text in texts.tolist()]
+            of_rows = [parsed[at] for at in np.searchsorted(texts, found["value"]).tolist()]
+            values[key] = found["row"].astype(np.int64), of_rows
+            for at, value in enumerate(of_rows):
+                if isinstance(value, MalformedError):
+                    entry = found[at]
+                    faults.setdefault(int(entry["row"]), (f"{value}, event {entry['event']}", int(entry["offset"])))
+        values.pop(_ATTRIBUTES, None)
+        first = faults[min(faults)] if faults else ("", 0)
+        return cls(values, np.array(list(faults), np.int64), *first)
+
+    def problems(self, path: str, origin: int) -> list[str]:
+        """The message about rows that are not counted, if there are any."""
+        if not self.faulty.size:
+            return []
+        place = f"at byte {origin + self.offset}"
+        return [f"{path!r}: not counted: {len(self.faulty):,}; the first: {self.first}, {place}"]
+
+    def of_rows(self, chosen: Integers) -> dict[str, tuple[Integers, Sequence[Any]]]:
+        """The attributes of rows that are events, by their place among these."""
+        attributes: dict[str, tuple[Integers, Sequence[Any]]] = {}
+        for key, (rows, values) in self.values.items():
+            place = np.minimum(np.searchsorted(chosen, rows), max(len(chosen) - 1, 0))
+            kept = np.flatnonzero(chosen[place] == rows) if chosen.size else np.empty(0, np.int64)
+            is_last = np.ones(len(kept), np.bool_)  # of a key that comes twice
+            is_last[:-1] = place[kept[1:]] != place[kept[:-1]]
+            kept = kept[is_last]
+            if kept.size:
+                attributes[key] = place[kept], [values[at] for at in kept.tolist()]
+        return attributes
+
+
+def _parsed(key: str, text: str) -> Any:
+    """The value of an attribute, or the error why it has none."""
+    try:
+        value = json.loads(text)
+        if key == _ATTRIBUTES:
+            return object_of(value or {}, key)
+        return values_of([(key, value)])[key]
+    except MalformedError as error:
+        return error
+    except (ValueError, RecursionError) as error:
+        return MalformedError(f"{key} cannot be read ({error})")
+
+
+# ---- spans ----
+
+
+def events_of_spans(spans: SpanList) -> TraceEvents:
+    """The events of spans, as of a file with these spans. Costs some 100 ns each."""
+    table, resource = spans.table, dict(spans.resource.attributes)
+    known: dict[str, int] = {}
+    name = _renamed(known, table.names, table.name)
+    columns = {column.key: column for column in table.attributes}
+    phase, thread = columns.get(PHASE_NAME), np.full(len(table), -1, np.int64)
+    if phase is not None:
+        name[_rows_of(phase, len(table))] = _renamed(known, table.names, phase.values, PHASE_PREFIX)
+    if THREAD in columns:
+        thread[_rows_of(columns[THREAD], len(table))] = columns[THREAD].values
+    is_phase = np.array([text.startswith(PHASE_PREFIX) for text in known], np.bool_)[name]
+    attributes = {
+        key: _values_of(column, table.names, is_phase if key == SELF_DURATION else None, len(table))
+        for key, column in columns.items()
+        if key in USED
+    }
+    threads, process = distinct_values(thread), process_of(resource)
+    return TraceEvents(
+        list(known),
+        [(process, number if number >= 0 else None) for number in threads.tolist()],
+        [trace_id.tobytes() for trace_id in table.trace_ids],
+        name,
+        np.searchsorted(threads, thread).astype(np.uint32),
+        table.trace,
+        table.start,
+        np.maximum(table.end - table.start, 0),
+        np.full(len(table), TraceEventKind.SPAN, np.uint8),
+        table.span_id,
+        table.parent_span_id,
+        attributes={key: values for key, values in attributes.items() if len(values[0])},
+        ranks={process: whole(resource[RANK], RANK)} if resource.get(RANK) is not None else {},
+    )
+
+
+def _rows_of(column: AttributeColumn, spans: int) -> Integers:
+    return np.arange(spans) if column.rows is None else column.rows.astype(np.int64)
+
+
+def _renamed(known: dict[str, int], names: Names, numbers: Array, prefix: str = "") -> Array:
+    """The numbers in ``known``, to which new ones are added, of names with a prefix."""
+    used = distinct_values(numbers)
+    of_used = [known.setdefault(f"{prefix}{names[number]}"[:LONGEST_NAME], len(known)) for number in used.tolist()]
+    return np.array(of_used, np.uint32)[np.searchsorted(used, numbers)]
+
+
+def _values_of(
+    column: AttributeColumn, names: Names, wanted: Flags | None, spans: int
+) -> tuple[Integers, Sequence[Any]]:
+    """The rows that have an attribute, of the wanted ones if not all are, and its values."""
+    rows, values = _rows_of(column, spans), column.values
+    if wanted is not None:
+        rows, values = rows[wanted[rows]], values[wanted[rows]]
+    given = [names[value] for value in values.tolist()] if column.type is AttributeType.NAME else values.tolist()
+    return rows, [values_of([(column.key, value)])[column.key] for value in given]

@@ -1,0 +1,321 @@
+"""The events of trace files, or of a profile, as columns: what ``show``, ``explain`` and ``diff`` are computed from."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_torchprof._columns.arrays import blocks, distinct_values
+from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._native.loops import positions_of
+from otel_torchprof._native.trace_files import enclosing_rows
+from otel_torchprof.errors import TorchProfError
+
+from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION, THREAD, USED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from otel_torchprof._columns.arrays import Flags, Integers
+    from otel_torchprof._columns.batch import Array
+
+_NS = 1e9
+LONGEST_NAME = 500
+"""Characters of a name; what comes after them is cut off."""
+_EVENT_BYTES = 100
+"""Memory of an event in an :class:`TraceEventList`, with its share of attributes."""
+_CHECKED = 1 << 14
+"""Events after which the memory is compared with its limit."""
+
+
+class TraceEventKind(enum.IntEnum):
+    """Kinds of events."""
+
+    SPAN = 0
+    """Its parent is known by its id."""
+    SLICE = 1
+    """Its parent is the event that encloses it on its track."""
+    WORK = 2
+    """Work of a device; its parent likewise."""
+    STEP = 3
+    """A step of a profile beside its events: no parent of any."""
+
+
+@dataclass(eq=False)
+class TraceEvents:
+    """Events in the order of their file, one entry each; times in ns. 30 bytes per event."""
+
+    names: Sequence[str]
+    """Different names, in the order in which they first came, cut after :data:`LONGEST_NAME` characters."""
+    tracks: Sequence[tuple[Hashable, Hashable]]
+    """Different pairs of a process and a thread; of spans, a thread is an id or None."""
+    traces: Sequence[Hashable]
+    """Different traces; None for events without one."""
+    name: Array
+    track: Array
+    trace: Array
+    start: npt.NDArray[np.int64]
+    duration: npt.NDArray[np.int64]
+    kind: npt.NDArray[np.uint8]
+    """:class:`TraceEventKind`."""
+    span_id: Array
+    parent_id: Array
+    """Ids of spans; 0: none."""
+    attributes: Mapping[str, tuple[Integers, Sequence[Any]]] = field(default_factory=dict)
+    """By key of :data:`USED`, the rows that have it, ascending, and the value of each."""
+    ranks: Mapping[Hashable, int] = field(default_factory=dict)
+    """Ranks by process; of None: of the whole file."""
+    problems: list[str] = field(default_factory=list)
+    """Messages about unreadable parts."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of records that are no events, by kind."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @cached_property
+    def parent(self) -> npt.NDArray[np.int32]:
+        """The row of the parent of each event, -1 for none."""
+        parent = np.full(len(self), -1, np.int32)
+        spans = np.flatnonzero(self.parent_id != 0)
+        if spans.size:
+            parent[spans] = positions_of(self.span_id, self.parent_id[spans])
+        for kind in (TraceEventKind.SLICE, TraceEventKind.WORK):
+            rows = np.flatnonzero(self.kind == kind)
+            parent[rows] = nested_in(rows, self.track[rows], self.start[rows], self.duration[rows])
+        return parent
+
+    def of_names(self, value: Callable[[str], Any], dtype: npt.DTypeLike) -> Array:
+        """A value for each name that an event has; 0 for others."""
+        values = np.zeros(len(self.names), dtype)
+        for number in distinct_values(self.name).tolist():
+            values[number] = value(self.names[number])
+        return values
+
+    def has(self, key: str) -> Flags:
+        """A mask of the events with an attribute."""
+        mask = np.zeros(len(self), np.bool_)
+        if key in self.attributes:
+            mask[self.attributes[key][0]] = True
+        return mask
+
+    def attributes_of(self, rows: Integers) -> list[dict[str, Any]]:
+        """The attributes of some events. Costs a microsecond each, and some more per attribute."""
+        found: list[dict[str, Any]] = [{} for _ in rows]
+        for key, (known, values) in self.attributes.items():
+            place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+            for at in np.flatnonzero(known[place] == rows).tolist():
+                found[at][key] = values[place[at]]
+        return found
+
+    def totals(self) -> npt.NDArray[np.int64]:
+        """Durations; of spans that stand for several events, the sum of theirs."""
+        if AGGREGATED_COUNT not in self.attributes or AGGREGATED_DURATION not in self.attributes:
+            return self.duration
+        totals = self.duration.copy()
+        rows, seconds = self.attributes[AGGREGATED_DURATION]
+        is_aggregate = self.has(AGGREGATED_COUNT)[rows]
+        totals[rows[is_aggregate]] = _nanoseconds(seconds)[is_aggregate]
+        return totals
+
+    def self_times(self, totals: Integers, is_counted: Flags) -> npt.NDArray[np.int64]:
+        """The totals without those of direct children, and without collapsed ones; of those that are counted only."""
+        own = totals.copy()
+        if COLLAPSED_DURATION in self.attributes:
+            rows, seconds = self.attributes[COLLAPSED_DURATION]
+            own[rows] -= _nanoseconds(seconds)
+        for block in blocks(len(self)):
+            parent = self.parent[block]
+            child = np.flatnonzero((parent >= 0) & is_counted[block])
+            np.subtract.at(own, parent[child], totals[block][child])
+        return np.maximum(own, 0, out=own)
+
+
+def _nanoseconds(seconds: Sequence[float]) -> npt.NDArray[np.int64]:
+    return np.array([round(float(value) * _NS) for value in seconds], np.int64)
+
+
+# ---- parents by time ----
+
+
+def nested_in(rows: Integers, track: Array, start: Integers, duration: Integers) -> Array:
+    """For events in some rows, the row of the nearest event that encloses it on its track; -1 for none."""
+    end = start + duration
+    order = nested_order(track, start, end)
+    if order is None:
+        parent = enclosing_rows(track, start, end, whole=True)
+        return np.where(parent >= 0, rows[parent], -1)
+    ordered = enclosing_rows(track[order], start[order], end[order], whole=True)
+    parent = np.empty(len(rows), np.int32)
+    parent[order] = np.where(ordered >= 0, rows[order[ordered]], -1)
+    return parent
+
+
+def nested_order(track: Array, start: Integers, end: Integers) -> npt.NDArray[np.intp] | None:
+    """Events by track, start, and the longer first; None if they are in this order already."""
+    order = np.argsort(start, kind="stable")
+    tied = np.flatnonzero(start[order[1:]] == start[order[:-1]])
+    if tied.size and (end[order[tied + 1]] > end[order[tied]]).any():
+        at = np.union1d(tied, tied + 1)
+        ties = order[at]
+        order[at] = ties[np.lexsort((-end[ties], start[ties]))]
+    if track.size and track.max() > 0:
+        small = track[order].astype(np.uint16) if track.max() < 1 << 16 else track[order]
+        order = order[np.argsort(small, kind="stable")]
+    return None if (order[1:] > order[:-1]).all() else order
+
+
+# ---- events that come one by one ----
+
+
+class TraceEventList:
+    """Receives events one by one, from records of OTLP; its length is their number. Costs a microsecond each.
+
+    Args:
+        memory_limit: most bytes.
+    """
+
+    used_attributes = USED | {THREAD}
+
+    def __init__(self, memory_limit: int = 1 << 62) -> None:
+        self._limit = memory_limit // _EVENT_BYTES
+        self._names: dict[str, int] = {}
+        self._tracks: dict[tuple[Hashable, Hashable], int] = {}
+        self._traces: dict[Hashable, int] = {None: 0}
+        self._numbers = tuple(array("I") for _ in range(3))
+        """Name, track and trace."""
+        self._times = array("q"), array("q")
+        self._ids = array("Q"), array("Q")
+        self._kind = array("B")
+        self._attributes: dict[str, tuple[array[int], list[Any]]] = {}
+        self.ranks: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._kind)
+
+    def add_span(
+        self,
+        name: str,
+        start: int,
+        duration: int,
+        ids: tuple[int, int, Hashable],
+        attributes: Mapping[str, Any],
+        *,
+        process: Hashable = None,
+    ) -> None:
+        """Adds a span; ``ids``: its id, that of its parent (0: none) and its trace."""
+        for key, value in attributes.items():
+            if key in USED:
+                rows, values = self._attributes.setdefault(key, (array("q"), []))
+                rows.append(len(self))
+                values.append(value)
+        self._append(TraceEventKind.SPAN, name, (start, duration), (process, attributes.get(THREAD)), ids)
+
+    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool = False) -> None:
+        """Adds an event whose parent is the enclosing one on its track, a process and a thread."""
+        self._append(TraceEventKind.WORK if on_device else TraceEventKind.SLICE, name, (start, duration), track)
+
+    def add_step(self, name: str, start: int, duration: int, process: Hashable = None) -> None:
+        """Adds a step beside the events."""
+        self._append(TraceEventKind.STEP, name, (start, duration), (process, None))
+
+    def name_rank(self, process: Hashable, rank: int) -> None:
+        """Sets the rank of a process."""
+        self.ranks[process] = rank
+
+    def events(self) -> TraceEvents:
+        """All events so far."""
+        name, track, trace, start, duration, span_id, parent_id, kind = map(
+            np.array, (*self._numbers, *self._times, *self._ids, self._kind)
+        )
+        return TraceEvents(
+            list(self._names),
+            list(self._tracks),
+            list(self._traces),
+            name,
+            track,
+            trace,
+            start,
+            duration,
+            kind,
+            span_id,
+            parent_id,
+            attributes={key: (np.array(rows, np.int64), values) for key, (rows, values) in self._attributes.items()},
+            ranks=dict(self.ranks),
+        )
+
+    def _append(
+        self,
+        kind: TraceEventKind,
+        name: str,
+        times: tuple[int, int],
+        track: tuple[Hashable, Hashable],
+        ids: tuple[int, int, Hashable] = (0, 0, None),
+    ) -> None:
+        span_id, parent_id, trace = ids
+        numbers = (
+            self._names.setdefault(name[:LONGEST_NAME], len(self._names)),
+            self._tracks.setdefault(track, len(self._tracks)),
+            self._traces.setdefault(trace, len(self._traces)),
+        )
+        for column, number in zip(self._numbers, numbers, strict=True):
+            column.append(number)
+        for column, value in zip((*self._times, *self._ids), (*times, span_id, parent_id), strict=True):
+            column.append(value)
+        self._kind.append(kind)
+        if len(self) % _CHECKED == 0 and len(self) > self._limit:
+            raise TorchProfError(f"{len(self):,} events need more than the memory that is free")
+
+
+# ---- several files of one recording ----
+
+
+def joined(parts: Sequence[TraceEvents]) -> TraceEvents:
+    """The events of several files as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    names, name = _renumbered([(part.names, part.name) for part in parts])
+    tracks, track = _renumbered([(part.tracks, part.track) for part in parts])
+    traces, trace = _renumbered([(part.traces, part.trace) for part in parts])
+    start, duration, kind, span_id, parent_id = (
+        np.concatenate([getattr(part, column) for part in parts])
+        for column in ("start", "duration", "kind", "span_id", "parent_id")
+    )
+    firsts = np.cumsum([0, *map(len, parts)])
+    attributes = {}
+    for key in dict.fromkeys(key for part in parts for key in part.attributes):
+        having = [
+            (first, *part.attributes[key]) for first, part in zip(firsts, parts, strict=False) if key in part.attributes
+        ]
+        rows = np.concatenate([rows + first for first, rows, _ in having])
+        attributes[key] = (rows, [value for _, _, values in having for value in values])
+    return TraceEvents(
+        names,
+        tracks,
+        traces,
+        name,
+        track,
+        trace,
+        start,
+        duration,
+        kind,
+        span_id,
+        parent_id,
+        attributes=attributes,
+        ranks={process: rank for part in parts for process, rank in part.ranks.items()},
+        problems=[problem for part in parts for problem in part.problems],
+        left_out=sum((part.left_out for part in parts), Counter()),
+    )
+
+
+def _renumbered(parts: Sequence[tuple[Sequence[Any], Array]]) -> tuple[list[Any], Array]:
+    """The different keys of all parts, and the number of each entry's."""
+    known: dict[Any, int] = {}
+    columns = [np.array([known.setdefault(key, len(known)) for key in keys], np.uint32)[of] for keys, of in parts]
+    return list(known), np.concatenate(columns)
