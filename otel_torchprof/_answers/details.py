@@ -138,6 +138,8 @@ class Details:
         for number, process in enumerate(self._processes):
             rows = np.flatnonzero(is_counted & (self._number_of_track == number)[events.track])
             self._add_self_times(number, rows, own)
+            if process.step_rule:
+                self._add_gaps(number, rows)
             if not process.has_phases:
                 self._add_phases(number, rows)
         self._add_averages()
@@ -195,6 +197,15 @@ class Details:
             chosen = chosen[is_named]
             in_data = steps.in_data(events.start[chosen])
             self._add_operators(steps, places[is_named], events.name[chosen], in_data, own[chosen])
+
+    def _add_gaps(self, number: int, rows: Integers) -> None:
+        """Adds the time of the loop's thread outside of all events, for steps that are no events themselves."""
+        events, steps, of_loop = self._events, self._steps[number], self._processes[number].thread
+        is_of_loop = np.array([thread == of_loop for _, thread in events.tracks], np.bool_)
+        outermost = rows[is_of_loop[events.track[rows]] & (events.parent[rows] < 0)]
+        places, inside = steps.places(events.start[outermost])
+        busy = np.bincount(places[inside], events.duration[outermost[inside]], len(steps.start))
+        steps.gap += np.maximum(steps.end - steps.start - busy, 0) / 1e9
 
     def _add_operators(
         self, steps: StepsOfProcess, places: Integers, names: Array, in_data: Flags, own: Integers

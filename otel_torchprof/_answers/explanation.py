@@ -129,6 +129,8 @@ class Explanation:
     knows_runnable: bool = True
     """Whether the files have the time for which the loop's thread was ready to run; without it a busy machine is not
     detected."""
+    step_rule: str = ""
+    """Where steps begin and end, if the files mark none."""
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -174,6 +176,7 @@ class Explanation:
             "slow_steps": [step._asdict() for step in self.slow_steps],
             "problems": list(self.problems),
             "knows_runnable": self.knows_runnable,
+            "step_rule": self.step_rule,
             "rules": RULES._asdict(),
         }
 
@@ -265,7 +268,8 @@ def _bar(share: float, blocks: str) -> str:
 def _steps_line(explanation: Explanation) -> str:
     ranks = f"{len(explanation.ranks)} ranks, " if len(explanation.ranks) > 1 else ""
     busy = "" if explanation.knows_runnable else "; whether the machine was busy is not in the file"
-    return f"{ranks}{explanation.steps:,} steps, {explanation.steady_steps:,} of them steady, median {time(explanation.step_median)}{busy}"
+    rule = f"; {explanation.step_rule}" if explanation.step_rule else ""
+    return f"{ranks}{explanation.steps:,} steps, {explanation.steady_steps:,} of them steady, median {time(explanation.step_median)}{busy}{rule}"
 
 
 def _on_ranks(finding: Finding) -> str:

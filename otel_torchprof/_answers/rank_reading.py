@@ -166,6 +166,7 @@ def rank_of_process(
         communicates=process.collectives.count > 0,
         events=process.events,
         dropped=process.dropped,
+        step_rule=process.step_rule,
         has_twin_steps=len(set(numbers)) < len(numbers),
     )
 

@@ -11,6 +11,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.collectives import WORKS, CollectiveList
+from otel_torchprof._files.repeating import EventTimes, repeating_steps
 from otel_torchprof._files.trace_events import TraceEventKind
 from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
@@ -18,9 +19,10 @@ from otel_torchprof._model.tree import STEP_PREFIX
 from .steps import PAUSES, TRAINING, Pause, phase_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from otel_torchprof._columns.arrays import Flags, Integers
+    from otel_torchprof._files.repeating import RepeatingSteps
     from otel_torchprof._files.trace_events import TraceEvents
 
 MOST_STEPS = 50_000
@@ -65,6 +67,8 @@ class ProcessSteps:
     collectives: CollectiveList = field(default_factory=CollectiveList)
     events: int = 0
     dropped: int = 0
+    step_rule: str = ""
+    """Where steps begin and end, if the file marks none."""
 
     @property
     def has_phases(self) -> bool:
@@ -99,8 +103,14 @@ class StepList:
         """Number of events of processes with steps beyond the :data:`MOST_PROCESSES` with the most events."""
         self.processes: dict[Hashable, ProcessSteps] = {}
         is_step = self._are_steps()
-        self._find_processes(is_step)
+        known: dict[Hashable, int] = {}
+        of_tracks = np.array([known.setdefault(process, len(known)) for process, _ in events.tracks], np.int64)
+        number, keys = of_tracks[events.track], list(known)
+        found = {} if is_step.any() else self._repeating(number)
+        self._find_processes(number, keys, np.append(number[is_step], list(found)).astype(np.int64))
         self._add_steps(np.flatnonzero(is_step))
+        for of_process, repeating in found.items():
+            self._add_repeating(self.processes.get(keys[of_process]), repeating)
         self._add_others(is_step)
         self.without_duration = sum(process.settle() for process in self.processes.values())
         """Number of steps that do not end after their begin."""
@@ -127,17 +137,35 @@ class StepList:
         )
         return are_steps
 
-    def _find_processes(self, is_step: Flags) -> None:
-        """Finds the processes with steps, in the order of their first events."""
-        known: dict[Hashable, int] = {}
+    def _repeating(self, process: Integers) -> dict[int, RepeatingSteps]:
+        """Steps of processes of a recording that marks none, by their numbers, from what repeats in their slices."""
+        events, found = self._events, {}
+        host = np.flatnonzero(events.kind == TraceEventKind.SLICE)
+        columns = EventTimes(events.name, events.start, events.start + events.duration, events.track)
+        for number in distinct_values(process[host])[:MOST_PROCESSES].tolist():
+            steps = repeating_steps(events.names, columns, host[process[host] == number])
+            if steps is not None:
+                found[number] = steps
+        return found
+
+    def _add_repeating(self, process: ProcessSteps | None, repeating: RepeatingSteps) -> None:
+        if process is not None:
+            _, process.thread = self._events.tracks[repeating.thread]
+            process.step_rule = repeating.rule
+            times = zip(repeating.start[:MOST_STEPS].tolist(), repeating.end[:MOST_STEPS].tolist(), strict=True)
+            process.steps = [
+                StepRow(start, number, end - start, is_training=True) for number, (start, end) in enumerate(times)
+            ]
+            self.left_out += max(len(repeating.start) - MOST_STEPS, 0)
+
+    def _find_processes(self, process: Integers, keys: Sequence[Hashable], with_steps: Integers) -> None:
+        """Finds the processes with steps, in the order of their first events. ``process``: number of that of each event."""
         events = self._events
-        of_track = np.array([known.setdefault(process, len(known)) for process, _ in events.tracks], np.int64)
-        process, keys = of_track[events.track], list(known)
         is_counted = (events.kind == TraceEventKind.SPAN) | (events.kind == TraceEventKind.SLICE)
         counts = np.bincount(process[is_counted], minlength=len(keys))
         first = np.full(len(keys), len(events))
         first[process[::-1]] = np.arange(len(events))[::-1]
-        with_steps = distinct_values(process[is_step])
+        with_steps = distinct_values(with_steps)
         with_steps = with_steps[np.argsort(-counts[with_steps], kind="stable")]
         self.of_other_processes = int(counts[with_steps[MOST_PROCESSES:]].sum())
         for number in sorted(with_steps[:MOST_PROCESSES].tolist(), key=first.item):

@@ -84,6 +84,8 @@ class Rank:
     dropped: int = 0
     lacks_device_times: bool = False
     """Whether work was launched on a device whose duration is unknown."""
+    step_rule: str = ""
+    """Where steps begin and end, if the file marks none."""
     has_twin_steps: bool = False
     """Whether several steps have the same number."""
 

@@ -411,6 +411,7 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
         slow_steps=slowest(ranks),
         problems=tuple(problems),
         knows_runnable=all(with_runnable(rank, is_chosen).any() for rank, is_chosen in zip(ranks, chosen, strict=True)),
+        step_rule=next((rank.step_rule for rank in ranks if rank.step_rule), ""),
     )
 
 

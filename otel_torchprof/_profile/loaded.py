@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from opentelemetry.sdk.resources import Resource
 
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
+from otel_torchprof._files.repeating import EventTimes, repeating_steps
 from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
 from otel_torchprof._model.devices import device_name
+from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.trace_files import ROW_AGGREGATE, Fault
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._files.trace_batch import TraceTable
-    from otel_torchprof._model.step_spans import RecordedStep
 
 _NONE = "off: the trace has none"
 
@@ -74,7 +76,8 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         *trace.problems,
         *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
     ]
-    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit), is_partial=bool(trace.problems))
+    health, is_partial = _health(notes, trace.nbytes, limit), bool(trace.problems)
+    return LoadedProfile(name, table, health, is_partial=is_partial, finds_steps=not trace.resources)
 
 
 def checked_limit(memory_limit: int | None) -> int:
@@ -154,7 +157,9 @@ class LoadedProfile(ProfileResults):
         <profile of ... events from 'trace.json'>
     """
 
-    def __init__(self, path: str, table: TraceTable, health: Health, *, is_partial: bool = False) -> None:
+    def __init__(
+        self, path: str, table: TraceTable, health: Health, *, is_partial: bool = False, finds_steps: bool = False
+    ) -> None:
         super().__init__(_LoadedRecording(table, health))
         members = table.metadata
         self.path = path
@@ -169,11 +174,18 @@ class LoadedProfile(ProfileResults):
         self._labels_steps = table.has_step_labels
         self._prepared, self._pid = True, table.pid
         self.profiling_start_time_ns, self.profiling_end_time_ns = table.window
+        events = EventTimes(*(table.batch[column] for column in ("name", "start", "end", "thread")))
+        self._repeating = None
+        if finds_steps and not table.steps:
+            self._repeating = repeating_steps(table.batch.names, events, np.arange(len(table.batch)))
+        self._learned_steps = "" if self._repeating is None else path
 
     @property
     def health(self) -> Health:
         """What was read; ``notes`` say what was not, and where."""
-        return replace(self._segments.health(), stats=self._figures)
+        known = self._segments.health()
+        notes = known.notes if self._repeating is None else (*known.notes, self._repeating.rule)
+        return replace(known, stats=self._figures, notes=notes)
 
     @property
     def labels_steps(self) -> bool:
@@ -184,6 +196,16 @@ class LoadedProfile(ProfileResults):
     def is_partial(self) -> bool:
         """Whether a part of the file could not be read: ``health.notes`` says which."""
         return self._is_partial
+
+    @property
+    def steps(self) -> tuple[RecordedStep, ...]:
+        """As of a profile. Where the file marks none, those between steps of an optimizer, or batches of a loader: ``health.notes`` say so."""
+        found = self._repeating
+        if found is None:
+            return super().steps
+        thread = self._table.batch.threads[found.thread].ident
+        times = zip(found.start.tolist(), found.end.tolist(), strict=True)
+        return tuple(RecordedStep(number, start, end, thread) for number, (start, end) in enumerate(times))
 
     @property
     def rank(self) -> int | None:
