@@ -74,6 +74,8 @@ class PairSums:
 _MOST_NAMES = 10_000
 OTHER_NAMES = "(other operators)"
 _MOST_STREAMS = 10_000
+_BLOCK = 1 << 19
+"""Rows that are added at a time: adding costs a sort of all sums so far."""
 _IN_DATA = 1 << 20
 """Added to the number of a name for operators in the phase in which the loop waits for data."""
 _NAMED, _BETWEEN, _OTHER_PHASE = 0, 1, 2
@@ -187,7 +189,7 @@ class Details:
     def _add_self_times(self, number: int, rows: Integers, own: Integers) -> None:
         events, steps = self._events, self._steps[number]
         kinds, is_step = events.of_names(_kind_of, np.uint8), are_step_spans(events)
-        for block in blocks(len(rows)):
+        for block in blocks(len(rows), _BLOCK):
             chosen = rows[block]
             places, inside = steps.places(events.start[chosen])
             chosen, places = chosen[inside], places[inside]

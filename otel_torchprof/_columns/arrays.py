@@ -19,9 +19,9 @@ BLOCK = 1 << 16
 a page costs 1 to 3 us in a virtual machine, and the temporaries of a pass over everything are fresh pages each time."""
 
 
-def blocks(rows: int) -> Iterator[slice]:
+def blocks(rows: int, size: int = BLOCK) -> Iterator[slice]:
     """Slices that split ``rows`` rows into blocks."""
-    return (slice(begin, min(begin + BLOCK, rows)) for begin in range(0, rows, BLOCK))
+    return (slice(begin, min(begin + size, rows)) for begin in range(0, rows, size))
 
 
 def find(rows: int, test: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.NDArray[np.intp]:
@@ -63,3 +63,10 @@ def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     is_first[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
+
+
+def used_numbers(values: npt.NDArray[Any], bound: int) -> npt.NDArray[np.intp]:
+    """Distinct values in ascending order, of integers from 0 to below a bound that is not much above their count."""
+    is_used = np.zeros(bound, dtype=np.bool_)
+    is_used[values] = True
+    return np.flatnonzero(is_used)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.arrays import distinct_values, is_any_of
+from otel_torchprof._columns.arrays import distinct_values, is_any_of, used_numbers
 from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.span_table import STEP_NAME, AttributeType
@@ -126,7 +126,7 @@ def _text(raw: bytes) -> str:
 
 def _names(trace: TraceColumns, name: Array, kind: Array) -> tuple[list[str], Array]:
     """Different names of events, and the number of each event's."""
-    used = distinct_values(name)
+    used = used_numbers(name, len(trace.names))
     texts = [_text(trace.names.raw(number)[:_CUT])[:LONGEST_NAME] for number in used.tolist()]
     known: dict[str, int] = {}
     renumbered = np.zeros(len(trace.names), np.uint32)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.arrays import distinct_values, used_numbers
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, WORK_COLUMNS, WorkFlag
 from otel_torchprof._native.trace_files import ROW_TIMED
 
@@ -61,7 +61,7 @@ def slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
     rows, names = trace.rows, trace.names
     unknown = len(CODES)
     by_category = np.full(len(names), unknown, np.uint8)
-    for category in distinct_values(rows["category"]).tolist():
+    for category in used_numbers(rows["category"], len(names)).tolist():
         kind = KINDS.get(names[category])
         by_category[category] = unknown if kind is None else CODES[kind]
     kinds: npt.NDArray[np.uint8] = by_category[rows["category"]]

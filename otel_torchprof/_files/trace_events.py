@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.arrays import blocks, distinct_values
+from otel_torchprof._columns.arrays import blocks
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._native.loops import positions_of
 from otel_torchprof._native.trace_files import enclosing_rows
@@ -92,11 +92,8 @@ class TraceEvents:
         return parent
 
     def of_names(self, value: Callable[[str], Any], dtype: npt.DTypeLike) -> Array:
-        """A value for each name that an event has; 0 for others."""
-        values = np.zeros(len(self.names), dtype)
-        for number in distinct_values(self.name).tolist():
-            values[number] = value(self.names[number])
-        return values
+        """A value for each name."""
+        return np.array([value(name) for name in self.names], dtype)
 
     def has(self, key: str) -> Flags:
         """A mask of the events with an attribute."""
