@@ -11,7 +11,6 @@ from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.trace_events import LONGEST_NAME, TraceEventKind, nested_in
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
-from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.step_spans import JOB_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
 
@@ -87,16 +86,9 @@ _NOT_IN_STEPS = frozenset((JOB_NAME, OPERATORS_NAME, *PAUSES))
 
 def are_in_steps(events: TraceEvents) -> Flags:
     """A mask of the events of programs that may be in a step."""
-    is_beside = events.of_names(lambda name: name in _NOT_IN_STEPS, np.bool_)[events.name]
+    is_beside = events.named(lambda name: name in _NOT_IN_STEPS)
     are_in: Flags = ((events.kind == TraceEventKind.SPAN) & ~is_beside) | (events.kind == TraceEventKind.SLICE)
     return are_in
-
-
-def are_step_spans(events: TraceEvents) -> Flags:
-    """A mask of the spans that are steps."""
-    is_named = events.of_names(lambda name: name == STEP_NAME, np.bool_)[events.name]
-    are_steps: Flags = is_named & events.has(attribute_keys.STEP) & (events.kind == TraceEventKind.SPAN)
-    return are_steps
 
 
 class StepsOfProcess:
@@ -188,7 +180,7 @@ class Details:
 
     def _add_self_times(self, number: int, rows: Integers, own: Integers) -> None:
         events, steps = self._events, self._steps[number]
-        kinds, is_step = events.of_names(_kind_of, np.uint8), are_step_spans(events)
+        kinds, is_step = events.of_names(_kind_of, np.uint8), events.step_spans()
         for block in blocks(len(rows), _BLOCK):
             chosen = rows[block]
             places, inside = steps.places(events.start[chosen])

@@ -12,9 +12,7 @@ from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.collectives import WORKS, CollectiveList
 from otel_torchprof._files.repeating import EventTimes, repeating_steps
-from otel_torchprof._files.trace_events import TraceEventKind
-from otel_torchprof._model.span_table import STEP_NAME
-from otel_torchprof._model.tree import STEP_PREFIX
+from otel_torchprof._files.trace_events import TraceEventKind, step_number
 
 from .steps import PAUSES, TRAINING, Pause, phase_of
 
@@ -31,7 +29,6 @@ MOST_PROCESSES = 1024
 """Most processes of a file."""
 _MOST_INTERVALS = 100_000
 """Most waits for data, and most pauses, of a process."""
-_MOST_DIGITS = 18
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipModuleLaunch")
 NAN = float("nan")
 
@@ -94,15 +91,15 @@ class StepList:
     def __init__(self, events: TraceEvents) -> None:
         self._events = events
         self._count = int((events.kind != TraceEventKind.STEP).sum())
-        is_launch = events.of_names(lambda name: name.startswith(_LAUNCHES), np.bool_)
         self.device_slices = int((events.kind == TraceEventKind.WORK).sum())
-        self.launches = int(is_launch[events.name[events.kind == TraceEventKind.SLICE]].sum())
+        is_launch = events.named(lambda name: name.startswith(_LAUNCHES)) & (events.kind == TraceEventKind.SLICE)
+        self.launches = int(is_launch.sum())
         self.left_out = 0
         """Number of steps beyond :data:`MOST_STEPS`."""
         self.of_other_processes = 0
         """Number of events of processes with steps beyond the :data:`MOST_PROCESSES` with the most events."""
         self.processes: dict[Hashable, ProcessSteps] = {}
-        is_step = self._are_steps()
+        is_step = events.steps()
         known: dict[Hashable, int] = {}
         of_tracks = np.array([known.setdefault(process, len(known)) for process, _ in events.tracks], np.int64)
         number, keys = of_tracks[events.track], list(known)
@@ -124,18 +121,6 @@ class StepList:
 
     def __len__(self) -> int:
         return self._count
-
-    def _are_steps(self) -> Flags:
-        """A mask of the steps: spans with a number, and slices of profiles by their name."""
-        events = self._events
-        of_spans = events.of_names(lambda name: name == STEP_NAME, np.bool_)[events.name]
-        of_profiles = events.of_names(lambda name: _number_of(name) is not None, np.bool_)[events.name]
-        are_steps: Flags = np.where(
-            events.kind == TraceEventKind.SPAN,
-            of_spans & events.has(attribute_keys.STEP),
-            of_profiles & (events.kind != TraceEventKind.WORK),
-        )
-        return are_steps
 
     def _repeating(self, process: Integers) -> dict[int, RepeatingSteps]:
         """Steps of processes of a recording that marks none, by their numbers, from what repeats in their slices."""
@@ -187,7 +172,7 @@ class StepList:
                     continue
                 step = step_row(start, duration, attributes)
             else:
-                number = _number_of(events.names[events.name.item(row)])
+                number = step_number(events.names[events.name.item(row)])
                 step = StepRow(start, number or 0, duration, is_training=True)
             if kind != TraceEventKind.STEP and thread is not None:
                 process.thread = thread
@@ -231,13 +216,6 @@ def _other_kind(name: str) -> int:
     if name in PAUSES:
         return _PAUSE
     return _WAIT if phase_of(name) == "data" else _WORK if name.startswith(WORKS) else 0
-
-
-def _number_of(name: str) -> int | None:
-    """The number of a step of a profile, by its name."""
-    number = name.removeprefix(STEP_PREFIX)
-    is_number = name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
-    return int(number) if is_number else None
 
 
 def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRow:

@@ -14,7 +14,7 @@ from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.trace_events import LONGEST_NAME, TraceEventKind
 from otel_torchprof._model.tree import STEP_PREFIX
 
-from .details import StepsOfProcess, are_in_steps, are_step_spans
+from .details import StepsOfProcess, are_in_steps
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Floats, Integers
@@ -171,8 +171,8 @@ class TreeTimes:
             is_counted |= events.kind == TraceEventKind.WORK
         is_counted &= (self._of_track[events.track] >= 0) | (events.kind == TraceEventKind.WORK)
         own = events.self_times(events.totals(), is_counted)
-        is_step = events.of_names(lambda name: name.startswith(STEP_PREFIX), np.bool_)[events.name]
-        is_step = np.where(events.kind == TraceEventKind.SPAN, are_step_spans(events), is_step)
+        is_prefixed = events.named(lambda name: name.startswith(STEP_PREFIX))
+        is_step = events.step_spans() | (is_prefixed & (events.kind != TraceEventKind.SPAN))
         numbers = events.of_names(self._number_of, np.int64)
         rows = np.flatnonzero(is_counted)
         place = np.full(len(events) + 1, -1, np.int64)

@@ -21,11 +21,10 @@ from otel_torchprof._files.attribute_keys import (
 )
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
-from otel_torchprof._files.trace_events import TraceEventKind
+from otel_torchprof._files.trace_events import TraceEventKind, step_number
 from otel_torchprof._model.averages import MAX_NAMES, OTHER_NAMES, Average
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.phases import repeated_phases
-from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.step_spans import JOB_NAME
 from otel_torchprof._model.tree import STEP_KEY, STEP_PREFIX, lifted
 from otel_torchprof.errors import TorchProfError
@@ -50,7 +49,6 @@ COLLAPSED = "(collapsed into others)"
 MOST_NAMES = MAX_NAMES
 """The most entries; further names share one."""
 _MOST_STEPS = 50_000
-_MOST_DIGITS = 18
 _HALF = 32
 
 
@@ -145,12 +143,11 @@ def _averages(events: TraceEvents) -> list[Average]:
 def _are_counted(events: TraceEvents) -> Flags:
     """A mask of the events in the averages."""
     is_counted: Flags = (events.kind == TraceEventKind.SPAN) | (events.kind == TraceEventKind.SLICE)
-    is_left_out = events.of_names(lambda name: name in {JOB_NAME, OPERATORS_NAME}, np.bool_)
-    is_counted &= ~(is_left_out[events.name] & (events.kind == TraceEventKind.SPAN))
+    is_beside = events.named(lambda name: name in {JOB_NAME, OPERATORS_NAME})
+    is_counted &= ~(is_beside & (events.kind == TraceEventKind.SPAN))
     rows, values = events.attributes.get(UNFINISHED, (np.empty(0, np.int64), ()))
     unfinished = rows[np.array(values, np.bool_)]
-    is_step = events.of_names(lambda name: name == STEP_NAME, np.bool_)[events.name[unfinished]]
-    is_counted[unfinished[is_step & events.has(STEP)[unfinished]]] = False
+    is_counted[unfinished[events.step_spans()[unfinished]]] = False
     return is_counted
 
 
@@ -158,8 +155,8 @@ def _keys(events: TraceEvents) -> tuple[Array, list[str]]:
     """The number of each event's entry, and the names of the entries: steps of a profile have one."""
     names = list(events.names[:MOST_NAMES])
     key = np.minimum(events.name, MOST_NAMES)
-    is_step = events.of_names(lambda name: name.startswith(STEP_PREFIX), np.bool_)
-    steps = np.flatnonzero(is_step[events.name] & (events.kind == TraceEventKind.SLICE))
+    is_step = events.named(lambda name: name.startswith(STEP_PREFIX)) & (events.kind == TraceEventKind.SLICE)
+    steps = np.flatnonzero(is_step)
     if len(events.names) > MOST_NAMES:
         names.append(OTHER_NAMES)
     if steps.size:
@@ -186,17 +183,14 @@ def _collapsed(events: TraceEvents) -> Average:
 
 def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
     """The first steps, and the number of those after them."""
-    is_slice = (events.kind == TraceEventKind.SLICE) | (events.kind == TraceEventKind.STEP)
-    prefixed = events.of_names(lambda name: _number_of(name) is not None, np.bool_)[events.name] & is_slice
-    named = events.of_names(lambda name: name == STEP_NAME, np.bool_)[events.name]
-    rows = np.flatnonzero(prefixed | (named & events.has(STEP) & (events.kind == TraceEventKind.SPAN)))
+    rows = np.flatnonzero(events.steps())
     first = rows[:_MOST_STEPS]
     spans = np.bincount(events.trace[events.kind == TraceEventKind.SPAN], minlength=len(events.traces))
     ranks = events.ranks if len(set(events.ranks.values())) > 1 else {}
     steps = []
     for row, attributes in zip(first.tolist(), events.attributes_of(first), strict=True):
         trace = events.trace.item(row)
-        number = _number_of(events.names[events.name.item(row)])
+        number = step_number(events.names[events.name.item(row)])
         steps.append(
             DisplayedStep(
                 int(attributes[STEP]) if number is None else number,
@@ -209,13 +203,6 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
             )
         )
     return steps, len(rows) - len(first)
-
-
-def _number_of(name: str) -> int | None:
-    """The number of a step by its name."""
-    number = name.removeprefix(STEP_PREFIX)
-    is_number = name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
-    return int(number) if is_number else None
 
 
 _KEYS = tuple(key for key in SORT_KEYS if "memory" not in key and "device" not in key)

@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import blocks
 from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._model.span_table import STEP_NAME
+from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.loops import positions_of
 from otel_torchprof._native.trace_files import enclosing_rows
 from otel_torchprof.errors import TorchProfError
 
-from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION, THREAD, USED
+from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION, STEP, THREAD, USED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array
 
 _NS = 1e9
+_MOST_DIGITS = 18
 LONGEST_NAME = 500
 """Characters of a name; what comes after them is cut off."""
 _EVENT_BYTES = 100
@@ -95,6 +98,23 @@ class TraceEvents:
         """A value for each name."""
         return np.array([value(name) for name in self.names], dtype)
 
+    def named(self, test: Callable[[str], bool]) -> Flags:
+        """A mask of the events whose name passes a test."""
+        is_named: Flags = self.of_names(test, np.bool_)[self.name]
+        return is_named
+
+    def step_spans(self) -> Flags:
+        """A mask of the spans that are steps."""
+        are_steps: Flags = self.named(lambda name: name == STEP_NAME) & (self.kind == TraceEventKind.SPAN)
+        are_steps &= self.has(STEP)
+        return are_steps
+
+    def steps(self) -> Flags:
+        """A mask of the steps: spans with a number, and steps of profiles, by their names."""
+        is_of_profile = (self.kind == TraceEventKind.SLICE) | (self.kind == TraceEventKind.STEP)
+        are_steps: Flags = self.step_spans() | (self.named(lambda name: step_number(name) is not None) & is_of_profile)
+        return are_steps
+
     def has(self, key: str) -> Flags:
         """A mask of the events with an attribute."""
         mask = np.zeros(len(self), np.bool_)
@@ -132,6 +152,13 @@ class TraceEvents:
             child = np.flatnonzero((parent >= 0) & is_counted[block])
             np.subtract.at(own, parent[child], totals[block][child])
         return np.maximum(own, 0, out=own)
+
+
+def step_number(name: str) -> int | None:
+    """The number of a step of a profile, by its name; None for other names."""
+    number = name.removeprefix(STEP_PREFIX)
+    is_number = name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
+    return int(number) if is_number else None
 
 
 def _nanoseconds(seconds: Sequence[float]) -> npt.NDArray[np.int64]:
