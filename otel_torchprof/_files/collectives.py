@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
 MOST_COLLECTIVES = 50_000
 """Number of collectives read per process; later ones are ignored."""
-OF_COLLECTIVES = frozenset(
-    (
-        attribute_keys.COLLECTIVE,
-        attribute_keys.GROUP,
-        attribute_keys.SEQUENCE,
-        attribute_keys.RANK_IN_GROUP,
-        attribute_keys.ASYNC,
-        attribute_keys.BACKEND,
-        attribute_keys.COLLECTIVES,
-    )
-)
-"""Attributes that are read."""
 _BARRIER_LIKE = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
 """Collectives that end on no rank before they have begun on all."""
 _PLACE = {name: place for place, name in enumerate(_BARRIER_LIKE)}

@@ -18,7 +18,7 @@ from otel_torchprof._native.trace_files import pair_ends
 from .attribute_keys import RANK, SELF_DURATION, THREAD, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, object_of
-from .trace_devices import CODES, slice_kinds
+from .trace_devices import CODES, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
 from .values import key_of, process_of, values_of, whole
 
@@ -76,6 +76,11 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
         problems=attributes.problems(path, trace.origin),
         left_out=+left_out,
     )
+
+
+def process_names(trace: TraceColumns) -> list[tuple[Hashable, str, str]]:
+    """Process, kind and text of each name or label of a process, in the order of the file."""
+    return [(_key(trace.names[process]), kind, text) for process, kind, text in process_names_of(trace)]
 
 
 _NO_EVENT = len(TraceEventKind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from dataclasses import dataclass, field
@@ -26,18 +27,20 @@ from otel_torchprof.errors import TorchProfError
 from . import attribute_keys
 from .alignment import FEWEST_COMMON, align
 from .attribute_keys import THREAD
-from .collectives import OF_COLLECTIVES, WORKS, CollectiveList, Collectives
+from .collectives import WORKS, CollectiveList, Collectives
 from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
-from .reading import MERGED_RANKS, Interpreted
+from .reading import MERGED_RANKS, EventReading, SpanRecords
 from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
+from .trace_events import TraceEventKind, TraceEventList
 from .values import LARGEST_NUMBER, key_of, process_of, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from otel_torchprof._export.byte_stream import ByteStream
 
     from .alignment import Clock, Unaligned
+    from .trace_events import TraceEvents
 
 
 # ---- OTLP spans as events of a merged Chrome trace ----
@@ -205,136 +208,93 @@ class MergedProcess:
     calls: CollectiveList = field(default_factory=CollectiveList)
 
 
-class CollectiveCalls:
-    """Receives the events of a file, and stores the collectives of each process."""
+class FileOutline:
+    """What merging needs of a file before its events are written: its ranks, their collectives, and metadata.
 
-    used_attributes = OF_COLLECTIVES
+    Raises:
+        TorchProfError: it cannot be read, or was merged already.
+    """
 
-    def __init__(self) -> None:
-        self.processes: dict[Hashable, MergedProcess] = {}
-        self.rank: int | None = None
-        self._events = self._kept = 0
-
-    def __len__(self) -> int:
-        return self._events
-
-    def name_rank(self, process: Hashable, rank: int) -> None:
-        """Sets the rank of a process, or of the file if ``process`` is None."""
-        if process is None:
-            self.rank = rank
-        else:
-            self.process(process).rank = rank
-
-    def add_span(
-        self,
-        name: str,
-        start: int,
-        duration: int,
-        _ids: tuple[int, int, Hashable],
-        attributes: Mapping[str, Any],
-        *,
-        process: Hashable,
-    ) -> None:
-        """Adds a span, if it is of a collective or of its work on a backend's thread."""
-        self._events += 1
-        if attribute_keys.COLLECTIVES in attributes and self._kept < _MOST_COLLECTIVES:
-            self._kept += len(attributes[attribute_keys.COLLECTIVES])
-            self.process(process).calls.add_step(start, attributes)
-        is_call, is_work = attribute_keys.COLLECTIVE in attributes, name.startswith(WORKS)
-        if (is_call or is_work) and self._kept < _MOST_COLLECTIVES:
-            self._kept += 1
-            if is_call:
-                self.process(process).calls.add_call(start, duration, attributes)
-            else:
-                self.process(process).calls.add_work(name, start, duration)
-
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool) -> None:  # noqa: ARG002 - a protocol
-        """Counts a slice: slices do not have the numbers of collectives."""
-        self._events += 1
-
-    def add_step(self, name: str, start: int, duration: int, process: Hashable) -> None:
-        """No effect."""
-
-    def process(self, key: Hashable) -> MergedProcess:
-        """The process with a key. Raises TorchProfError if there are too many."""
-        merged_process = self.processes.get(key)
-        if merged_process is None:
-            if len(self.processes) == MOST_RANKS:
-                raise TorchProfError(f"more than {MOST_RANKS:,} processes in one file: merge those that matter")
-            merged_process = self.processes[key] = MergedProcess()
-        return merged_process
-
-
-class FileOutline(Interpreted):
-    """Receives the records of a file: its ranks, their collectives, and metadata that the second reading needs."""
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) -> None:
         self.path = path
-        self.calls = CollectiveCalls()
-        super().__init__(self.calls)
+        reading = EventReading(path, watch)
+        events = reading.read()
+        self.problems = events.problems
+        """Messages about unreadable parts."""
+        self.is_chrome = reading.is_chrome
         self.base = 0
         """Time base of a Chrome trace, Unix ns."""
         self.main: Hashable = None
         """The process of a Chrome trace that is the rank."""
-        self.is_chrome = False
         self.names: dict[Hashable, str] = {}
         """Names of the processes of a Chrome trace."""
-        self._labels: dict[Hashable, str] = {}
-        self._of_file = MergedProcess()
-        self.problems: list[str] = []
-        """Messages about unreadable parts."""
+        self.processes: dict[Hashable, MergedProcess] = {}
+        """The ranks by process; the process of a Chrome trace is None."""
+        for process, attributes in reading.resources.items():
+            service = attributes.get(attribute_keys.SERVICE)
+            found = self._process(process)
+            found.rank, found.instance = events.ranks.get(process), key_of(attributes.get(attribute_keys.INSTANCE))
+            found.service = service[:_LONGEST_NAME] if isinstance(service, str) else ""
+        self._add_collectives(events)
+        if self.is_chrome:
+            self._settle_chrome(reading, events)
 
-    def add_member(self, name: str, value: Any) -> None:
-        """Reads the time base and the rank."""
-        super().add_member(name, value)
-        if name == BASE_TIME:
-            self.base = whole(value, name)
-        resource = value.get("resource") if isinstance(value, dict) else None
-        if isinstance(resource, dict):
-            self._of_file.instance = key_of(resource.get(attribute_keys.INSTANCE))
-        if isinstance(value, dict) and MERGED_RANKS in value:
-            raise TorchProfError(f"{self.path!r} was merged already: give the files of its ranks")
+    def _process(self, key: Hashable) -> MergedProcess:
+        if key not in self.processes and len(self.processes) == MOST_RANKS:
+            raise TorchProfError(f"more than {MOST_RANKS:,} processes in one file: merge those that matter")
+        return self.processes.setdefault(key, MergedProcess())
 
-    def add_event(self, event: dict[str, Any]) -> None:
-        """Adds an event: a collective, the name of a process, or another."""
-        self.is_chrome = True
-        args = event.get("args")
-        if event.get("ph") == "M" and isinstance(args, dict) and len(self.names) < _MOST_NAMES:
-            pid, kind = key_of(event.get("pid")), event.get("name")
-            if kind == "process_name" and isinstance(args.get("name"), str):
-                self.names.setdefault(pid, args["name"][:_LONGEST_NAME])
-            elif kind == "process_labels" and isinstance(args.get("labels"), str):
-                self._labels.setdefault(pid, args["labels"][:_LONGEST_NAME])
-        super().add_event(event)
+    def _add_collectives(self, events: TraceEvents) -> None:
+        """Adds spans of collectives, of the work of backends, and of steps with collectives that have no spans."""
+        is_work = events.named(lambda name: name.startswith(WORKS)) & (events.kind == TraceEventKind.SPAN)
+        is_call, is_step = (events.has(key) for key in (attribute_keys.COLLECTIVE, attribute_keys.COLLECTIVES))
+        rows = np.flatnonzero(is_work | is_call | is_step)[:_MOST_COLLECTIVES]
+        for row, attributes in zip(rows.tolist(), events.attributes_of(rows), strict=True):
+            calls = self._process(events.tracks[events.track.item(row)][0]).calls
+            start, duration = events.start.item(row), events.duration.item(row)
+            calls.add_step(start, attributes)
+            if is_call[row]:
+                calls.add_call(start, duration, attributes)
+            elif is_work[row]:
+                calls.add_work(events.names[events.name.item(row)], start, duration)
 
-    def begin_resource(self, attributes: dict[str, Any]) -> None:
-        """Sets the process of the spans that follow."""
-        super().begin_resource(attributes)
-        process, service = self.calls.process(process_of(attributes)), attributes.get(attribute_keys.SERVICE)
-        process.instance = key_of(attributes.get(attribute_keys.INSTANCE))
-        process.service = service[:_LONGEST_NAME] if isinstance(service, str) else ""
-
-    def settle(self) -> dict[Hashable, MergedProcess]:
-        """Returns the ranks by process, at the end of the file; the process of a Chrome trace is None.
-
-        Raises:
-            TorchProfError: a Chrome trace has collectives of several processes.
-        """
-        if not self.is_chrome:
-            return self.calls.processes
-        pids = [pid for pid, process in self.calls.processes.items() if process.calls.count]
+    def _settle_chrome(self, reading: EventReading, events: TraceEvents) -> None:
+        """Makes one rank of the file, and names its processes. Raises TorchProfError for a merged trace."""
+        for name, value in reading.members.items():
+            check_is_not_merged(self.path, value)
+            if name == BASE_TIME:
+                with contextlib.suppress(MalformedError):  # it is among the problems
+                    self.base = whole(value, name)
+        labels = self._add_names(reading.process_names)
+        pids = [pid for pid, process in self.processes.items() if process.calls.count]
         if len(pids) > 1:
             raise TorchProfError(
                 f"{self.path!r} has collectives of {len(pids)} processes: it was merged already; give the files of its ranks"
             )
         self.main = pids[0] if pids else next(iter(self.names), None)
-        merged_process = self._of_file
-        merged_process.service = self.names.get(self.main, "")
-        self.names |= {pid: label for pid, label in self._labels.items() if pid != self.main}
+        service = self.names.get(self.main, "")
+        self.names |= {pid: label for pid, label in labels.items() if pid != self.main}
+        resources = [value.get("resource") for value in reading.members.values() if isinstance(value, dict)]
+        instances = [key_of(each.get(attribute_keys.INSTANCE)) for each in resources if isinstance(each, dict)]
+        merged_process = MergedProcess(events.ranks.get(None), instances[-1] if instances else None, service)
         if pids:
-            merged_process.calls = self.calls.processes[pids[0]].calls
-        merged_process.rank = self.calls.rank
-        return {None: merged_process}
+            merged_process.calls = self.processes[pids[0]].calls
+        self.processes = {None: merged_process}
+
+    def _add_names(self, process_names: Sequence[tuple[Hashable, str, str]]) -> dict[Hashable, str]:
+        """Adds the names of processes, and returns their labels."""
+        labels: dict[Hashable, str] = {}
+        for pid, kind, text in process_names:
+            if len(self.names) < _MOST_NAMES:
+                known = self.names if kind == "process_name" else labels
+                known.setdefault(pid, text[:_LONGEST_NAME])
+        return labels
+
+
+def check_is_not_merged(path: str, value: Any) -> None:
+    """Raises TorchProfError if a member of a Chrome trace says that it was merged."""
+    if isinstance(value, dict) and MERGED_RANKS in value:
+        raise TorchProfError(f"{path!r} was merged already: give the files of its ranks")
 
 
 @dataclass
@@ -364,15 +324,11 @@ def read_rank_files(
     outlines, ranks = [], list[RankFiles]()
     for path in paths:
         check_can_be_read_twice(path)
-        outline = FileOutline(path)
-        reading = RecordReading(path, outline, partial(watch, path))
-        for _ in reading:
-            pass
-        outline.problems = reading.problems
+        outline = FileOutline(path, partial(watch, path))
         outlines.append(outline)
-        for key, process in outline.settle().items():
+        for key, process in outline.processes.items():
             _add(ranks, outline, key, process, _MOST_KEPT // max(len(paths), 1))
-        outline.calls.processes = {}
+        outline.processes = {}
     _number(ranks)
     return outlines, sorted(ranks, key=lambda rank: rank.pid)
 
@@ -614,6 +570,7 @@ class _MergedRecords:
         self._events: MergedEvents | None = None
         if outline.is_chrome:
             self._events = MergedEvents(targets[None], outline.base, outline.main, outline.names, free)
+        self._checked = SpanRecords(TraceEventList())
         self._of_resource: MergeTarget | None = None
         self._lines: list[str] = []
         self._count = self.size = 0
@@ -623,7 +580,8 @@ class _MergedRecords:
 
     def add_member(self, name: str, value: Any) -> None:
         """Raises errors as the first reading does; else no effect."""
-        FileOutline(self._path).add_member(name, value)
+        check_is_not_merged(self._path, value)
+        self._checked.add_member(name, value)
 
     def add_event(self, event: dict[str, Any]) -> None:
         """Writes an event."""

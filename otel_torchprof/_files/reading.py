@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
 
 from .attribute_keys import RANK, SELF_DURATION
-from .chrome_events import ChromeEvents
-from .event_columns import WANTED, events_of_trace
-from .records import RecordReading, json_attributes, object_of, objects, protobuf_attributes
+from .event_columns import WANTED, events_of_trace, process_names
+from .records import BASE_TIME, RecordReading, json_attributes, object_of, objects, protobuf_attributes
 from .trace_columns import ChromeReading, free_memory
 from .trace_events import TraceEventList, joined
 from .values import event_name, id_in, key_of, process_of, text_in, values_of, whole
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._export.byte_stream import ByteStream
 
-    from .chrome_events import Events
     from .trace_events import TraceEvents
 
 _WITH_RANK = frozenset(("distributedInfo", "otherData"))
@@ -42,17 +40,33 @@ def read_events(
     Raises:
         TorchProfError: nothing of a file could be read; names the file, the place and the way out.
     """
-    return joined([_EventReading(path, partial(watch, path)).read() for path in paths])
+    return joined([EventReading(path, partial(watch, path)).read() for path in paths])
 
 
-class _EventReading(RecordReading):
-    """Reads a file: its spans one by one, or a Chrome trace as columns. Memory is at most half of what is free."""
+class EventReading(RecordReading):
+    """Reads a file: its spans one by one, or a Chrome trace as columns. Memory is at most half of what is free.
+
+    Args:
+        path: path of the file.
+        watch: gets the open file, to display how much has been read.
+    """
 
     def __init__(self, path: str, watch: Callable[[ByteStream], None]) -> None:
         limit = free_memory() // 2
         self._list, self._columns = TraceEventList(limit), ChromeReading(path, limit, WANTED)
         self._events: TraceEvents | None = None
-        super().__init__(path, Interpreted(self._list), watch)
+        self._spans = SpanRecords(self._list)
+        self.is_chrome = False
+        self.members: Mapping[str, Any] = {}
+        """Members of the document of a Chrome trace."""
+        self.process_names: list[tuple[Hashable, str, str]] = []
+        """Process, kind and text of each name or label of a process in a Chrome trace."""
+        super().__init__(path, self._spans, watch)
+
+    @property
+    def resources(self) -> Mapping[Hashable, dict[str, Any]]:
+        """The attributes of OTLP resources, by process."""
+        return self._spans.resources
 
     def read(self) -> TraceEvents:
         """All events. Raises TorchProfError if there are none."""
@@ -77,11 +91,13 @@ class _EventReading(RecordReading):
         """Does nothing yet: members of the document come after the events."""
 
     def _read_chrome(self, stream: ByteStream) -> Iterator[None]:
+        self.is_chrome = True
         self._columns.read(stream)
         yield
 
     def _events_of_columns(self) -> TraceEvents:
         trace = self._columns.columns()
+        self.members, self.process_names = trace.members, process_names(trace)
         for name, value in trace.members.items():
             self._add_member(name, value)
         for name, reason in trace.unread.items():
@@ -95,20 +111,21 @@ class _EventReading(RecordReading):
         return events
 
 
-class Interpreted:
-    """Interprets records and passes them on as events."""
+class SpanRecords:
+    """Passes the spans of OTLP on as events, and the ranks that a file has."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: TraceEventList) -> None:
         self._events = events
         self._process: Hashable = None
-        self.chrome = ChromeEvents(events)
-        """Interprets events of a Chrome trace."""
+        self.resources: dict[Hashable, dict[str, Any]] = {}
 
     def __len__(self) -> int:
-        return len(self._events) + len(self.chrome)
+        return len(self._events)
 
     def add_member(self, name: str, value: Any) -> None:
         """Reads the rank in torch's ``distributedInfo`` or this package's ``otherData``, and the ranks of a merged trace."""
+        if name == BASE_TIME:
+            whole(value, name)
         member = object_of(value, name) if name in _WITH_RANK else {}
         resource = member.get("resource")
         rank = resource.get(RANK) if isinstance(resource, dict) else member.get("rank")
@@ -119,22 +136,15 @@ class Interpreted:
                 self._events.name_rank(key_of(process.get("pid")), whole(process["rank"], "rank"))
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """Adds an event of a Chrome trace."""
-        self.chrome.add(event)
+        """Never called: Chrome traces are read as columns."""
 
     def begin_resource(self, attributes: dict[str, Any]) -> None:
         """Sets the process of the spans that follow, and passes on its rank."""
         rank = attributes.get(RANK)
         self._process = process_of(attributes)
+        self.resources[self._process] = attributes
         if rank is not None:
             self._events.name_rank(self._process, whole(rank, RANK))
-
-    def add_own_span(
-        self, name: str, start: int, end: int, ids: tuple[int, int, Hashable], values: Mapping[str, Any]
-    ) -> None:
-        """Adds a span of the current process from its fields."""
-        name = event_name(name, values)
-        self._events.add_span(name, start, max(0, end - start), ids, values, process=self._process)
 
     def add_span(self, span: Any, _scope: str) -> None:
         """Adds a span of the current process, a JSON object or a message."""
@@ -142,7 +152,7 @@ class Interpreted:
         add(span, self._events, self._process)
 
 
-def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> None:
+def _add_json_span(span: dict[str, Any], events: TraceEventList, process: Hashable) -> None:
     name = text_in(span.get("name", ""), "name")
     start, end = (whole(span.get(f"{which}TimeUnixNano", 0), f"{which}TimeUnixNano") for which in ("start", "end"))
     ids = id_in(span.get("spanId") or "0", "spanId"), id_in(span.get("parentSpanId") or "0", "parentSpanId")
@@ -151,7 +161,7 @@ def _add_json_span(span: dict[str, Any], events: Events, process: Hashable) -> N
     events.add_span(name, start, max(0, end - start), (*ids, key_of(span.get("traceId"))), values, process=process)
 
 
-def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
+def _add_protobuf_span(span: Any, events: TraceEventList, process: Hashable) -> None:
     ids = (
         *(int.from_bytes(span_id[-8:], "big") for span_id in (span.span_id, span.parent_span_id)),
         span.trace_id[:16],
@@ -162,7 +172,7 @@ def _add_protobuf_span(span: Any, events: Events, process: Hashable) -> None:
     events.add_span(name, start, max(0, end - start), ids, values, process=process)
 
 
-def _values_of(name: str, attributes: Iterable[tuple[str, Any]], events: Events) -> Mapping[str, Any]:
+def _values_of(name: str, attributes: Iterable[tuple[str, Any]], events: TraceEventList) -> Mapping[str, Any]:
     """The used attributes of a span; self times of phases only, since others follow from the children."""
     used = {key: value for key, value in attributes if key in events.used_attributes or key == PHASE_NAME}
     if SELF_DURATION in used and PHASE_NAME not in used and not name.startswith(PHASE_PREFIX):

@@ -78,7 +78,7 @@ def slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:
 def device_tracks(trace: TraceColumns) -> npt.NDArray[np.bool_]:
     """For each track, whether its process is a device, by its name, label or id."""
     devices: dict[int, bool] = {}
-    for process, name, text in _process_names(trace):
+    for process, name, text in process_names_of(trace):
         state = is_device(name, text)
         if state is not None:  # one labelled as CPU and as device is a CPU: Kineto's ids of devices may equal pids
             devices[process] = state and devices.get(process, True)
@@ -87,7 +87,7 @@ def device_tracks(trace: TraceColumns) -> npt.NDArray[np.bool_]:
     return np.array([devices[process] for process in trace.tracks[:, 0].tolist()], np.bool_)
 
 
-def _process_names(trace: TraceColumns) -> list[tuple[int, str, str]]:
+def process_names_of(trace: TraceColumns) -> list[tuple[int, str, str]]:
     """The process, kind and text of each name or label of a process."""
     rows, names = trace.rows, trace.names
     metadata = np.flatnonzero(rows["phase"] == ord("M")).tolist()
@@ -150,7 +150,7 @@ def devices_of(trace: TraceColumns, times: Times, launches: Launches) -> dict[st
     if not rows.size:
         return None
     info, start = _infos(trace, rows), times.start[rows]
-    words = {process: text.split(" ")[0] for process, name, text in _process_names(trace) if name == "process_labels"}
+    words = {process: text.split(" ")[0] for process, name, text in process_names_of(trace) if name == "process_labels"}
     process = trace.tracks[trace.rows["track"][rows], 0].tolist()
     columns = {
         "event": _by_external_id(trace.rows["id"][rows], start, launches),

@@ -195,11 +195,11 @@ def nested_order(track: Array, start: Integers, end: Integers) -> npt.NDArray[np
     return None if (order[1:] > order[:-1]).all() else order
 
 
-# ---- events that come one by one ----
+# ---- spans that come one by one ----
 
 
 class TraceEventList:
-    """Receives events one by one, from records of OTLP; its length is their number. Costs a microsecond each.
+    """Receives spans one by one, from records of OTLP; its length is their number. Costs some microseconds each.
 
     Args:
         memory_limit: most bytes.
@@ -216,12 +216,11 @@ class TraceEventList:
         """Name, track and trace."""
         self._times = array("q"), array("q")
         self._ids = array("Q"), array("Q")
-        self._kind = array("B")
         self._attributes: dict[str, tuple[array[int], list[Any]]] = {}
         self.ranks: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        return len(self._kind)
+        return len(self._ids[0])
 
     def add_span(
         self,
@@ -239,15 +238,19 @@ class TraceEventList:
                 rows, values = self._attributes.setdefault(key, (array("q"), []))
                 rows.append(len(self))
                 values.append(value)
-        self._append(TraceEventKind.SPAN, name, (start, duration), (process, attributes.get(THREAD)), ids)
-
-    def add_slice(self, name: str, start: int, duration: int, track: tuple[Any, Any], on_device: bool = False) -> None:
-        """Adds an event whose parent is the enclosing one on its track, a process and a thread."""
-        self._append(TraceEventKind.WORK if on_device else TraceEventKind.SLICE, name, (start, duration), track)
-
-    def add_step(self, name: str, start: int, duration: int, process: Hashable = None) -> None:
-        """Adds a step beside the events."""
-        self._append(TraceEventKind.STEP, name, (start, duration), (process, None))
+        span_id, parent_id, trace = ids
+        track = process, attributes.get(THREAD)
+        numbers = (
+            self._names.setdefault(name[:LONGEST_NAME], len(self._names)),
+            self._tracks.setdefault(track, len(self._tracks)),
+            self._traces.setdefault(trace, len(self._traces)),
+        )
+        for column, number in zip(self._numbers, numbers, strict=True):
+            column.append(number)
+        for column, value in zip((*self._times, *self._ids), (start, duration, span_id, parent_id), strict=True):
+            column.append(value)
+        if len(self) % _CHECKED == 0 and len(self) > self._limit:
+            raise TorchProfError(f"{len(self):,} events need more than the memory that is free")
 
     def name_rank(self, process: Hashable, rank: int) -> None:
         """Sets the rank of a process."""
@@ -255,8 +258,8 @@ class TraceEventList:
 
     def events(self) -> TraceEvents:
         """All events so far."""
-        name, track, trace, start, duration, span_id, parent_id, kind = map(
-            np.array, (*self._numbers, *self._times, *self._ids, self._kind)
+        name, track, trace, start, duration, span_id, parent_id = map(
+            np.array, (*self._numbers, *self._times, *self._ids)
         )
         return TraceEvents(
             list(self._names),
@@ -267,34 +270,12 @@ class TraceEventList:
             trace,
             start,
             duration,
-            kind,
+            np.full(len(self), TraceEventKind.SPAN, np.uint8),
             span_id,
             parent_id,
             attributes={key: (np.array(rows, np.int64), values) for key, (rows, values) in self._attributes.items()},
             ranks=dict(self.ranks),
         )
-
-    def _append(
-        self,
-        kind: TraceEventKind,
-        name: str,
-        times: tuple[int, int],
-        track: tuple[Hashable, Hashable],
-        ids: tuple[int, int, Hashable] = (0, 0, None),
-    ) -> None:
-        span_id, parent_id, trace = ids
-        numbers = (
-            self._names.setdefault(name[:LONGEST_NAME], len(self._names)),
-            self._tracks.setdefault(track, len(self._tracks)),
-            self._traces.setdefault(trace, len(self._traces)),
-        )
-        for column, number in zip(self._numbers, numbers, strict=True):
-            column.append(number)
-        for column, value in zip((*self._times, *self._ids), (*times, span_id, parent_id), strict=True):
-            column.append(value)
-        self._kind.append(kind)
-        if len(self) % _CHECKED == 0 and len(self) > self._limit:
-            raise TorchProfError(f"{len(self):,} events need more than the memory that is free")
 
 
 # ---- several files of one recording ----

@@ -15,7 +15,6 @@ from otel_torchprof._answers.tree_times import TreeTimes
 from otel_torchprof._cli.show import read
 from otel_torchprof._files.merge import FileOutline
 from otel_torchprof._files.reading import read_events
-from otel_torchprof._files.records import RecordReading
 
 FOLDER = Path(__file__).resolve().parents[1] / "helpers" / "recordings" / "torch"
 FILES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
@@ -107,9 +106,7 @@ def test_explain_and_diff(name):
 def test_merge(name):
     """What merging needs is found wherever it stands: up to torch 2.12 the base of the times comes after the events."""
     outline = FileOutline(path_of(name))
-    reading = RecordReading(path_of(name), outline)
-    assert list(reading)
-    assert reading.problems == []
-    [process] = outline.settle().values()
+    assert outline.problems == []
+    [process] = outline.processes.values()
     assert outline.base == document_of(name)["baseTimeNanoseconds"] > 10**18
     assert process.service == "python"

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from examples import one_in
 from otel_torchprof._cli import show
 from otel_torchprof._cli.show import TraceSums
+from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.trace_events import TraceEventList, joined
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +102,14 @@ def test_memory_of_an_endless_file():
     assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
 
 
+def events_of(slices):
+    """The events of a Chrome trace."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        json.dump(slices, file)
+        file.flush()
+        return read_events([file.name])
+
+
 @given(st.lists(st.integers(-2, 3), min_size=50, max_size=200))
 def test_parents_by_id_and_by_time(turns):
     """Self times are the same whether events have ids, of parents too, or are only in one another on a track."""
@@ -114,14 +124,15 @@ def test_parents_by_id_and_by_time(turns):
                 parent = open_rows[-1][3] if open_rows else 0
                 open_rows.append([f"n{now % 5}", now, 0, len(rows) + 1, parent])
                 rows.append(open_rows[-1])
-    by_time, by_id, expected = TraceEventList(), TraceEventList(), Counter()
+    by_id, slices, expected = TraceEventList(), [GOOD], Counter({"good": 2000})
+    by_id.add_span("good", 1000, 2000, (2**60, 0, "t"), {})
     for name, start, duration, span_id, parent in rows:
         by_id.add_span(name, start, duration, (span_id, parent, "t"), {})
-        by_time.add_slice(name, start, duration, (1, 1))
+        slices.append({**GOOD, "tid": 2, "name": name, "ts": start / 1000, "dur": duration / 1000})
         expected[name] += duration
         if parent:
             expected[rows[parent - 1][0]] -= duration
-    averages = TraceSums(by_time.events()).averages()
+    averages = TraceSums(events_of(slices)).averages()
     assert TraceSums(by_id.events()).averages() == averages
     assert {row.name: row.self_time for row in averages} == expected
 
@@ -133,7 +144,6 @@ def test_files_of_one_recording():
         for events in (whole, part):
             events.add_span(f"n{number % 3}", number, 9 - number, (number + 1, number, "t"), {})
             events.add_span("sum", number, 1, (number + 10, 0, "u"), {"torch.aggregated.count": number + 1})
-            events.add_slice("slice", 10 * number, 9, (1, number % 2))
     of_parts = joined([part.events() for part in parts])
     assert sorted(TraceSums(of_parts).averages()) == sorted(TraceSums(whole.events()).averages())
 
@@ -141,9 +151,7 @@ def test_files_of_one_recording():
 def test_names_have_a_limit(monkeypatch):
     """Names beyond the limit share one entry, and it is said."""
     monkeypatch.setattr(show, "MOST_NAMES", 2)
-    events = TraceEventList()
-    for name in ("a", "b", "c", "d", "a", "x" * 600):
-        events.add_slice(name, 0, 5, (1, 1))
-    sums = TraceSums(events.events())
+    names = ("a", "b", "c", "d", "a", "x" * 600)
+    sums = TraceSums(events_of([{**GOOD, "name": name} for name in names]))
     assert {row.name: row.calls for row in sums.averages()} == {"a": 2, "b": 1, "(other spans)": 3}
     assert any("more than 2 names" in limit for limit in sums.limits)
