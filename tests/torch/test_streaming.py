@@ -110,4 +110,4 @@ def test_a_script_of_which_some_steps_are_told(tmp_path):
     sums, _ = read(str(tmp_path / "t.jsonl"))
     steps = [step for step in sums.steps if not step.is_unfinished]
     assert sorted(step.number for step in steps) == list(range(6))
-    assert {step.number for step in steps if sums.spans_of(step) > 1} == {2, 4}
+    assert {step.number for step in steps if step.spans > 1} == {2, 4}
