@@ -9,24 +9,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "fuzz.h"
 #include "otel_torchprof/blackbox_format.h"
 
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 constexpr uint64_t kBytes = OTP_BLACKBOX_LEAST;
 constexpr size_t kCutThrough = 8;  // records that a swap may cut through

@@ -5,8 +5,6 @@
 // whether the second drain is the last. The others are records; half of the inputs have their kinds and consumers put
 // right first, since random bytes rarely get past the second record.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -14,16 +12,9 @@
 
 #include "core/chunk_list.h"
 #include "core/drain.h"
+#include "fuzz.h"
 
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 constexpr uint32_t kConsumer = 1;
 constexpr uint64_t kStart = 1000, kStop = uint64_t{1} << 62;

@@ -2,22 +2,13 @@
 //
 // The input is a list of changes, four bytes each, to a request or a line: bytes that are replaced, left out, or
 // repeated. Its first bytes say which of both, and how small the arrays are.
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 
+#include "fuzz.h"
 #include "otlp_messages.h"
 #include "trace_support.h"
 
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 using namespace otp::testing;
 
@@ -43,32 +34,12 @@ const std::string kLine =
     "\"stringValue\":"
     "\"[[2, 3], []]\"}},{\"key\":\"torch.unfinished\",\"value\":{\"boolValue\":true}}]},{\"name\":null}]}]}]}\n";
 
-std::string changed(std::string text, const uint8_t* data, size_t size) {
-  for (; size >= 4; data += 4, size -= 4) {
-    const size_t at = text.empty() ? 0 : (data[1] << 8 | data[2]) % text.size();
-    switch (data[0] % 4) {
-      case 0:
-        if (!text.empty()) text[at] = static_cast<char>(data[3]);
-        break;
-      case 1:
-        text.erase(at, 1 + data[3] % 16);
-        break;
-      case 2:
-        text.insert(at, text.substr(at, data[3]));
-        break;
-      default:
-        text.resize(data[3] < 8 ? at : text.size());
-    }
-  }
-  return text;
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const bool is_json = data[0] % 2 != 0;
-  const std::string bytes = changed(is_json ? kLine : kRequest, data + 2, size - 2);
+  const std::string bytes = otp::fuzz::changed(is_json ? kLine : kRequest, data + 2, size - 2);
   DocumentReader large(64), small(OTP_TRACE_ROWS_PER_SPAN + data[1] % 4);
   const Document whole = large.read_request(bytes, is_json), cut = small.read_request(bytes, is_json);
   REQUIRE(whole.status == OTP_TRACE_END && cut.status == OTP_TRACE_END && whole.consumed == bytes.size());

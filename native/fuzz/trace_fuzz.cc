@@ -2,23 +2,14 @@
 //
 // The input is a list of changes, four bytes each, to a trace: bytes that are replaced, left out, or repeated, and
 // pieces of JSON that are put in. Its first bytes are sizes of pieces and of the arrays.
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "fuzz.h"
 #include "trace_support.h"
 
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 using otp::testing::Document;
 using otp::testing::DocumentReader;
@@ -38,39 +29,15 @@ const std::string kTrace =
     "[]]\"}}},\n"
     "{\"ph\":\"i\",\"name\":\"[memory]\",\"ts\":3,\"args\":{\"Bytes\":-32,\"Addr\":18446744073709551615}}\n"
     "],\"otherData\":{\"a\":[null,true,1e400]}}";
-constexpr std::string_view kPieces[] = {
+const std::vector<std::string_view> kPieces = {
     "{",    "}",    "[", "]",          "\"",      "\\", ",",    ":",        "\\u",         "\\ud800",
     "1e99", "null", "-", "\"args\":{", "\"ts\":", "\0", "\xFF", "[[[[[[[[", "traceEvents", "9999999999"};
-
-std::string changed(const uint8_t* data, size_t size) {
-  std::string text = kTrace;
-  for (; size >= 4; data += 4, size -= 4) {
-    const size_t at = text.empty() ? 0 : (data[1] << 8 | data[2]) % text.size();
-    switch (data[0] % 5) {
-      case 0:
-        if (!text.empty()) text[at] = static_cast<char>(data[3]);
-        break;
-      case 1:
-        text.erase(at, 1 + data[3] % 16);
-        break;
-      case 2:
-        text.insert(at, text.substr(at, data[3]));
-        break;
-      case 3:
-        text.insert(at, kPieces[data[3] % (sizeof(kPieces) / sizeof(kPieces[0]))]);
-        break;
-      default:
-        text.resize(data[3] < 8 ? at : text.size());
-    }
-  }
-  return text;
-}
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4) return 0;
-  const std::string text = changed(data + 4, size - 4);
+  const std::string text = otp::fuzz::changed(kTrace, data + 4, size - 4, kPieces);
   const Document whole = read_document(text);
   const std::vector<size_t> sizes = {data[0] + size_t{1}, data[1] + size_t{1}, data[2] % 64 + size_t{1}};
   const Document cut = read_document(text, sizes, data[3] % 8 + 1);
