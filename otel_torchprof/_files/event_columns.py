@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,11 +17,12 @@ from otel_torchprof._native.trace_files import pair_ends
 from .attribute_keys import RANK, SELF_DURATION, THREAD, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, object_of
-from .trace_devices import CODES, process_names_of, slice_kinds
+from .trace_devices import CODES, other_events, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
 from .values import key_of, process_of, values_of, whole
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Hashable, Sequence
 
     from otel_torchprof._columns.arrays import Flags, Integers
@@ -45,10 +45,7 @@ _CUT = 4 * LONGEST_NAME
 
 def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
     """The events of a Chrome trace that was read for sums; takes its columns out of it. Costs some 100 ns per event."""
-    rows, left_out = trace.rows, Counter[str]()
-    for phase, count in trace.figures.by_phase.items():
-        left_out[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
-    left_out["slices without duration, counted as 0"] = trace.figures.without_duration
+    rows, left_out = trace.rows, other_events(trace)
     kind = _kinds(trace, left_out)
     attributes = _Attributes.of(trace)
     kind[attributes.faulty] = _NO_EVENT

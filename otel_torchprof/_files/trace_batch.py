@@ -6,7 +6,6 @@ thread, torch's ids of threads from the backward functions that name them.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,14 +26,25 @@ from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
 from .attribute_keys import RANK
-from .chrome_events import OTHER_EVENTS, SliceKind
+from .chrome_events import SliceKind
 from .records import BASE_TIME
 from .span_memory import PlacedSpans, memory_of_spans
 from .trace_columns import RESOURCE
-from .trace_devices import CODES, Launches, Times, annotation_slices, devices_of, slice_kinds, timed_slices, work_of
+from .trace_devices import (
+    CODES,
+    Launches,
+    Times,
+    annotation_slices,
+    devices_of,
+    other_events,
+    slice_kinds,
+    timed_slices,
+    work_of,
+)
 from .trace_events import nested_order
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Mapping, Sequence
 
     from otel_torchprof._columns.batch import Array, Names
@@ -83,11 +93,7 @@ class TraceTable:
 def batch_of(trace: TraceColumns) -> TraceTable:
     """Makes a batch of a trace's columns, which it takes out of the trace. Costs some 0.5 us per event."""
     _put_on_threads(trace)
-    left_out = Counter[str]()
-    for phase, count in trace.figures.by_phase.items():
-        left_out[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
-    if trace.figures.without_duration:
-        left_out["slices without duration, counted as 0"] = trace.figures.without_duration
+    left_out = other_events(trace)
     base = _base_time(trace.members)
     times = Times(trace.rows["start"] + base, _durations(trace.rows, left_out))
     host, work, window = _chosen(trace, times, left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from otel_torchprof._columns.arrays import distinct_values, used_numbers
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, WORK_COLUMNS, WorkFlag
 from otel_torchprof._native.trace_files import ROW_TIMED
 
-from .chrome_events import KINDS, SliceKind, is_device
+from .chrome_events import KINDS, OTHER_EVENTS, SliceKind, is_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,14 @@ class Launches(NamedTuple):
     start: Array
     row: Array
     """Rows of the file."""
+
+
+def other_events(trace: TraceColumns) -> Counter[str]:
+    """Number of events that are no slices, and of slices without duration, by kind."""
+    counts = Counter({"slices without duration, counted as 0": trace.figures.without_duration})
+    for phase, count in trace.figures.by_phase.items():
+        counts[OTHER_EVENTS.get(phase, "events of unknown phase")] += count
+    return counts
 
 
 def slice_kinds(trace: TraceColumns) -> npt.NDArray[np.uint8]:

@@ -50,7 +50,7 @@ class OtlpReader {
   int read(std::string_view request, bool is_json, uint64_t offset, const TraceOutput& out, otp_trace_step* step);
 
  private:
-  // Whether reading goes on: not where the arrays are full, nor at a resource that is new.
+  // Whether reading continues: not where the arrays are full, nor at a resource that is new.
   bool begin_resource(std::string_view resource, const char* here);
   void begin_scope(std::string_view name);
   bool has_room(const char* here);
