@@ -193,12 +193,14 @@ class Details:
             self._add_operators(steps, places[is_named], events.name[chosen], in_data, own[chosen])
 
     def _add_gaps(self, number: int, rows: Integers) -> None:
-        """Adds the time of the loop's thread outside of all events, for steps that are no events themselves."""
+        """Adds the time of the loop's thread outside of all events that began in the step, for steps that are no events themselves."""
         events, steps, of_loop = self._events, self._steps[number], self._processes[number].thread
         is_of_loop = np.array([thread == of_loop for _, thread in events.tracks], np.bool_)
-        outermost = rows[is_of_loop[events.track[rows]] & (events.parent[rows] < 0)]
-        places, inside = steps.places(events.start[outermost])
-        busy = np.bincount(places[inside], events.duration[outermost[inside]], len(steps.start))
+        rows = rows[is_of_loop[events.track[rows]]]
+        places, inside = steps.places(events.start[rows])
+        rows, places, parent = rows[inside], places[inside], events.parent[rows[inside]]
+        is_outermost = (parent < 0) | (events.start[parent] < steps.start[places])
+        busy = np.bincount(places[is_outermost], events.duration[rows[is_outermost]], len(steps.start))
         steps.gap += np.maximum(steps.end - steps.start - busy, 0) / 1e9
 
     def _add_operators(

@@ -80,3 +80,20 @@ def test_the_gap_of_such_steps(tmp_path):
     explanation = otp.explain(trace(tmp_path / "t.json", (SGD, 60, 5)))
     [gap] = [finding for finding in explanation.findings if finding.verdict == "python-gap"]
     assert gap.share == pytest.approx(0.65)
+
+
+def test_the_gap_inside_of_calls(tmp_path):
+    """With Python's calls in the trace, those around the loop are no work of its steps, and those in a step are."""
+    around = {
+        "ph": "X",
+        "cat": "python_function",
+        "name": "train.py(1): train",
+        "pid": 1,
+        "tid": 1,
+        "ts": 0,
+        "dur": 10_000,
+    }
+    marks = [(SGD, 60, 5), ("train.py(9): wait", 70, 20)]
+    explanation = otp.explain(trace(tmp_path / "t.json", *marks, more=[around]))
+    [gap] = [finding for finding in (*explanation.findings, *explanation.notes) if finding.verdict == "python-gap"]
+    assert gap.share == pytest.approx(0.45)
