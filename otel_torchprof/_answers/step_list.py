@@ -11,7 +11,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.collectives import WORKS, CollectiveList
-from otel_torchprof._files.repeating import EventTimes, repeating_steps
+from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
 from otel_torchprof._files.trace_events import TraceEventKind, step_number
 
 from .steps import PAUSES, TRAINING, Pause, phase_of
@@ -123,12 +123,13 @@ class StepList:
         return self._count
 
     def _repeating(self, process: Integers) -> dict[int, RepeatingSteps]:
-        """Steps of processes of a recording that marks none, by their numbers, from what repeats in their slices."""
+        """Steps of the processes of a recording that marks none, by their numbers, from what repeats."""
         events, found = self._events, {}
-        host = np.flatnonzero(events.kind == TraceEventKind.SLICE)
+        is_host = (events.kind == TraceEventKind.SPAN) | (events.kind == TraceEventKind.SLICE)
+        marks = np.flatnonzero(is_host & events.named(may_repeat))
         columns = EventTimes(events.name, events.start, events.start + events.duration, events.track)
-        for number in distinct_values(process[host])[:MOST_PROCESSES].tolist():
-            steps = repeating_steps(events.names, columns, host[process[host] == number])
+        for number in distinct_values(process[marks]).tolist():
+            steps = repeating_steps(events.names, columns, marks[process[marks] == number])
             if steps is not None:
                 found[number] = steps
         return found

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.arrays import distinct_values
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Array
 
+_OPTIMIZER, _LOADER = "Optimizer.step#", "enumerate(DataLoader)#"
 _FEWEST = 3
 """Fewest events of a name that repeats."""
 
@@ -41,6 +40,11 @@ class RepeatingSteps(NamedTuple):
     """Where a step begins and ends, in words."""
 
 
+def may_repeat(name: str) -> bool:
+    """Whether events of this name may be those between which steps are."""
+    return name.startswith((_OPTIMIZER, _LOADER))
+
+
 def repeating_steps(names: Sequence[str], events: EventTimes, among: Array) -> RepeatingSteps | None:
     """Returns the steps between the optimizer's steps, or between the batches of a loader if there is no optimizer; None if neither repeats.
 
@@ -50,31 +54,22 @@ def repeating_steps(names: Sequence[str], events: EventTimes, among: Array) -> R
     Args:
         names: the names.
         events: of one process or several.
-        among: the events to look at.
+        among: the events of one process whose names :func:`may_repeat`.
     """
-    own = _repeated(names, events, among, "Optimizer.step#")
-    if own is not None:
-        return _between(
-            names, events, own, events.end[own], "no step is marked: each is from the end of one {} to that of the next"
-        )
-    own = _repeated(names, events, among, "enumerate(DataLoader)#")
-    rule = "no step is marked: each is from the begin of one {} to that of the next"
-    return None if own is None else _between(names, events, own, events.start[own], rule)
+    for prefix, times, edge in ((_OPTIMIZER, events.end, "end"), (_LOADER, events.start, "begin")):
+        is_mark = np.array([names[number].startswith(prefix) for number in events.name[among].tolist()], np.bool_)
+        own = _repeated(events, among[is_mark])
+        if own.size:
+            name, thread = (column[own[0]].item() for column in (events.name, events.thread))
+            rule = f"no step is marked: each is from the {edge} of one {names[name]} to that of the next"
+            return RepeatingSteps(times[own][:-1], times[own][1:], thread, rule)
+    return None
 
 
-def _between(names: Sequence[str], events: EventTimes, own: Array, times: Array, rule: str) -> RepeatingSteps:
-    name, thread = (int(column[own[0]]) for column in (events.name, events.thread))
-    return RepeatingSteps(times[:-1], times[1:], thread, rule.format(names[name]))
-
-
-def _repeated(names: Sequence[str], events: EventTimes, among: Array, prefix: str) -> Array | None:
-    """The events of the name with this prefix that repeats, by start, on the thread with the most of these events."""
-    used = distinct_values(events.name[among]).tolist()
-    is_mark = np.zeros(len(names), np.bool_)
-    is_mark[[number for number in used if names[number].startswith(prefix)]] = True
-    marks = among[is_mark[events.name[among]]]
+def _repeated(events: EventTimes, marks: Array) -> Array:
+    """The events of the name that repeats, by start, on the thread with the most of them; none if no name does."""
     if not marks.size:
-        return None
+        return marks
     marks = marks[events.thread[marks] == np.bincount(events.thread[marks]).argmax()]
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     latest = np.maximum.accumulate(events.end[marks])
@@ -82,7 +77,7 @@ def _repeated(names: Sequence[str], events: EventTimes, among: Array, prefix: st
     numbers, first, counts = np.unique(events.name[marks], return_index=True, return_counts=True)
     repeats = np.flatnonzero(counts >= _FEWEST)
     if not repeats.size:
-        return None
+        return marks[:0]
     chosen = numbers[repeats[np.lexsort((-first[repeats], counts[repeats]))[0]]]
     repeated: Array = marks[events.name[marks] == chosen]
     return repeated

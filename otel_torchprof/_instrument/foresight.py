@@ -57,7 +57,7 @@ class Foresight:
 
     @property
     def is_near(self) -> bool:
-        """Whether steps are likely to be left out soon, for the first time: spans can wait for that, as no step is recorded for nothing."""
+        """Whether steps may be left out soon, for the first time: what was drained can wait for that, at most for some drains."""
         return self._looks < _FIRST_LOOKS and not self._stopped
 
     def take(self, tokens: Iterable[Token]) -> None:

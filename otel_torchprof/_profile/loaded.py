@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from opentelemetry.sdk.resources import Resource
 
+from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
-from otel_torchprof._files.repeating import EventTimes, repeating_steps
+from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
 from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
 from otel_torchprof._model.devices import device_name
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._files.repeating import RepeatingSteps
     from otel_torchprof._files.trace_batch import TraceTable
 
 _NONE = "off: the trace has none"
@@ -38,9 +40,9 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     """Reads a file as a profile: a Chrome trace of this package or of ``torch.profiler``, OTLP of this package, a black box.
 
     OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
-    of JSON. Any file may be compressed with gzip or zstd. The result has the methods of a finished :class:`profile`. What the file does not have is missing in the results:
-    ``health.notes`` lists events that are in none of them, and unreadable parts with their places. Costs some 2 us per
-    event, and 170 bytes at the peak.
+    of JSON. Any file may be compressed with gzip or zstd. The result has the methods of a finished :class:`profile`. What
+    the file does not have is missing in the results: ``health.notes`` lists events that are in none of them, and
+    unreadable parts with their places. Costs some 2 us per event (8 us of lines of JSON), and 170 bytes at the peak.
 
     Args:
         path: path of the file.
@@ -76,8 +78,7 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         *trace.problems,
         *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
     ]
-    health, is_partial = _health(notes, trace.nbytes, limit), bool(trace.problems)
-    return LoadedProfile(name, table, health, is_partial=is_partial, finds_steps=not trace.resources)
+    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit), is_partial=bool(trace.problems))
 
 
 def checked_limit(memory_limit: int | None) -> int:
@@ -107,6 +108,13 @@ def _device_of(batch: Batch) -> str | None:
         if columns is not None and len(columns["start"]):
             return device_name(columns["device_type"].item(0))
     return None
+
+
+def _repeating(batch: Batch) -> RepeatingSteps | None:
+    """Steps of a file that marks none."""
+    names = {number: batch.names[number] for number in distinct_values(batch["name"]).tolist()}
+    marks = np.flatnonzero(is_any_of(batch["name"], [number for number, name in names.items() if may_repeat(name)]))
+    return repeating_steps(batch.names, EventTimes(*(batch[c] for c in ("name", "start", "end", "thread"))), marks)
 
 
 class _LoadedRecording:
@@ -157,9 +165,7 @@ class LoadedProfile(ProfileResults):
         <profile of ... events from 'trace.json'>
     """
 
-    def __init__(
-        self, path: str, table: TraceTable, health: Health, *, is_partial: bool = False, finds_steps: bool = False
-    ) -> None:
+    def __init__(self, path: str, table: TraceTable, health: Health, *, is_partial: bool = False) -> None:
         super().__init__(_LoadedRecording(table, health))
         members = table.metadata
         self.path = path
@@ -174,11 +180,7 @@ class LoadedProfile(ProfileResults):
         self._labels_steps = table.has_step_labels
         self._prepared, self._pid = True, table.pid
         self.profiling_start_time_ns, self.profiling_end_time_ns = table.window
-        events = EventTimes(*(table.batch[column] for column in ("name", "start", "end", "thread")))
-        self._repeating = None
-        if finds_steps and not table.steps:
-            self._repeating = repeating_steps(table.batch.names, events, np.arange(len(table.batch)))
-        self._learned_steps = "" if self._repeating is None else path
+        self._repeating = None if table.steps else _repeating(table.batch)
 
     @property
     def health(self) -> Health:

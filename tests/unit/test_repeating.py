@@ -97,3 +97,20 @@ def test_the_gap_inside_of_calls(tmp_path):
     explanation = otp.explain(trace(tmp_path / "t.json", *marks, more=[around]))
     [gap] = [finding for finding in (*explanation.findings, *explanation.notes) if finding.verdict == "python-gap"]
     assert gap.share == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.otlp"])
+def test_a_profile_without_steps_is_explained(tmp_path, name):
+    """A profile that marks no steps has those between the steps of its optimizer too, recorded and read back from any file."""
+    with otp.profile() as prof:
+        for _ in range(8):
+            with otp.record_function(SGD), otp.record_function("inside"):
+                pass
+    assert prof.steps == ()
+    prof.export_as(str(tmp_path / name), "chrome" if name.endswith("json") else "otlp")
+    loaded = otp.load(tmp_path / name)
+    rules = {explanation.step_rule for explanation in (prof.explain(), loaded.explain(), otp.explain(tmp_path / name))}
+    assert rules == {f"no step is marked: each is from the end of one {SGD} to that of the next"}
+    assert [prof.explain().steps, loaded.explain().steps, len(loaded.steps)] == [7, 7, 7]
+    (tmp_path / name).unlink()
+    assert loaded.explain().steps == 7
