@@ -281,7 +281,7 @@ def _check_place(piece: Piece, segment: Segment, where: str) -> None:
 
 
 def _check_phases(piece: Piece, segment: Segment, where: str) -> None:
-    """At top level they are the program's calls, in order; a phase lies in a call."""
+    """At top level they are the program's calls, in order; a phase lies in a call, or ends when the next call begins."""
     if not piece.calls:
         return  # of a library's evaluation the program has timed nothing
     names = [span.name.removeprefix(PREFIX) for span in segment.phases]
@@ -292,11 +292,14 @@ def _check_phases(piece: Piece, segment: Segment, where: str) -> None:
             len(names_of_last) - (names_of_last[-1] == "data") :
         ]  # nothing follows what is no batch any more
     assert shown == own, f"{where}: {shown}, not {own}"
+    ends = [call.end for call in piece.calls]
+    if piece.is_interrupted:
+        ends = [*(call.begin for call in piece.calls[1:]), ends[-1]]
     for span, name in zip(segment.phases, names, strict=True):
         if name not in NOT_THE_PROGRAMS:
             assert any(
-                call.name == name and call.begin - CLOCK_NS <= span.start_time and span.end_time <= call.end + CLOCK_NS
-                for call in piece.calls
+                call.name == name and call.begin - CLOCK_NS <= span.start_time and span.end_time <= end + CLOCK_NS
+                for call, end in zip(piece.calls, ends, strict=True)
             ), f"{where}: {name}"
 
 
