@@ -10,7 +10,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof._files import attribute_keys
-from otel_torchprof._files.collectives import WORKS, CollectiveList
+from otel_torchprof._files.collectives import WORKS, CollectiveList, host_of_kernels
 from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
 from otel_torchprof._files.trace_events import TraceEventKind, step_number
 
@@ -173,8 +173,9 @@ class StepList:
                     continue
                 step = step_row(start, duration, attributes)
             else:
-                number = step_number(events.names[events.name.item(row)])
-                step = StepRow(start, number or 0, duration, is_training=True)
+                number = step_number(events.names[events.name.item(row)]) or 0
+                step = StepRow(start, number, duration, is_training=True)
+                process.collectives.add_torch_step(number, start, duration)
             if kind != TraceEventKind.STEP and thread is not None:
                 process.thread = thread
             if left:
@@ -188,9 +189,12 @@ class StepList:
         kinds = events.of_names(_other_kind, np.uint8)[events.name]
         is_pause = (kinds == _PAUSE) & (events.kind == TraceEventKind.SPAN) & is_host
         is_call = events.has(attribute_keys.COLLECTIVE) & is_host & ~is_pause
-        rows = np.flatnonzero(is_pause | is_call | (is_host & (kinds == _WORK)) | events.has(attribute_keys.DROPPED))
+        is_torch, host = events.has(attribute_keys.TORCH_NAME), self.processes.get(host_of_kernels(events))
+        is_other = is_pause | is_call | (is_host & (kinds == _WORK)) | events.has(attribute_keys.DROPPED)
+        rows = np.flatnonzero(is_other | is_torch)
         for row, attributes in zip(rows.tolist(), events.attributes_of(rows), strict=True):
-            process, name = self._process_of(row), events.names[events.name.item(row)]
+            is_kernel, name = events.kind.item(row) == TraceEventKind.WORK, events.names[events.name.item(row)]
+            process = host if is_kernel else self._process_of(row)
             start, duration = events.start.item(row), events.duration.item(row)
             if process is None:
                 continue
@@ -199,6 +203,8 @@ class StepList:
                 process.pauses.append(Pause(PAUSES[name], start, duration))
             elif is_call[row]:
                 process.collectives.add_call(start, duration, attributes)
+            elif is_torch[row]:
+                process.collectives.add_torch_call(start, duration, attributes, is_kernel=is_kernel)
             elif is_host[row]:
                 process.collectives.add_work(name, start, duration)
         waits = np.flatnonzero(is_host & (kinds == _WAIT) & ~is_call)

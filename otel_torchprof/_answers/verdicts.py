@@ -243,6 +243,12 @@ def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
 # ---- the rank for which others wait ----
 
 
+_NUMBERED = (
+    "record all ranks with this package, detail ops; or the same steps of all with torch.profiler, of gloo only jobs in which "
+    "each group has all ranks"
+)
+
+
 def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
     """The finding on a late rank, if there is one; or the reason why stragglers cannot be judged."""
     if not ranks[1:]:
@@ -251,9 +257,11 @@ def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
     count = len(common[0].key)
     if count < RULES.fewest_collectives:
         reason = f"{count} collectives with the same number on all ranks, and {RULES.fewest_collectives} are needed"
-        way_out = "record all ranks with this package, detail ops; Kineto's traces do not number collectives"
-        return [], [Abstention(STRAGGLERS, reason, way_out, Leaves.SINGLE_STEPS)]
-    starts, error = _aligned(common)
+        return [], [Abstention(STRAGGLERS, reason, _NUMBERED, Leaves.SINGLE_STEPS)]
+    starts, error, is_ambiguous = _aligned(common)
+    if is_ambiguous:
+        reason = "clocks differ by more than half a step, so that the order of collectives does not number them"
+        return [], [Abstention(STRAGGLERS, reason, _NUMBERED, Leaves.SINGLE_STEPS)]
     waited = _waits(starts) > RULES.alignment_errors * error
     if int(waited.sum()) < RULES.fewest_collectives:
         return [], []
@@ -307,17 +315,18 @@ def _after_warm_up(rank: Rank) -> Collectives:
     return rank.collectives.chosen(rank.collectives.start >= begin)
 
 
-def _aligned(common: list[Collectives]) -> tuple[Floats, float]:
-    """Starts of each collective on each rank, in seconds on the first rank's clock, and the largest error of a clock."""
+def _aligned(common: list[Collectives]) -> tuple[Floats, float, bool]:
+    """Starts of each collective on each rank, in seconds on the first rank's clock; the largest error, and if one is ambiguous."""
     first, *others = common
     begin = int(first.start.min())
-    starts, errors = [(first.start - begin) / 1e9], []
+    starts, errors, is_ambiguous = [(first.start - begin) / 1e9], [], False
     for collectives in others:
         _, clock_fit = fit(collectives, first)
         if clock_fit is not None:  # always: explain needs more collectives than a fit does
             starts.append(clock_fit.line.seconds(collectives.start, begin))
             errors.append(clock_fit.error / 1e9)
-    return np.stack(starts, axis=1), max(errors)
+            is_ambiguous |= clock_fit.is_ambiguous
+    return np.stack(starts, axis=1), max(errors), is_ambiguous
 
 
 def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:

@@ -70,11 +70,18 @@ class ClockFit(NamedTuple):
     """Median duration of a collective, on the rank that waits longer."""
     steep: float = 0.0
     """An impossible drift, as a fraction; 0: there is none."""
+    period: int = 0
+    """Shortest of :attr:`Collectives.period`; 0: the files have all numbers."""
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the clocks differ by so much that collectives numbered by their order may be those of another step."""
+        return 0 < self.period < 2 * abs(self.line.offset)
 
     @property
     def is_useful(self) -> bool:
         """Whether the error is smaller than the duration of collectives, as events of two ranks cannot be compared otherwise."""
-        return self.error <= self.duration and not self.steep
+        return self.error <= self.duration and not self.steep and not self.is_ambiguous
 
 
 class Clock(NamedTuple):
@@ -126,7 +133,9 @@ def fit(own: Collectives, reference: Collectives) -> tuple[int, ClockFit | None]
     ends, duration = own.end[mine], float(np.median(own.end[mine] - own.start[mine]))
     line = _line(ends, ends - reference.end[others])
     longer = max(duration, float(np.median(reference.end[others] - reference.start[others])))
-    return len(mine), line._replace(collectives=len(mine), duration=longer)
+    periods = np.maximum(own.period[mine], reference.period[others])
+    period = int(periods[periods > 0].min()) if periods.any() else 0
+    return len(mine), line._replace(collectives=len(mine), duration=longer, period=period)
 
 
 def align(ranks: Sequence[Collectives], reference: int) -> tuple[dict[int, Clock], dict[int, Unaligned]]:

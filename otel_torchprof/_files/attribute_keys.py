@@ -16,6 +16,17 @@ DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
 RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
+TORCH_NAME, TORCH_GROUP, TORCH_RANKS, TORCH_NUMBER = (
+    "Collective name",
+    "Process Group Name",
+    "Process Group Ranks",
+    "Seq",
+)
+"""Arguments of the events of collectives in traces of torch.profiler."""
+JOB = "distributedInfo"
+"""Member of such a trace with the rank of its process and the groups of ranks."""
+OTHER, MERGED_RANKS = "otherData", "merged_ranks"
+"""Member of a trace of this package, and its key in a merged trace, with its processes and their ranks."""
 RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
 """Attributes of resources."""
 
@@ -25,7 +36,7 @@ DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )
 """Attributes in seconds."""
-TEXTS = frozenset((PHASE_NAME, KIND, COLLECTIVE, GROUP, BACKEND))
+TEXTS = frozenset((PHASE_NAME, KIND, COLLECTIVE, GROUP, BACKEND, TORCH_NAME, TORCH_GROUP, TORCH_RANKS))
 """Attributes that are texts. :data:`AVERAGES` and :data:`COLLECTIVES` are JSON, all others integers from 0 on or booleans."""
 
 USED = frozenset(

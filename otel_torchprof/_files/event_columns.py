@@ -14,7 +14,7 @@ from otel_torchprof._model.span_table import STEP_NAME, AttributeType
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import pair_ends
 
-from .attribute_keys import RANK, SELF_DURATION, THREAD, USED
+from .attribute_keys import JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION, THREAD, TORCH_NAME, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, object_of
 from .trace_devices import CODES, other_events, process_names_of, slice_kinds
@@ -23,7 +23,7 @@ from .values import key_of, process_of, values_of, whole
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array, Names
@@ -36,6 +36,8 @@ _ATTRIBUTES = "attributes"
 """In the place of a key: attributes that are no object."""
 WANTED = (*sorted(USED), _ATTRIBUTES)
 """Attributes of spans to read from a Chrome trace."""
+_CALL = "c10d::"
+"""Prefix of the operators of collectives."""
 _CUT = 4 * LONGEST_NAME
 """Bytes of a name that are decoded."""
 
@@ -57,6 +59,9 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
     names, name = _names(trace, rows.pop("name")[chosen], kind)
     tracks, track = _tracks(trace, rows.pop("track")[chosen], _picked(rows.pop("id"), chosen), kind)
     traces, number = _traces(trace, _picked(rows.pop("text"), chosen))
+    found = attributes.of_rows(chosen)
+    if TORCH_NAME not in found and _has_one_group(trace.members):
+        found |= _calls(names, name, kind)
     return TraceEvents(
         names,
         tracks,
@@ -69,7 +74,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
         kind,
         span_id,
         parent_id,
-        attributes=attributes.of_rows(chosen),
+        attributes=found,
         problems=attributes.problems(path, trace.origin),
         left_out=+left_out,
     )
@@ -78,6 +83,24 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
 def process_names(trace: TraceColumns) -> list[tuple[Hashable, str, str]]:
     """Process, kind and text of each name or label of a process, in the order of the file."""
     return [(_key(trace.names[process]), kind, text) for process, kind, text in process_names_of(trace)]
+
+
+def _has_one_group(members: Mapping[str, Any]) -> bool:
+    """Whether all groups of a process are of all ranks: calls of gloo do not name theirs. Merged files have no other calls."""
+    job, other = (value if isinstance(value, dict) else {} for value in map(members.get, (JOB, OTHER)))
+    if MERGED_RANKS in other:
+        return True
+    groups = job.get("pg_config")
+    if not isinstance(groups, list):
+        return job.get("pg_count") == 1
+    return all(isinstance(group, dict) and group.get("pg_size") == job.get("world_size") for group in groups)
+
+
+def _calls(names: Sequence[str], name: Array, kind: Array) -> dict[str, tuple[Integers, Sequence[Any]]]:
+    """The names of collectives, as attributes of the slices that are calls of them."""
+    is_call = np.array([text.startswith(_CALL) for text in names], np.bool_)
+    calls = np.flatnonzero(is_call[name] & (kind == TraceEventKind.SLICE))
+    return {TORCH_NAME: (calls, [names[number] for number in name[calls].tolist()])} if calls.size else {}
 
 
 _NO_EVENT = len(TraceEventKind)

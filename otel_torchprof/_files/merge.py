@@ -26,12 +26,12 @@ from otel_torchprof.errors import TorchProfError
 
 from . import attribute_keys
 from .alignment import FEWEST_COMMON, align
-from .attribute_keys import THREAD
-from .collectives import WORKS, CollectiveList, Collectives
+from .attribute_keys import MERGED_RANKS, OTHER, THREAD
+from .collectives import WORKS, CollectiveList, Collectives, host_of_kernels
 from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
-from .reading import MERGED_RANKS, EventReading, SpanRecords
+from .reading import EventReading, SpanRecords
 from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
-from .trace_events import TraceEventKind, TraceEventList
+from .trace_events import TraceEventKind, TraceEventList, step_number
 from .values import LARGEST_NUMBER, key_of, process_of, whole
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ MOST_RANKS = 1024
 FIRST_OTHER_PID = 1_000_000
 """First process id of processes that are no ranks, such as devices."""
 _MOST_KEPT = 2_000_000
-"""Most collectives of all ranks together, at 24 bytes each."""
+"""Most collectives of all ranks together, at 32 bytes each."""
 _MOST_COLLECTIVES = 400_000
 """Most collectives of a file while it is read, including the work of backends."""
 _MOST_NAMES = 100
@@ -245,18 +245,32 @@ class FileOutline:
         return self.processes.setdefault(key, MergedProcess())
 
     def _add_collectives(self, events: TraceEvents) -> None:
-        """Adds spans of collectives, of the work of backends, and of steps with collectives that have no spans."""
-        is_work = events.named(lambda name: name.startswith(WORKS)) & (events.kind == TraceEventKind.SPAN)
-        is_call, is_step = (events.has(key) for key in (attribute_keys.COLLECTIVE, attribute_keys.COLLECTIVES))
-        rows = np.flatnonzero(is_work | is_call | is_step)[:_MOST_COLLECTIVES]
+        """Adds collectives, the work of backends, steps with collectives that have no spans, and steps of torch."""
+        is_work = events.named(lambda name: name.startswith(WORKS)) & (events.kind != TraceEventKind.WORK)
+        is_call, is_torch, is_step = (
+            events.has(key)
+            for key in (attribute_keys.COLLECTIVE, attribute_keys.TORCH_NAME, attribute_keys.COLLECTIVES)
+        )
+        is_torch_step = events.steps() & (events.kind != TraceEventKind.SPAN)
+        rows = np.flatnonzero(is_work | is_call | is_torch | is_step | is_torch_step)[:_MOST_COLLECTIVES]
+        host = host_of_kernels(events)
         for row, attributes in zip(rows.tolist(), events.attributes_of(rows), strict=True):
-            calls = self._process(events.tracks[events.track.item(row)][0]).calls
-            start, duration = events.start.item(row), events.duration.item(row)
+            is_kernel = events.kind.item(row) == TraceEventKind.WORK
+            calls = self._process(host if is_kernel else events.tracks[events.track.item(row)][0]).calls
+            start, duration, name = (
+                events.start.item(row),
+                events.duration.item(row),
+                events.names[events.name.item(row)],
+            )
             calls.add_step(start, attributes)
             if is_call[row]:
                 calls.add_call(start, duration, attributes)
+            elif is_torch[row]:
+                calls.add_torch_call(start, duration, attributes, is_kernel=is_kernel)
+            elif is_torch_step[row]:
+                calls.add_torch_step(step_number(name) or 0, start, duration)
             elif is_work[row]:
-                calls.add_work(events.names[events.name.item(row)], start, duration)
+                calls.add_work(name, start, duration)
 
     def _settle_chrome(self, reading: EventReading, events: TraceEvents) -> None:
         """Makes one rank of the file, and names its processes. Raises TorchProfError for a merged trace."""
@@ -383,7 +397,8 @@ _PIECE = 1 << 20
 _CLOSING = b"\n]}\n"
 _WAY_OUT = (
     "record all ranks with this package's instrumentation, stream or run, detail ops, at the same time; collectives of "
-    "devices are not seen to end, so call dist.barrier() of a gloo group now and then; Kineto's traces do not number collectives"
+    "devices are not seen to end, so call dist.barrier() of a gloo group now and then; or record the same steps of all ranks "
+    "with torch.profiler, whose calls of gloo do not name their group: only jobs in which each group has all ranks can be aligned"
 )
 
 
@@ -466,6 +481,12 @@ def _refusal(ranks: list[RankFiles], unaligned: dict[int, Unaligned]) -> str:
         if failure.fit is None:
             count = f"{failure.most} collective{'' if failure.most == 1 else 's'}"
             why = f"{count} whose end is known in common with {by.name}, and {FEWEST_COMMON} are needed"
+        elif failure.fit.is_ambiguous:
+            offset, period = (format_time(time / 1000) for time in (abs(failure.fit.line.offset), failure.fit.period))
+            why = (
+                f"its clock would differ from that of {by.name} by {offset}, more than half of the {period} from one step "
+                "or collective to the next: only their order numbers the collectives, and they may be those of another step"
+            )
         elif failure.fit.steep:
             faster = f"{abs(failure.fit.steep) * 1e6:,.0f} ppm {'faster' if failure.fit.steep > 0 else 'slower'}"
             why = (
@@ -498,7 +519,7 @@ def _head(ranks: list[RankFiles], targets: list[MergeTarget], reference: int) ->
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": targets[reference].base,
-        "otherData": {"reference": ranks[reference].name, MERGED_RANKS: info},
+        OTHER: {"reference": ranks[reference].name, MERGED_RANKS: info},
     }
     processes = itertools.chain.from_iterable(
         process_lines(target, rank.service) for rank, target in zip(ranks, targets, strict=True)

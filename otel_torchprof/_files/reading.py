@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
 
-from .attribute_keys import RANK, SELF_DURATION
+from .attribute_keys import JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION
 from .event_columns import WANTED, events_of_trace, process_names
 from .records import BASE_TIME, RecordReading, json_attributes, object_of, objects, protobuf_attributes
 from .trace_columns import ChromeReading, free_memory
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
     from .trace_events import TraceEvents
 
-_WITH_RANK = frozenset(("distributedInfo", "otherData"))
+_WITH_RANK = frozenset((JOB, OTHER))
 """Members of a Chrome trace's document that contain its rank."""
-MERGED_RANKS = "merged_ranks"
-"""Key in ``otherData`` of a merged trace, with its processes and their ranks."""
 
 
 def read_events(

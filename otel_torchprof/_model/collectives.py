@@ -47,7 +47,7 @@ _NAMES = {
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def collective_name(operator: str) -> str:
     """Common name of a c10d operator: ``all_reduce`` for ``c10d::allreduce_``."""
     plain = operator.removeprefix("c10d::").strip("_")

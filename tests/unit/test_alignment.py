@@ -152,7 +152,9 @@ def kept(works, calls=((2, 100, True), (1, 50, False), (1, 70, False), (3, 150, 
     for start, duration in works:
         found.add_work("gloo:all_reduce", start, duration)
     settled = found.settled()
-    return [(key & 0xFF, start, end) for key, start, end in zip(*(column.tolist() for column in settled), strict=True)]
+    return [
+        (key & 0xFF, start, end) for key, start, end, _ in zip(*(column.tolist() for column in settled), strict=True)
+    ]
 
 
 def test_what_is_kept_of_collectives():

@@ -10,7 +10,6 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from explained_files import kineto
 from merged_files import BASE, BEGIN, STEP, Meetings, RankTrace, WrongClock, attributes, micros
 
 import otel_torchprof as otp
@@ -371,12 +370,6 @@ def test_collectives_that_return_at_once(tmp_path, capsys, more, has_work):
         assert np.abs(found[:, 1] - meetings.end[1]).max() < 100_000
     else:
         assert "0 collectives whose end is known in common" in refused(tmp_path, capsys, *files)
-
-
-def test_traces_of_kineto(tmp_path, capsys):
-    """Traces of torch.profiler do not number collectives, which is said."""
-    files = [kineto(tmp_path / f"{rank}", 60, distributedInfo={"rank": rank}) for rank in range(2)]
-    assert "Kineto's traces do not number collectives" in refused(tmp_path, capsys, *files)
 
 
 def test_files_of_different_runs(tmp_path, capsys):

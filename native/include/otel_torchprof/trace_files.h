@@ -59,7 +59,7 @@ typedef struct {
   int32_t* device;      /* -1: none */
 } otp_trace_works;
 
-/* An attribute of a span of this package. */
+/* An attribute of a span of this package, or an argument of a collective of torch. */
 typedef struct {
   uint64_t row;    /* number of the row among all rows of the file */
   uint64_t event;  /* number of the event, from 1 ... */
@@ -176,7 +176,7 @@ const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader);
 otp_names otp_trace_names(const otp_trace_reader* reader);
 /* Process and thread of each track as JSON text: two names each. */
 const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count);
-/* Attributes of spans, if it reads for sums. */
+/* Attributes of spans and collectives, if it reads for sums. */
 const otp_trace_attribute* otp_trace_attributes(const otp_trace_reader* reader, uint64_t* count);
 /* Inputs as words (otp_input_kind). */
 const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count);

@@ -70,6 +70,10 @@ constexpr WantedFlag kFlags[] = {
     {"torch.async", &ChromeArguments::is_async},     {"torch.unfinished", &ChromeArguments::is_unfinished},
 };
 
+// Those of torch's events of collectives.
+constexpr std::string_view kCollective = "Collective name";
+constexpr std::string_view kOfCollectives[] = {kCollective, "Process Group Name", "Process Group Ranks", "Seq"};
+
 // Whether it is one of these.
 template <size_t N>
 bool stored(const Wanted (&all)[N], std::string_view key, std::string_view value, ChromeArguments* arguments) {
@@ -95,6 +99,14 @@ void find(std::string_view key, std::string_view value, SpanAttributes* attribut
   if (attributes != nullptr && attributes->keys.count(key) != 0) attributes->found.emplace_back(key, value);
 }
 
+void find_of_collective(std::string_view key, std::string_view value, ChromeArguments* arguments,
+                        SpanAttributes* attributes) {
+  if (attributes == nullptr) return;
+  for (const std::string_view wanted : kOfCollectives)
+    if (wanted == key) attributes->found.emplace_back(key, value);
+  arguments->is_collective |= key == kCollective;
+}
+
 // The cursor is at the brace of an object, and then behind it. `of_span`: the attributes of a span, which are an object
 // among its arguments; an object in these is passed over.
 template <bool of_span>
@@ -116,6 +128,7 @@ bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, SpanAttribut
     if (!(of_span ? stored(kAttributes, key, value, arguments) : stored(kWanted, key, value, arguments)))
       store(key, value, arguments);
     if (of_span || key == "attributes") find(key, value, attributes);
+    if (!of_span) find_of_collective(key, value, arguments, attributes);
     if (of_span && (key == "torch.aggregated.count" || key == "torch.collapsed.count")) arguments->is_aggregate = true;
   }
   return false;

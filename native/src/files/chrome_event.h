@@ -12,7 +12,8 @@
 
 namespace otp {
 
-// Attributes of spans: the keys of those that are wanted, and what the event has of them, as JSON text.
+// Attributes of spans: the keys of those that are wanted, and what the event has of them, as JSON text. Of a collective
+// of torch, its arguments.
 struct SpanAttributes {
   std::set<std::string, std::less<>> keys;
   std::vector<std::pair<std::string_view, std::string_view>> found;
@@ -25,6 +26,7 @@ struct ChromeArguments {
   bool follows_loss = false;
   bool has_inputs_cut = false;
   bool is_aggregate = false;
+  bool is_collective = false;  // of torch
   std::string_view external_id, sequence_nr, fwd_thread, python_identity, correlation, device, stream, stream_id;
   std::string_view name, labels, error_type, phase_name, call_stack;
   std::string_view bytes, address, total_allocated, total_reserved, device_id, device_type;

@@ -362,7 +362,7 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_
   const ChromeArguments& arguments = event.arguments;
   const bool is_work = !arguments.stream.empty() || !arguments.stream_id.empty();
   if (is_work || (!d_for_sums && !arguments.correlation.empty())) add_work(arguments, out);
-  if (otp::is_string(arguments.span_id)) add_attributes(event, offset);
+  if (otp::is_string(arguments.span_id) || arguments.is_collective) add_attributes(event, offset);
   ++out.rows->count;
   ++d_row;
   return OTP_FAULT_NONE;
