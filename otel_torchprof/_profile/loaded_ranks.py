@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from otel_torchprof._answers.verdicts import explain
 from otel_torchprof._export.formats import FORMATS
 from otel_torchprof._files.box_file import SUFFIX
 from otel_torchprof.errors import TorchProfError
 
 from .loaded import LoadedProfile, checked_limit, load
+
+if TYPE_CHECKING:
+    from otel_torchprof._answers.explanation import Explanation
 
 _SUFFIXES = (*(suffix for each in FORMATS.values() for suffix in each.suffixes), SUFFIX)
 
@@ -40,6 +45,14 @@ class LoadedRanks(Mapping[int, LoadedProfile]):
 
     def __len__(self) -> int:
         return len(self._profiles)
+
+    def explain(self) -> Explanation:
+        """Explains the steps of all ranks, and which one is late, as :func:`otel_torchprof.explain` does. Reads the files again.
+
+        Raises:
+            TorchProfError: a file cannot be read, is a black box, or has no steps.
+        """
+        return explain(*(prof.path for prof in self.values()))
 
     def __repr__(self) -> str:
         ranks = ", ".join(map(str, self._profiles))

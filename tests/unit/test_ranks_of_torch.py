@@ -66,6 +66,14 @@ def test_the_late_rank(tmp_path, ranks, made, late):
         assert stragglers(otp.explain(tmp_path / "all.json")) == expected
 
 
+def test_the_ranks_of_a_folder(tmp_path, ranks):
+    """Loaded ranks are explained as their files are."""
+    files = ranks(gloo, 2)
+    found = otp.load_ranks(tmp_path).explain()
+    assert stragglers(found) == [("rank 2",)]
+    assert found == otp.explain(*files)
+
+
 def test_a_recording_that_began_earlier(ranks):
     """Numbers of torch are those of the group, whatever the numbers of the steps are."""
     files = ranks(lambda rank, number, *times: nccl(rank, number + 1000, *times), 1)
