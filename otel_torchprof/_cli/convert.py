@@ -40,11 +40,16 @@ def run(options: argparse.Namespace) -> int:
     if name is None:
         raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
     prof = load(options.file)
-    prof.export_as(options.output, name, detail="frames")
-    for note in (*prof.health.notes, *_lacking(prof, name)):
-        say(f"{options.file!r}: {note}")
+    write_as(prof, options.output, name)
     say(f"wrote {options.output}, for {FORMATS[name].reader}")
     return 1 if prof.is_partial else 0
+
+
+def write_as(prof: LoadedProfile, path: str, name: str) -> None:
+    """Writes a loaded file in a format; prints on stderr what it has no events for, and what the format cannot contain."""
+    prof.export_as(path, name, detail="frames")
+    for note in (*prof.health.notes, *_lacking(prof, name)):
+        say(f"{prof.path!r}: {note}")
 
 
 def _lacking(prof: LoadedProfile, name: str) -> list[str]:

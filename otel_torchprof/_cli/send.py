@@ -1,4 +1,4 @@
-"""``otel-torchprof send``: OTLP files, and the black boxes of processes that have died, to an endpoint."""
+"""``otel-torchprof send``: trace files, and the black boxes of processes that have died, to an endpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,12 @@ from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
 from otel_torchprof._export.settings import Settings
 from otel_torchprof._files.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
-from otel_torchprof._files.box_reading import problems_of, read_box
+from otel_torchprof._files.box_reading import is_box, problems_of, read_box
+from otel_torchprof._files.trace_columns import is_chrome
 from otel_torchprof._process.deadline import Deadline
 from otel_torchprof.errors import TorchProfError
 
+from .convert import write_as
 from .recover import write
 from .terminal import ReadingProgress, say
 
@@ -42,15 +45,18 @@ def add_parser(commands: Any) -> None:
     """Adds the command to those of ``otel-torchprof``."""
     parser = commands.add_parser(
         "send",
-        help="send OTLP files to a receiver",
+        help="send trace files to a receiver",
         description="Sends spans from files to an OTLP endpoint. Reads files of OTLPFileExporter, export_otlp and an "
-        "OpenTelemetry Collector's file exporter, as protobuf or JSON lines, compressed with gzip or "
-        "not. With --recovered, sends the traces of dead processes. The OTEL_EXPORTER_OTLP_* variables "
+        "OpenTelemetry Collector's file exporter, as protobuf or JSON lines; Chrome traces of this package or of "
+        "torch.profiler, and black boxes, are converted first, as by convert; compressed or not. With --recovered, sends the traces of dead processes. The OTEL_EXPORTER_OTLP_* variables "
         "set the defaults of the options. Exit status: 0 if every span was accepted, 1 otherwise, 130 "
         "after Ctrl-C.",
     )
     parser.add_argument(
-        "files", nargs="*", metavar="FILE", help="OTLP file; with --recovered, black box or folder of black boxes"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="trace file or black box; with --recovered, black box or folder of black boxes",
     )
     parser.add_argument(
         "--recovered",
@@ -99,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         if options.recovered:
             status = _send_recovered(delivery, options.files)
         else:
-            status = delivery.deliver_all(options.files, options.offset, _continue_text)
+            status = _send_files(delivery, options.files, options.offset)
     delivery.finish()
     return status
 
@@ -110,7 +116,55 @@ def _check(options: argparse.Namespace) -> None:
     if options.recovered and options.offset:
         raise TorchProfError("--from continues one file, and --recovered sends whole black boxes: use one of them")
     if not options.files and not options.recovered:
-        raise TorchProfError("no FILE is given: name OTLP files, or use --recovered")
+        raise TorchProfError("no FILE is given: name trace files, or use --recovered")
+
+
+def _send_files(delivery: _Delivery, files: Sequence[str], offset: int) -> int:
+    """Sends files in their order: OTLP as it is, others as whole traces."""
+    if offset and _is_converted(files[0]):
+        raise TorchProfError(f"--from continues an OTLP file, and {files[0]!r} is converted as a whole: leave it out")
+    status, done = 0, 0
+    for is_converted, together in groupby(files, _is_converted):
+        paths = list(together)
+        done += len(paths)
+        if not delivery.can_continue:
+            break
+        if is_converted:
+            for place, path in enumerate(paths, done - len(paths)):
+                if delivery.can_continue:
+                    status = max(status, _send_converted(delivery, path, files[place:]))
+        else:
+            text = partial(_text_with, rest=files[done:])
+            status = max(status, delivery.deliver_all(paths, offset, text))
+        offset = 0
+    return status
+
+
+def _text_with(offset: int, left: Sequence[str], *, rest: Sequence[str]) -> str:
+    return _continue_text(offset, [*left, *rest])
+
+
+def _is_converted(path: str) -> bool:
+    """Whether it is a Chrome trace or a black box; what cannot be read is left to the reader of OTLP, which says so."""
+    try:
+        return Path(path).is_file() and (is_box(path) or is_chrome(path))
+    except (OSError, TorchProfError):
+        return False
+
+
+def _send_converted(delivery: _Delivery, path: str, left: Sequence[str]) -> int:
+    from otel_torchprof._profile.loaded import load
+
+    try:
+        prof = load(path)
+        with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as folder:
+            trace = f"{folder}/trace.otlp"
+            write_as(prof, trace, "otlp")
+            status = delivery.deliver_all([trace], 0, lambda _offset, _files: _continue_text(0, left))
+    except TorchProfError as error:
+        say(str(error))
+        return 1
+    return status or int(prof.is_partial)
 
 
 def _send_recovered(delivery: _Delivery, paths: Sequence[str]) -> int:
@@ -262,7 +316,7 @@ def _resend_text(_offset: int, _files: list[str]) -> str:
     return "not all was sent; the same command sends this box again, as a whole"
 
 
-def _continue_text(offset: int, files: list[str]) -> str:
+def _continue_text(offset: int, files: Sequence[str]) -> str:
     end_of_options = "-- " if any(path.startswith("-") for path in files) else ""
     command = f"otel-torchprof send --from {offset} {end_of_options}{' '.join(map(_quoted, files))}"
     return f"not all was sent; continue with: {command}"

@@ -127,6 +127,12 @@ def read_columns(
     return trace
 
 
+def is_chrome(path: str) -> bool:
+    """Whether a file, which is no pipe, may be a Chrome trace. Raises TorchProfError if it cannot be read, or is no trace."""
+    with opened(path) as stream:
+        return _is_chrome(stream)
+
+
 def _is_chrome(stream: ByteStream) -> bool:
     """Whether a file is a JSON object or list that is no line of OTLP. Raises UnexpectedError if it is no trace."""
     start = stream.peek(SNIFFED)

@@ -13,6 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
+from otel_torchprof._files.attribute_keys import RANK
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
 from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
 from otel_torchprof._files.trace_batch import batch_of
@@ -225,8 +226,10 @@ class LoadedProfile(ProfileResults):
         return list(self._table.steps)
 
     def _resource(self) -> Resource:
-        """The resource in the file, else that of this process."""
-        return Resource(self._table.resource) if self._table.resource else super()._resource()
+        """The resource in the file, else that of this process; with the rank that the file has."""
+        resource = Resource(self._table.resource) if self._table.resource else super()._resource()
+        has_rank = self.rank is None or RANK in resource.attributes
+        return resource if has_rank else resource.merge(Resource({RANK: self.rank}))
 
     def _no_steps(self) -> TorchProfError:
         return TorchProfError(f"{self.path!r} has no steps, which an explanation compares; its averages can be read")

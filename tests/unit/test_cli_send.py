@@ -9,7 +9,9 @@ import tracemalloc
 
 import grpc
 import pytest
+from explained_files import kineto, piece
 from fault_server import Abort, GrpcReceiver, HttpReceiver, free_port, partial_success, status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from span_tables import span_rows
@@ -76,6 +78,42 @@ def test_what_a_collector_writes(tmp_path):
     assert receiver.names == ["a", "b"]
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_trace_of_torch(tmp_path, pack, capsys):
+    """A Chrome trace arrives as spans with the rank in it, between the files of OTLP; what is not sent is said; --from is refused."""
+    rank = {"distributedInfo": {"rank": 3, "world_size": 4}}
+    kernel = {"cat": "kernel", "pid": 0, "tid": 7, "args": {"stream": 7}}
+    kineto(tmp_path / "t.json", 2, lambda begin: [piece("aten::x", begin, 1), piece("k", begin, 1, **kernel)], **rank)
+    (tmp_path / "t.json").write_bytes(pack((tmp_path / "t.json").read_bytes()))
+    written(tmp_path / "a.otlp", ["before"])
+    written(tmp_path / "b.otlp", ["after"])
+    files = [tmp_path / name for name in ("a.otlp", "t.json", "b.otlp")]
+    with HttpReceiver() as receiver:
+        assert send(receiver, *files) == 0
+        assert send(receiver, "--from", 9, *files[1:]) == 1
+    assert (receiver.names[0], receiver.names[-1], receiver.names.count("aten::x")) == ("before", "after", 2)
+    resource = ExportTraceServiceRequest.FromString(receiver.arrived[1].body).resource_spans[0].resource
+    assert {each.key: each.value.int_value for each in resource.attributes}["torch.distributed.rank"] == 3
+    said = capsys.readouterr().err
+    assert "t.json': not in the output: work of devices (2)" in said
+    assert "t.json' is converted as a whole" in said
+
+
+def test_a_trace_that_is_cut_off(tmp_path, capsys):
+    """What can be read of a Chrome trace is sent, what cannot is said, and the status is 1; a receiver that is gone is, too."""
+    kineto(tmp_path / "t.json", 2)
+    text = (tmp_path / "t.json").read_text()
+    (tmp_path / "t.json").write_text(text[:-10])
+    with HttpReceiver() as receiver:
+        assert send(receiver, tmp_path / "t.json") == 1
+    assert receiver.names
+    assert "what comes before that is counted" in capsys.readouterr().err
+    (tmp_path / "no.json").write_text('{"traceEvents": 7}')
+    with HttpReceiver() as receiver:
+        assert send(receiver, tmp_path / "no.json") == 1
+    assert not receiver.names
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_requests_keep_the_limit(tmp_path, name):
     """Small pieces go together and large ones apart, within the limit; every span once, in order."""
@@ -111,7 +149,10 @@ def test_cut_off(tmp_path, name, capsys):
 FOREIGN = {
     "text": (b"hello\n", "at byte 0: expected OTLP for traces, as protobuf or as lines of JSON, maybe compressed"),
     "metrics": (METRICS, "at byte 0: expected an object with resourceSpans, found resourceMetrics"),
-    "json": (b'{\n "a": 1\n}\n', "at byte 0: expected a line of OTLP/JSON, found no JSON"),
+    "json": (
+        b'{\n "a": 1\n}\n',
+        "at byte 10: expected an object with traceEvents of a Chrome trace, or resourceSpans of OTLP, found",
+    ),
     "protobuf": (
         b"\x0a\x04abcd",
         "at byte 0: expected an OTLP message, found a field that is 5 bytes longer than its message",

@@ -100,7 +100,7 @@ def test_a_missing_folder_is_no_error(tmp_path, capsys):
     ("arguments", "text"),
     [
         (["--recovered", "--from", "3"], "--from continues one file"),
-        ([], "no FILE is given: name OTLP files, or use --recovered"),
+        ([], "no FILE is given: name trace files, or use --recovered"),
     ],
 )
 def test_bad_options(arguments, text, capsys):
