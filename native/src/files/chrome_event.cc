@@ -70,10 +70,6 @@ constexpr WantedFlag kFlags[] = {
     {"torch.async", &ChromeArguments::is_async},     {"torch.unfinished", &ChromeArguments::is_unfinished},
 };
 
-// Those of torch's events of collectives.
-constexpr std::string_view kCollective = "Collective name";
-constexpr std::string_view kOfCollectives[] = {kCollective, "Process Group Name", "Process Group Ranks", "Seq"};
-
 // Whether it is one of these.
 template <size_t N>
 bool stored(const Wanted (&all)[N], std::string_view key, std::string_view value, ChromeArguments* arguments) {
@@ -99,12 +95,19 @@ void find(std::string_view key, std::string_view value, SpanAttributes* attribut
   if (attributes != nullptr && attributes->keys.count(key) != 0) attributes->found.emplace_back(key, value);
 }
 
-void find_of_collective(std::string_view key, std::string_view value, ChromeArguments* arguments,
-                        SpanAttributes* attributes) {
-  if (attributes == nullptr) return;
-  for (const std::string_view wanted : kOfCollectives)
-    if (wanted == key) attributes->found.emplace_back(key, value);
-  arguments->is_collective |= key == kCollective;
+// Those of torch's events of collectives. By size, which is known while compiling: every argument of every event comes
+// here.
+bool is_of_collective(std::string_view key) {
+  switch (key.size()) {
+    case 3:
+      return key == "Seq";
+    case 15:
+      return key == "Collective name";
+    case 18:
+      return key == "Process Group Name";
+    default:
+      return key.size() == 19 && key == "Process Group Ranks";
+  }
 }
 
 // The cursor is at the brace of an object, and then behind it. `of_span`: the attributes of a span, which are an object
@@ -128,7 +131,10 @@ bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, SpanAttribut
     if (!(of_span ? stored(kAttributes, key, value, arguments) : stored(kWanted, key, value, arguments)))
       store(key, value, arguments);
     if (of_span || key == "attributes") find(key, value, attributes);
-    if (!of_span) find_of_collective(key, value, arguments, attributes);
+    if (!of_span && attributes != nullptr && is_of_collective(key)) {
+      attributes->found.emplace_back(key, value);
+      arguments->is_collective |= key == "Collective name";
+    }
     if (of_span && (key == "torch.aggregated.count" || key == "torch.collapsed.count")) arguments->is_aggregate = true;
   }
   return false;
