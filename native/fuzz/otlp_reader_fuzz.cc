@@ -40,12 +40,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const bool is_json = data[0] % 2 != 0;
   const std::string bytes = otp::fuzz::changed(is_json ? kLine : kRequest, data + 2, size - 2);
-  DocumentReader large(64), small(OTP_TRACE_ROWS_PER_SPAN + data[1] % 4);
+  const uint64_t small_capacity = OTP_TRACE_ROWS_PER_SPAN + data[1] % 4;
+  DocumentReader large(64), small(small_capacity);
   const Document whole = large.read_request(bytes, is_json), cut = small.read_request(bytes, is_json);
   REQUIRE(whole.status == OTP_TRACE_END && cut.status == OTP_TRACE_END && whole.consumed == bytes.size());
   REQUIRE(whole.rows == cut.rows && whole.members == cut.members && whole.inputs == cut.inputs);
   REQUIRE(whole.works.size() == cut.works.size() && whole.memory.size() == cut.memory.size());
   REQUIRE(whole.figures.events == cut.figures.events && whole.figures.unusable == cut.figures.unusable);
   REQUIRE(whole.figures.first_offset == cut.figures.first_offset);
+  constexpr const char* kKeys =
+      "torch.step.number\ntorch.op.input_shapes\ntorch.async\ntorch.device.duration\ntorch.unfinished";
+  DocumentReader large_sums(64, uint64_t{1} << 30, kKeys), small_sums(small_capacity, uint64_t{1} << 30, kKeys);
+  const Document sums = large_sums.read_request(bytes, is_json), cut_sums = small_sums.read_request(bytes, is_json);
+  REQUIRE(sums.rows == cut_sums.rows && sums.attributes == cut_sums.attributes && sums.members == cut_sums.members);
+  REQUIRE(sums.figures.events == whole.figures.events && sums.figures.unusable == whole.figures.unusable);
   return 0;
 }

@@ -144,11 +144,14 @@ void what_is_no_span_is_counted() {
       {request(field(2, "\x0b") + good), false, OTP_FAULT_MESSAGE, 1},
       {cut.substr(0, cut.size() - 3), false, OTP_FAULT_MESSAGE, 0},
       {"\x01\x02\x03", false, OTP_FAULT_MESSAGE, 0},
-      {line + "{\"name\":5}," + json_span("x", 1, 1, 2, "") + "]}]}]}", true, OTP_FAULT_MESSAGE, 1},
+      {request(span("parent", 1, 1, 2, field(4, "\1")) + good), false, OTP_FAULT_SPAN, 1},
+      {line + "{\"name\":5}," + json_span("x", 1, 1, 2, "") + "]}]}]}", true, OTP_FAULT_NAME, 1},
+      {line + json_span("x", 1, 1, 2, "", "\"parentSpanId\":\"1\",") + "]}]}]}", true, OTP_FAULT_ID, 0},
+      {line + "{\"attributes\":[{\"value\":5}]}," + json_span("x", 1, 1, 2, "") + "]}]}]}", true, OTP_FAULT_MESSAGE, 1},
       {line + "7," + json_span("x", 1, 1, 2, "") + "]}]}]}", true, OTP_FAULT_MESSAGE, 1},
       {line + "{\"spanId\":\"12\"}," + json_span("x", 1, 1, 2, "") + "]}]}]}", true, OTP_FAULT_SPAN, 1},
       {line + json_span("x", 1, -5, 2, "") + "]}]}]}", true, OTP_FAULT_TIME, 0},
-      {line + json_span("x", 1, 1, 2, ""), true, OTP_FAULT_MESSAGE, 0},
+      {line + json_span("x", 1, 1, 2, ""), true, OTP_FAULT_MESSAGE, 1},
       {"{\"resourceSpans\":[]} x", true, OTP_FAULT_MESSAGE, 0},
       {"{\"resourceMetrics\":[]}", true, OTP_FAULT_MESSAGE, 0},
       {"", true, OTP_FAULT_MESSAGE, 0},
@@ -165,6 +168,63 @@ void what_is_no_span_is_counted() {
   }
 }
 
+// Each span is a row with its ids, also steps and windows; values are JSON, and self times are those of phases.
+void sums_have_ids_and_attributes() {
+  constexpr const char* kKeys =
+      "torch.step.number\ntorch.self_duration\ntorch.step.kind\ntorch.unfinished\ntorch.part\ntorch.averages";
+  const int64_t large = int64_t{1} << 60 | 1;
+  const std::string spans = span("torch.step", 1, 1, 5, number("torch.step.number", large) + number("thread.id", 9)) +
+                            span("chat", 2, 2, 3,
+                                 field(4, std::string(7, '\0') + "\1") + text("torch.phase.name", "generate") +
+                                     real("torch.self_duration", 1e-9) + flag("torch.unfinished", true)) +
+                            span("op", 3, 2, 3,
+                                 real("torch.self_duration", 0.1) + text("torch.step.kind", "a\"\n") +
+                                     field(9, field(1, "torch.part") + field(2, "")) +
+                                     field(9, field(1, "torch.averages") + field(2, field(5, ""))));
+  const std::string process = "resource 0", trace = "01010101010101010101010101010101";
+  const std::vector<Row> expected = {{1, 4, -1, -1, 0, 1, 0, "torch.step", "", trace, process, "9", 0, 'X', 0},
+                                     {2, 1, -1, -1, 0, 2, 1, "torch.phase.generate", "", trace, process, "", 0, 'X', 0},
+                                     {2, 1, -1, -1, 0, 3, 0, "op", "", trace, process, "", 0, 'X', 0}};
+  const std::string line =
+      "{\"resourceSpans\":[{\"scopeSpans\":[{\"spans\":[{\"name\":\"torch.step\",\"traceId\":\"" + trace +
+      "\",\"spanId\":\"0000000000000001\",\"startTimeUnixNano\":1,\"endTimeUnixNano\":5,\"attributes\":[" +
+      pair("thread.id", "intValue", "9") + pair("torch.step.number", "intValue", "\"1152921504606846977\"") +
+      "{\"key\":\"torch.part\",\"value\":{}},{\"key\":\"torch.unfinished\"}]}]}],\"resource\":{}}]}";
+  using Values = std::vector<std::tuple<uint64_t, uint64_t, std::string, std::string>>;
+  for (const bool is_json : {false, true}) {
+    const std::string bytes = is_json ? line : request(spans, "otel_torchprof");
+    for (const uint64_t capacity : {64, OTP_TRACE_ROWS_PER_SPAN}) {
+      const Document read = DocumentReader(capacity, uint64_t{1} << 30, kKeys).read_request(bytes, is_json, 100);
+      CHECK(read.rows == (is_json ? std::vector<Row>{expected[0]} : expected));
+      Values values;
+      for (const auto& [row, event, offset, key, value] : read.attributes) {
+        CHECK(event == row + 1 && offset > 100 && offset < 100 + bytes.size());
+        values.emplace_back(row, event, key, value);
+      }
+      const Values of_lines = {{0, 1, "torch.step.number", "\"1152921504606846977\""},
+                               {0, 1, "torch.part", "0"},
+                               {0, 1, "torch.unfinished", "null"}};
+      const Values of_messages = {{0, 1, "torch.step.number", "1152921504606846977"},
+                                  {1, 2, "torch.self_duration", "0.000000001"},
+                                  {1, 2, "torch.unfinished", "true"},
+                                  {2, 3, "torch.step.kind", "\"a\\\"\\n\""},
+                                  {2, 3, "torch.part", "0"},
+                                  {2, 3, "torch.averages", "{}"}};
+      CHECK(values == (is_json ? of_lines : of_messages));
+      CHECK(read.memory.empty() && read.works.empty());
+    }
+  }
+}
+
+void resources_have_a_limit() {
+  std::string requests;
+  for (int i = 0; i < 5000; ++i) requests += request(span("x", 1, 1, 2), "app", "\x10" + varint(1000 + i));
+  const Document read = DocumentReader(64).read_request(requests, false);
+  CHECK_EQ(read.rows.size(), 5000u);
+  CHECK(read.members.size() == 4097 && read.members.back().second.empty());
+  CHECK(read.rows[4095].process == "resource 4095" && read.rows[4999].process == "resource 4096");
+}
+
 void names_stay_below_the_limit() {
   DocumentReader reader(64, 100);
   CHECK_EQ(reader.read_request(request(kSpans), false).status, OTP_TRACE_NO_MEMORY);
@@ -178,6 +238,8 @@ int main() {
   small_arrays_are_the_same();
   resources_and_scopes();
   what_is_no_span_is_counted();
+  sums_have_ids_and_attributes();
+  resources_have_a_limit();
   names_stay_below_the_limit();
   return 0;
 }

@@ -1,4 +1,4 @@
-"""Events from the columns of a Chrome trace, and from those of spans."""
+"""Events from the columns of a trace file, and from spans."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from otel_torchprof._native.trace_files import pair_ends
 from .attribute_keys import JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION, THREAD, TORCH_NAME, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, object_of
+from .trace_columns import RESOURCE
 from .trace_devices import CODES, other_events, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
 from .values import key_of, process_of, values_of, whole
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
 _ATTRIBUTES = "attributes"
 """In the place of a key: attributes that are no object."""
 WANTED = (*sorted(USED), _ATTRIBUTES)
-"""Attributes of spans to read from a Chrome trace."""
+"""Attributes of spans to read from a trace file."""
 _CALL = "c10d::"
 """Prefix of the operators of collectives."""
 _CUT = 4 * LONGEST_NAME
 """Bytes of a name that are decoded."""
 
 
-# ---- Chrome traces ----
+# ---- trace files ----
 
 
 def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
-    """The events of a Chrome trace that was read for sums; takes its columns out of it. Costs some 100 ns per event."""
+    """The events of a trace that was read for sums; takes its columns out of it. Costs some 100 ns per event."""
     rows, left_out = trace.rows, other_events(trace)
     kind = _kinds(trace, left_out)
     attributes = _Attributes.of(trace)
@@ -75,7 +76,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
         span_id,
         parent_id,
         attributes=found,
-        problems=attributes.problems(path, trace.origin),
+        problems=[*trace.problems, *attributes.problems(path, trace.origin)],
         left_out=+left_out,
     )
 
@@ -157,7 +158,8 @@ def _names(trace: TraceColumns, name: Array, kind: Array) -> tuple[list[str], Ar
     renumbered = np.zeros(len(trace.names), np.uint32)
     renumbered[used] = [known.setdefault(text, len(known)) for text in texts]
     name = renumbered[name]
-    if (kind == TraceEventKind.SPAN).any():  # all steps have one name, since their number is an attribute
+    # All steps of spans have one name, since their number is an attribute; in OTLP they have it already.
+    if not trace.resources and (kind == TraceEventKind.SPAN).any():
         is_step = np.array([text.startswith(STEP_PREFIX) for text in known], np.bool_)
         steps = np.flatnonzero((kind == TraceEventKind.SPAN) & is_step[name])
         if steps.size:
@@ -170,12 +172,16 @@ def _tracks(
 ) -> tuple[list[tuple[Hashable, Hashable]], Array]:
     """Different processes and threads, and the number of each event's pair; the thread of a span is its attribute."""
     keys = {number: _key(trace.names[number]) for number in distinct_values(trace.tracks).tolist()}
+    if trace.resources:
+        of_resource = [process_of(attributes) for attributes in trace.resources]
+        for number in distinct_values(trace.tracks[:, 0]).tolist():
+            keys[number] = of_resource[int(trace.names[number].removeprefix(RESOURCE))]
     pairs = [(keys[process], keys[of_thread]) for process, of_thread in trace.tracks.tolist()]
     known: dict[tuple[Hashable, Hashable], int] = {}
     renumbered = np.array([known.setdefault(pair, len(known)) for pair in pairs], np.uint32)
     numbers = renumbered[track]
     spans = np.flatnonzero(kind == TraceEventKind.SPAN)
-    if spans.size:
+    if spans.size and not trace.resources:
         threads = distinct_values(thread[spans])
         place = track[spans].astype(np.int64) * len(threads) + np.searchsorted(threads, thread[spans])
         used = distinct_values(place)

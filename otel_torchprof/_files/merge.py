@@ -29,9 +29,9 @@ from .alignment import FEWEST_COMMON, align
 from .attribute_keys import MERGED_RANKS, OTHER, THREAD
 from .collectives import WORKS, CollectiveList, Collectives, host_of_kernels
 from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
-from .reading import EventReading, SpanRecords
+from .reading import EventReading, ranks_of_member
 from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
-from .trace_events import TraceEventKind, TraceEventList, step_number
+from .trace_events import TraceEventKind, step_number
 from .values import LARGEST_NUMBER, key_of, process_of, whole
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class FileOutline:
     def __init__(self, path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) -> None:
         self.path = path
         reading = EventReading(path, watch)
-        events = reading.read()
+        events = reading.events
         self.problems = events.problems
         """Messages about unreadable parts."""
         self.is_chrome = reading.is_chrome
@@ -591,7 +591,6 @@ class _MergedRecords:
         self._events: MergedEvents | None = None
         if outline.is_chrome:
             self._events = MergedEvents(targets[None], outline.base, outline.main, outline.names, free)
-        self._checked = SpanRecords(TraceEventList())
         self._of_resource: MergeTarget | None = None
         self._lines: list[str] = []
         self._count = self.size = 0
@@ -602,7 +601,8 @@ class _MergedRecords:
     def add_member(self, name: str, value: Any) -> None:
         """Raises errors as the first reading does; else no effect."""
         check_is_not_merged(self._path, value)
-        self._checked.add_member(name, value)
+        for _ in ranks_of_member(name, value):
+            pass
 
     def add_event(self, event: dict[str, Any]) -> None:
         """Writes an event."""

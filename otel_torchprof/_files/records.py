@@ -28,17 +28,16 @@ if TYPE_CHECKING:
 
 BASE_TIME = "baseTimeNanoseconds"
 """The member of a Chrome trace's document with its time base."""
-_MEMBERS = frozenset(("distributedInfo", "otherData", BASE_TIME))
-_DESCRIPTIONS = frozenset(
+MEMBERS = frozenset(("distributedInfo", "otherData", BASE_TIME))
+"""Members of it that are used."""
+DESCRIPTIONS = frozenset(
     (
         *("schemaVersion", "displayTimeUnit", "deviceProperties", "traceName", "trace_id", "host_name"),
         *("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"),
     )
 )
 """Members that describe the recording; they contain no events and are ignored."""
-_NOTHING = "{!r} is a trace without a span; nothing is to be shown"
-_MOST_NAMED = 5
-_LONGEST_MEMBER = 40
+NO_SPAN = "{!r} is a trace without a span; nothing is to be shown"
 _decode = json.JSONDecoder(parse_float=Decimal).raw_decode
 """Decodes numbers as Decimal: a double cannot represent microseconds since 1970 to the nanosecond."""
 _OF_RESOURCES = frozenset((RANK, INSTANCE, SERVICE))
@@ -101,10 +100,6 @@ class RecordReading:
         self._first = ""
         self.problems: list[str] = []
         """Errors of unreadable records; complete after the iteration."""
-        self.members_left_out = 0
-        """Number of ignored members of a Chrome trace's document."""
-        self.first_left_out: list[str] = []
-        """Names of the first of these members."""
 
     def __iter__(self) -> Iterator[None]:
         try:
@@ -126,7 +121,7 @@ class RecordReading:
         if self._unusable:
             self.problems.append(f"{self._path!r}: not counted: {self._unusable:,}; the first: {self._first}")
         if not self.counted():
-            raise TorchProfError("; ".join(self.problems) or _NOTHING.format(self._path))
+            raise TorchProfError("; ".join(self.problems) or NO_SPAN.format(self._path))
 
     def _read(self, stream: ByteStream) -> Iterator[None]:
         """Reads the whole file. Raises UnexpectedError, or OSError, if no more can be read."""
@@ -161,10 +156,9 @@ class RecordReading:
                 if name == "traceEvents" and not has_events:
                     has_events = True
                     yield from self._read_chrome_events(text, stream)
-                elif name in _MEMBERS:
+                elif name in MEMBERS:
                     self._read_member(name, text)
                 else:
-                    self._leave_out(name)
                     text.skip()
             if not has_events:
                 expected = "traceEvents of a Chrome trace, or resourceSpans of OTLP"
@@ -189,28 +183,9 @@ class RecordReading:
 
     def _read_member(self, name: str, text: JsonStream) -> None:
         try:
-            self._add_member(name, text.value())
-        except UnusableError as error:
-            self._leave_out(name, str(error))
-
-    def _add_member(self, name: str, value: Any) -> None:
-        """Adds a member of a Chrome trace's document, if it is one of those that are used."""
-        if name not in _MEMBERS:
-            self._leave_out(name)
-            return
-        try:
-            self._records.add_member(name, value)
-        except MalformedError as error:
-            self._leave_out(name, str(error))
-
-    def _leave_out(self, name: str, reason: str = "") -> None:
-        """Reports a member that cannot be read, or counts one that is not used."""
-        if name in _MEMBERS:
-            self._note(f"{name} cannot be read ({reason})")
-        elif name not in _DESCRIPTIONS:
-            self.members_left_out += 1
-            if len(self.first_left_out) < _MOST_NAMED:
-                self.first_left_out.append(repr(name[:_LONGEST_MEMBER]))
+            self._records.add_member(name, text.value())
+        except (UnusableError, MalformedError) as error:
+            self._note(f"{name} cannot be read ({error})")
 
     def _note(self, text: str) -> None:
         self._unusable += 1

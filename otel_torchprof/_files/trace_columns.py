@@ -64,6 +64,9 @@ _OTLP = b"\0\n"
 RESOURCE = "resource "
 """Before the number of a resource, in the name of the process of a track."""
 _MOST_MEMBERS = 1000
+_MOST_OF_RESOURCES = 8 << 20
+"""Bytes of the resources of a file whose attributes are kept."""
+_MOST_PROBLEMS = 5
 _LONGEST_NUMBER = 30
 _UNKNOWN_FREE = 4 << 30
 """Bytes of free memory to assume where the system does not say."""
@@ -99,7 +102,10 @@ class TraceColumns:
 
 
 def read_columns(
-    path: str, memory_limit: int | None = None, watch: Callable[[ByteStream], None] = lambda _stream: None
+    path: str,
+    memory_limit: int | None = None,
+    watch: Callable[[ByteStream], None] = lambda _stream: None,
+    attributes: Iterable[str] | None = None,
 ) -> TraceColumns:
     """Reads a Chrome trace, or OTLP as protobuf or lines of JSON.
 
@@ -107,6 +113,8 @@ def read_columns(
         path: path of the file.
         memory_limit: most bytes of the columns. Default: half of the free memory.
         watch: gets the open file, to display how much has been read.
+        attributes: read for sums only, as for :class:`TraceReader`; an interrupt then ends the reading, and what was read
+            before it is returned. Members that cannot be read are then no problems.
 
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
@@ -116,14 +124,19 @@ def read_columns(
     try:
         with opened(path) as stream:
             watch(stream)
-            reading = (ChromeReading if _is_chrome(stream) else _SpanReading)(path, limit)
+            reading = (ChromeReading if _is_chrome(stream) else _SpanReading)(path, limit, attributes)
             reading.read(stream)
     except TorchProfError as error:
-        if reading is None or not reading.reader.events:
+        if reading is None or not reading.counted():
             raise
         reading.problems.append(f"{error}; what comes before that is counted")
+    except KeyboardInterrupt:
+        if attributes is None or reading is None or not reading.counted():
+            raise
+        reading.problems.append(f"{path!r}: interrupted; what was read before that is counted")
     trace = reading.columns()
-    trace.problems[:0] = [f"{name} cannot be read ({reason})" for name, reason in trace.unread.items()]
+    if attributes is None:
+        trace.problems[:0] = [f"{name} cannot be read ({reason})" for name, reason in trace.unread.items()]
     return trace
 
 
@@ -136,12 +149,13 @@ def is_chrome(path: str) -> bool:
 def _is_chrome(stream: ByteStream) -> bool:
     """Whether a file is a JSON object or list that is no line of OTLP. Raises UnexpectedError if it is no trace."""
     start = stream.peek(SNIFFED)
-    if not start:
-        stream.check_end()
-    if not start or not (is_json(start) or start[0] in _OTLP):
-        raise UnexpectedError(0, f"expected a Chrome trace, or OTLP for traces, found {start[:4]!r}")
-    text = start.removeprefix(BYTE_ORDER_MARK).lstrip()
-    return is_json(start) and (not text or re.match(rb'\[|\{(?!\s*"resource)', text) is not None)
+    if not is_json(start):
+        if start[0] not in _OTLP:
+            raise UnexpectedError(0, f"expected a Chrome trace, or OTLP for traces, found {start[:4]!r}")
+        return False
+    if start.startswith(BYTE_ORDER_MARK):
+        stream.skip(len(BYTE_ORDER_MARK))
+    return stream.skip_space() and re.match(rb'\[|\{(?!\s*"resource)', stream.peek(SNIFFED)) is not None
 
 
 def _finite(text: str) -> float:
@@ -184,6 +198,8 @@ class _Reading:
         self.problems: list[str] = []
         self._members: dict[str, Any] = {}
         self._resources: list[dict[str, Any]] = []
+        self._of_resources = 0
+        """Bytes of the resources so far."""
         self._unread: dict[str, str] = {}
         self._origin = 0
         """Offset in the file from which the reader counts."""
@@ -237,17 +253,21 @@ class _SpanReading(_Reading):
             step = self.reader.step
             at = step.consumed
             if status is Status.MEMBER:
-                self._add_resource(frame.body[step.value : step.value + step.value_size], is_json=frame.is_json)
+                text = frame.body[step.value : step.value + step.value_size]
+                self._add_resource(text, place(stream, frame.offset + step.value), is_json=frame.is_json)
             elif status is Status.NO_MEMORY or (status is Status.FULL and self.reader.nbytes > self._limit):
                 raise self._over_limit(stream, frame.offset + at)
 
-    def _add_resource(self, text: bytes, *, is_json: bool) -> None:
+    def _add_resource(self, text: bytes, where: str, *, is_json: bool) -> None:
+        self._of_resources += len(text)
         attributes: dict[str, Any] = {}
-        if len(self._resources) < _MOST_MEMBERS:
-            try:
-                attributes = dict(_json_resource(text) if is_json else _protobuf_resource(text))
-            except (ValueError, RecursionError) as error:
-                self.problems.append(f"a resource cannot be read ({error})")
+        try:
+            if self._of_resources > _MOST_OF_RESOURCES:
+                raise MalformedError(f"the file has more than {_MOST_OF_RESOURCES:,} bytes of them")
+            attributes = dict(_json_resource(text) if is_json else _protobuf_resource(text))
+        except (ValueError, RecursionError) as error:
+            if len(self.problems) < _MOST_PROBLEMS:
+                self.problems.append(f"{self._path!r}: a resource cannot be read ({error}), {where}")
         self._resources.append(attributes)
 
 
@@ -275,9 +295,6 @@ class ChromeReading(_Reading):
         """Offset in the file of the bytes that the reader gets next."""
 
     def read(self, stream: ByteStream) -> None:
-        if stream.peek(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
-            stream.skip(len(BYTE_ORDER_MARK))
-        stream.skip_space()
         self._origin = self._offset = stream.offset
         rest, status = b"", Status.MORE
         while status is Status.MORE:

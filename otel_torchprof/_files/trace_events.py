@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,8 @@ from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.loops import positions_of
 from otel_torchprof._native.trace_files import enclosing_rows
-from otel_torchprof.errors import TorchProfError
 
-from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION, STEP, THREAD, USED
+from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,10 +29,6 @@ _NS = 1e9
 _MOST_DIGITS = 18
 LONGEST_NAME = 500
 """Characters of a name; what comes after them is cut off."""
-_EVENT_BYTES = 100
-"""Memory of an event in an :class:`TraceEventList`, with its share of attributes."""
-_CHECKED = 1 << 14
-"""Events after which the memory is compared with its limit."""
 
 
 class TraceEventKind(enum.IntEnum):
@@ -193,89 +187,6 @@ def nested_order(track: Array, start: Integers, end: Integers) -> npt.NDArray[np
         small = track[order].astype(np.uint16) if track.max() < 1 << 16 else track[order]
         order = order[np.argsort(small, kind="stable")]
     return None if (order[1:] > order[:-1]).all() else order
-
-
-# ---- spans that come one by one ----
-
-
-class TraceEventList:
-    """Receives spans one by one, from records of OTLP; its length is their number. Costs some microseconds each.
-
-    Args:
-        memory_limit: most bytes.
-    """
-
-    used_attributes = USED | {THREAD}
-
-    def __init__(self, memory_limit: int = 1 << 62) -> None:
-        self._limit = memory_limit // _EVENT_BYTES
-        self._names: dict[str, int] = {}
-        self._tracks: dict[tuple[Hashable, Hashable], int] = {}
-        self._traces: dict[Hashable, int] = {None: 0}
-        self._numbers = tuple(array("I") for _ in range(3))
-        """Name, track and trace."""
-        self._times = array("q"), array("q")
-        self._ids = array("Q"), array("Q")
-        self._attributes: dict[str, tuple[array[int], list[Any]]] = {}
-        self.ranks: dict[Hashable, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._ids[0])
-
-    def add_span(
-        self,
-        name: str,
-        start: int,
-        duration: int,
-        ids: tuple[int, int, Hashable],
-        attributes: Mapping[str, Any],
-        *,
-        process: Hashable = None,
-    ) -> None:
-        """Adds a span; ``ids``: its id, that of its parent (0: none) and its trace."""
-        for key, value in attributes.items():
-            if key in USED:
-                rows, values = self._attributes.setdefault(key, (array("q"), []))
-                rows.append(len(self))
-                values.append(value)
-        span_id, parent_id, trace = ids
-        track = process, attributes.get(THREAD)
-        numbers = (
-            self._names.setdefault(name[:LONGEST_NAME], len(self._names)),
-            self._tracks.setdefault(track, len(self._tracks)),
-            self._traces.setdefault(trace, len(self._traces)),
-        )
-        for column, number in zip(self._numbers, numbers, strict=True):
-            column.append(number)
-        for column, value in zip((*self._times, *self._ids), (start, duration, span_id, parent_id), strict=True):
-            column.append(value)
-        if len(self) % _CHECKED == 0 and len(self) > self._limit:
-            raise TorchProfError(f"{len(self):,} events need more than the memory that is free")
-
-    def name_rank(self, process: Hashable, rank: int) -> None:
-        """Sets the rank of a process."""
-        self.ranks[process] = rank
-
-    def events(self) -> TraceEvents:
-        """All events so far."""
-        name, track, trace, start, duration, span_id, parent_id = map(
-            np.array, (*self._numbers, *self._times, *self._ids)
-        )
-        return TraceEvents(
-            list(self._names),
-            list(self._tracks),
-            list(self._traces),
-            name,
-            track,
-            trace,
-            start,
-            duration,
-            np.full(len(self), TraceEventKind.SPAN, np.uint8),
-            span_id,
-            parent_id,
-            attributes={key: (np.array(rows, np.int64), values) for key, (rows, values) in self._attributes.items()},
-            ranks=dict(self.ranks),
-        )
 
 
 # ---- several files of one recording ----

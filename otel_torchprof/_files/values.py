@@ -7,8 +7,6 @@ import re
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
-
 from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
 from .records import malformed, object_of
 
@@ -55,12 +53,6 @@ def nanoseconds(value: Any, what: str) -> int:
 def values_of(attributes: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
     """Parses attributes: as numbers, short texts and lists. Raises MalformedError."""
     return {key: _reader_of(key)(value, key) for key, value in attributes}
-
-
-def event_name(name: str, attributes: Mapping[str, Any]) -> str:
-    """The name of the event of a span. The span of a phase such as ``generate`` has a name of the conventions instead."""
-    phase = attributes.get(PHASE_NAME)
-    return name if phase is None else f"{PHASE_PREFIX}{phase}"
 
 
 def _reader_of(key: str) -> Callable[[Any, str], Any]:

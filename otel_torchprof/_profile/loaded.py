@@ -20,7 +20,7 @@ from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import free_memory, read_columns
 from otel_torchprof._model.devices import device_name
 from otel_torchprof._model.step_spans import RecordedStep
-from otel_torchprof._native.trace_files import ROW_AGGREGATE, Fault
+from otel_torchprof._native.trace_files import ROW_AGGREGATE
 from otel_torchprof._process import threads
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, Health
@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
     of JSON. Any file may be compressed with gzip or zstd. The result has the methods of a finished :class:`profile`. What
     the file does not have is missing in the results: ``health.notes`` lists events that are in none of them, and
-    unreadable parts with their places. Costs some 2 us per event (8 us of lines of JSON), and 170 bytes at the peak.
+    unreadable parts with their places. Costs some 2 us per event, and 170 bytes at the peak.
 
     Args:
         path: path of the file.
@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         raise TorchProfError(
             f"{name!r} has spans that stand for many events: read it with otel-torchprof show, explain or diff"
         )
-    if trace.figures.unusable and not len(trace.rows["start"]) and trace.figures.first_fault >= Fault.MESSAGE:
+    if trace.figures.unusable and not len(trace.rows["start"]):
         raise TorchProfError("; ".join(trace.problems))
     table = batch_of(trace)
     is_summed = bool(trace.resources) and table.batch.memory is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 STEP_MS = 10.0
@@ -76,21 +78,38 @@ class Trace:
     def lines(self, path: Path) -> Path:
         """As lines of OTLP."""
         spans = [
-            {"name": span["name"], "traceId": "1" * 32, "spanId": f"{number + 1:016x}"}
-            | {"startTimeUnixNano": str(round(span["start"] * NS))}
-            | {"endTimeUnixNano": str(round((span["start"] + span["duration"]) * NS))}
-            | {"attributes": [{"key": key, "value": _value(value)} for key, value in span["attributes"].items()]}
-            for number, span in enumerate(self.spans)
+            (span["name"], *(round(at * NS) for at in times), number, 0, span["attributes"])
+            for number, span in enumerate(self.spans, 1)
+            for times in [(span["start"], span["start"] + span["duration"])]
         ]
-        rank = [] if self.rank is None else [{"key": "torch.distributed.rank", "value": _value(self.rank)}]
-        spans_of_rank = {"resource": {"attributes": rank}, "scopeSpans": [{"spans": spans}]}
-        path.write_text(json.dumps({"resourceSpans": [spans_of_rank]}) + "\n")
+        path.write_text(otlp_line(spans, {} if self.rank is None else {"torch.distributed.rank": self.rank}))
         return path
+
+
+def otlp_line(
+    spans: Iterable[tuple[str, int, int, int, int, Mapping[str, Any]]],
+    resource: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """A request of spans as a line of OTLP: name, begin and end in ns, id, id of the parent (0: none), and attributes."""
+    objects = [
+        {"name": name, "traceId": "1" * 32, "spanId": f"{span_id:016x}"}
+        | ({"parentSpanId": f"{parent_id:016x}"} if parent_id else {})
+        | {"startTimeUnixNano": str(start), "endTimeUnixNano": str(end), "attributes": _attributes(attributes)}
+        for name, start, end, span_id, parent_id, attributes in spans
+    ]
+    of_resource = {"resource": {"attributes": _attributes(resource)}, "scopeSpans": [{"spans": objects}]}
+    return json.dumps({"resourceSpans": [of_resource]}) + "\n"
+
+
+def _attributes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in found.items()]
 
 
 def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"stringValue": value}
+    if isinstance(value, bool):
+        return {"boolValue": value}
     return {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
 
 

@@ -120,7 +120,7 @@ def test_run_and_explain(tmp_path, capsys, monkeypatch):
     ("content", "said"),
     [
         (b"", "at byte 0: the file is empty"),
-        (b"nonsense", "expected OTLP"),
+        (b"nonsense", "expected a Chrome trace, or OTLP"),
         (b"[]", "is a trace without a span"),
         (b'[{"ph":"X","name":"a","ts":1,"dur":1}]', "has 1 events and no step: steps are known of"),
         (b'[{"ph":"X","name":"ProfilerStep#1","ts":1,"dur":-5}]', "1 steps that do not last are left out"),

@@ -8,14 +8,14 @@ import re
 import struct
 
 import pytest
+from explained_files import otlp_line
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._cli.show import TraceSums, read
-from otel_torchprof._files.trace_events import TraceEventList
+from otel_torchprof._cli.show import read
 
 
 class Kept(SpanExporter):
@@ -216,26 +216,28 @@ def test_a_trace_of_torchs_profiler(tmp_path):
     assert [(step.number, step.duration) for step in sums.steps] == [(7, 10000)]
 
 
-def test_what_had_not_ended():
+def test_what_had_not_ended(tmp_path):
     """The job, a step that was cut off and roots of operators are in no average, as in those of the recording; the step is listed as such."""
-    events = TraceEventList()
-    events.add_span("torch.job", 0, 1000, (1, 0, "job"), {})
-    events.add_span("torch.step", 0, 1000, (2, 0, "t"), {"torch.step.number": 7, "torch.unfinished": True})
-    events.add_span("op", 0, 900, (3, 2, "t"), {})
-    events.add_span(
-        "torch.operators", 0, 1000, (4, 0, "u"), {"torch.collapsed.count": 2, "torch.collapsed.duration": 1e-7}
-    )
-    sums = TraceSums(events.events())
+    spans = [
+        ("torch.job", 0, 1000, 1, 0, {}),
+        ("torch.step", 0, 1000, 2, 0, {"torch.step.number": 7, "torch.unfinished": True}),
+        ("op", 0, 900, 3, 2, {}),
+        ("torch.operators", 0, 1000, 4, 0, {"torch.collapsed.count": 2, "torch.collapsed.duration": 1e-7}),
+    ]
+    (tmp_path / "t").write_text(otlp_line(spans))
+    sums, _ = read(str(tmp_path / "t"))
     assert [(row.name, row.calls) for row in sums.averages()] == [("op", 1), ("(collapsed into others)", 2)]
     assert [(step.number, step.is_unfinished) for step in sums.steps] == [(7, True)]
 
 
-def test_spans_that_stand_for_many():
+def test_spans_that_stand_for_many(tmp_path):
     """An aggregate span counts as what it was made of, for its own name and in its parent; what was collapsed has an entry of its own."""
-    events = TraceEventList()
-    events.add_span("parent", 0, 1000, (1, 0, "t"), {"torch.collapsed.count": 3, "torch.collapsed.duration": 1e-7})
-    events.add_span("op", 0, 900, (2, 1, "t"), {"torch.aggregated.count": 5, "torch.aggregated.duration": 4e-7})
-    assert {row.name: row[2:5] for row in TraceSums(events.events()).averages()} == {
+    spans = [
+        ("parent", 0, 1000, 1, 0, {"torch.collapsed.count": 3, "torch.collapsed.duration": 1e-7}),
+        ("op", 0, 900, 2, 1, {"torch.aggregated.count": 5, "torch.aggregated.duration": 4e-7}),
+    ]
+    (tmp_path / "t").write_text(otlp_line(spans))
+    assert {row.name: row[2:5] for row in read(str(tmp_path / "t"))[0].averages()} == {
         "parent": (1, 1000, 500),
         "op": (5, 400, 400),
         "(collapsed into others)": (3, 100, 100),
@@ -265,7 +267,7 @@ def test_files_that_end_too_early(recorded, tmp_path, capsys):
     [
         (None, "cannot read '{path}': No such file or directory; check the name"),
         (b"", "'{path}': at byte 0: the file is empty"),
-        (b"print('hello')", "'{path}': at byte 0: expected OTLP for traces, as protobuf or as lines of JSON"),
+        (b"print('hello')", "'{path}': at byte 0: expected a Chrome trace, or OTLP for traces"),
         (b'{"a": 1}', "'{path}': at byte 7: expected an object with traceEvents of a Chrome trace, or resourceSpans"),
         (b'{"traceEvents": []}', "'{path}' is a trace without a span"),
         (b'{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2,"pid":1,"tid":1}]}', "'{path}' has no steps"),

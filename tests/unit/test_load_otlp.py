@@ -180,11 +180,8 @@ def test_what_a_file_lacks_is_said(loaded):
         (b"\x00\xff\xff\xff", "the file is cut off: here begins a message of 16777215 bytes"),
         (b"\n\xff\xff\xff\xff\x0f", "expected pieces of at most 16777216 bytes"),
         (b"\n\x02\x12\x00", ""),
-        (b"\n\x02\xff\xff", "not counted: 1; the first: bytes that are no OTLP for traces, event 0, at byte"),
-        (
-            b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": 5}]}]}]}',
-            "bytes that are no OTLP for traces, event 1",
-        ),
+        (b"\n\x02\xff\xff", "not counted: 1; the first: bytes that are no OTLP for traces, event 1, at byte"),
+        (b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": 5}]}]}]}', "name is no text, event 1"),
         (b'{"resourceSpans": [{"scopeSpans": [', "at byte 0: the file is cut off: here begins a line of JSON"),
         (b"\n\x0a\x12\x08\x12\x06\x0a\x00\x12\x00\x2a\x00", "a span without ids of 16 and 8 bytes"),
     ],

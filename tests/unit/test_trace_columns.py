@@ -100,7 +100,7 @@ def test_what_is_cut_off_is_reported_with_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "at byte 0: expected a Chrome trace"),
+        (b"", "at byte 0: the file is empty"),
         (b"hello", "at byte 0: expected a Chrome trace"),
         (
             b'{"a": 1}',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import forked_programs
 import pytest
+from explained_files import otlp_line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,6 @@ from examples import one_in
 from otel_torchprof._cli import show
 from otel_torchprof._cli.show import TraceSums
 from otel_torchprof._files.reading import read_events
-from otel_torchprof._files.trace_events import TraceEventList, joined
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 256 << 20
@@ -102,12 +103,13 @@ def test_memory_of_an_endless_file():
     assert int(done.stdout.split()[-1]) << 10 < MOST_MEMORY
 
 
-def events_of(slices):
-    """The events of a Chrome trace."""
-    with tempfile.NamedTemporaryFile("w") as file:
-        json.dump(slices, file)
-        file.flush()
-        return read_events([file.name])
+def events_of(*contents):
+    """The events of files."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / str(number) for number in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_text(content)
+        return read_events(list(map(str, paths)))
 
 
 @given(st.lists(st.integers(-2, 3), min_size=50, max_size=200))
@@ -124,34 +126,36 @@ def test_parents_by_id_and_by_time(turns):
                 parent = open_rows[-1][3] if open_rows else 0
                 open_rows.append([f"n{now % 5}", now, 0, len(rows) + 1, parent])
                 rows.append(open_rows[-1])
-    by_id, slices, expected = TraceEventList(), [GOOD], Counter({"good": 2000})
-    by_id.add_span("good", 1000, 2000, (2**60, 0, "t"), {})
+    spans, slices, expected = [("good", 1000, 3000, 2**60, 0, {})], [GOOD], Counter({"good": 2000})
     for name, start, duration, span_id, parent in rows:
-        by_id.add_span(name, start, duration, (span_id, parent, "t"), {})
+        spans.append((name, start, start + duration, span_id, parent, {}))
         slices.append({**GOOD, "tid": 2, "name": name, "ts": start / 1000, "dur": duration / 1000})
         expected[name] += duration
         if parent:
             expected[rows[parent - 1][0]] -= duration
-    averages = TraceSums(events_of(slices)).averages()
-    assert TraceSums(by_id.events()).averages() == averages
+    averages = TraceSums(events_of(json.dumps(slices))).averages()
+    assert TraceSums(events_of(otlp_line(spans))).averages() == averages
     assert {row.name: row.self_time for row in averages} == expected
 
 
 def test_files_of_one_recording():
     """Names, tracks, attributes and parents of several files are those of the same events in one."""
-    whole, parts = TraceEventList(), (TraceEventList(), TraceEventList())
-    for number, part in enumerate((parts[0], parts[1], parts[0], parts[1])):
-        for events in (whole, part):
-            events.add_span(f"n{number % 3}", number, 9 - number, (number + 1, number, "t"), {})
-            events.add_span("sum", number, 1, (number + 10, 0, "u"), {"torch.aggregated.count": number + 1})
-    of_parts = joined([part.events() for part in parts])
-    assert sorted(TraceSums(of_parts).averages()) == sorted(TraceSums(whole.events()).averages())
+    pairs = [
+        [
+            (f"n{number % 3}", number, 9, number + 1, number, {}),
+            ("sum", number, number + 1, number + 10, 0, {"torch.aggregated.count": number + 1}),
+        ]
+        for number in range(4)
+    ]
+    whole = events_of(otlp_line(itertools.chain(*pairs)))
+    of_parts = events_of(*(otlp_line([*pairs[first], *pairs[first + 2]]) for first in (0, 1)))
+    assert sorted(TraceSums(of_parts).averages()) == sorted(TraceSums(whole).averages())
 
 
 def test_names_have_a_limit(monkeypatch):
     """Names beyond the limit share one entry, and it is said."""
     monkeypatch.setattr(show, "MOST_NAMES", 2)
     names = ("a", "b", "c", "d", "a", "x" * 600)
-    sums = TraceSums(events_of([{**GOOD, "name": name} for name in names]))
+    sums = TraceSums(events_of(json.dumps([{**GOOD, "name": name} for name in names])))
     assert {row.name: row.calls for row in sums.averages()} == {"a": 2, "b": 1, "(other spans)": 3}
     assert any("more than 2 names" in limit for limit in sums.limits)

@@ -91,9 +91,15 @@ void store(std::string_view key, std::string_view value, ChromeArguments* argume
     if (wanted.key == key) arguments->*wanted.place = value == "true";
 }
 
-void find(std::string_view key, std::string_view value, SpanAttributes* attributes) {
-  if (attributes != nullptr && attributes->keys.count(key) != 0) attributes->found.emplace_back(key, value);
-}
+// The attributes of a span that are wanted.
+struct Attributes {
+  TraceTables* tables;
+  FoundAttributes* found;
+
+  void find(std::string_view key, std::string_view value) {
+    if (const int64_t name = tables->wanted(key); name >= 0) found->emplace_back(static_cast<uint32_t>(name), value);
+  }
+};
 
 // Those of torch's events of collectives. By size, which is known while compiling: every argument of every event comes
 // here.
@@ -113,7 +119,7 @@ bool is_of_collective(std::string_view key) {
 // The cursor is at the brace of an object, and then behind it. `of_span`: the attributes of a span, which are an object
 // among its arguments; an object in these is passed over.
 template <bool of_span>
-bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, SpanAttributes* attributes) {
+bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, Attributes* attributes) {
   for (++cursor->at; cursor->space_and_commas();) {
     if (*cursor->at == '}') {
       ++cursor->at;
@@ -130,9 +136,9 @@ bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, SpanAttribut
     const std::string_view value(begin, static_cast<size_t>(cursor->at - begin));
     if (!(of_span ? stored(kAttributes, key, value, arguments) : stored(kWanted, key, value, arguments)))
       store(key, value, arguments);
-    if (of_span || key == "attributes") find(key, value, attributes);
-    if (!of_span && attributes != nullptr && is_of_collective(key)) {
-      attributes->found.emplace_back(key, value);
+    if (of_span || key == "attributes") attributes->find(key, value);
+    if (!of_span && attributes->tables->is_for_sums() && is_of_collective(key)) {
+      attributes->found->emplace_back(attributes->tables->name(key), value);
       arguments->is_collective |= key == "Collective name";
     }
     if (of_span && (key == "torch.aggregated.count" || key == "torch.collapsed.count")) arguments->is_aggregate = true;
@@ -157,7 +163,8 @@ std::string_view* ChromeEvent::place_of(std::string_view key) {
   }
 }
 
-bool ChromeEvent::read(JsonCursor* cursor, SpanAttributes* attributes) {
+bool ChromeEvent::read(JsonCursor* cursor, TraceTables* tables, FoundAttributes* found) {
+  Attributes attributes{tables, found};
   for (++cursor->at; cursor->space_and_commas();) {
     if (*cursor->at == '}') {
       ++cursor->at;
@@ -167,7 +174,7 @@ bool ChromeEvent::read(JsonCursor* cursor, SpanAttributes* attributes) {
     if (!cursor->key(&key)) return false;
     const char* begin = cursor->at;
     if (key == "args" && *begin == '{') {
-      if (!read_arguments<false>(cursor, &arguments, attributes)) return false;
+      if (!read_arguments<false>(cursor, &arguments, &attributes)) return false;
       continue;
     }
     if (!cursor->skip()) return false;

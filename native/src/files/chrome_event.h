@@ -1,23 +1,18 @@
 // One event of a Chrome trace as it is written: the values that are used, as JSON text.
 #pragma once
 
-#include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "files/input_texts.h"
 #include "files/json_cursor.h"
+#include "files/trace_tables.h"
 
 namespace otp {
 
-// Attributes of spans: the keys of those that are wanted, and what the event has of them, as JSON text. Of a collective
-// of torch, its arguments.
-struct SpanAttributes {
-  std::set<std::string, std::less<>> keys;
-  std::vector<std::pair<std::string_view, std::string_view>> found;
-};
+// Names of the keys of attributes, or of the arguments of a collective of torch, and their values as JSON text.
+using FoundAttributes = std::vector<std::pair<uint32_t, std::string_view>>;
 
 struct ChromeArguments {
   bool is_unusable = false;  // they are neither an object nor missing
@@ -38,8 +33,8 @@ struct ChromeEvent {
   std::string_view phase, category, name, process, thread, start, duration, id, local_id;
   ChromeArguments arguments;
 
-  // The cursor is at its brace, and then behind it. `attributes`: null if none is wanted. False: as for JsonCursor.
-  bool read(JsonCursor* cursor, SpanAttributes* attributes);
+  // The cursor is at its brace, and then behind it. `attributes`: gets the wanted ones. False: as for JsonCursor.
+  bool read(JsonCursor* cursor, TraceTables* tables, FoundAttributes* attributes);
 
  private:
   std::string_view* place_of(std::string_view key);

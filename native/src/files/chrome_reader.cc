@@ -137,11 +137,6 @@ struct otp_trace_reader {
 
   int read(std::string_view data, bool is_last, const Output& out, otp_trace_step* step);
 
-  // `keys`: one a line.
-  void read_for_sums(std::string_view keys);
-
-  const std::vector<otp_trace_attribute>& attributes() const { return d_attributes; }
-
   otp::TraceTables tables;
   otp::OtlpReader spans;
 
@@ -181,10 +176,8 @@ struct otp_trace_reader {
   const char* d_piece = nullptr;
   const char* d_value = nullptr;  // where the value begins that is being read; null: none
   otp::Skipping d_skipping;
-  uint64_t d_row = 0;  // number of the next row
-  bool d_for_sums = false;
-  otp::SpanAttributes d_wanted;
-  std::vector<otp_trace_attribute> d_attributes;
+  uint64_t d_row = 0;            // number of the next row
+  otp::FoundAttributes d_found;  // of the event that is being read
   std::string d_scratch;
 };
 
@@ -204,7 +197,7 @@ int otp_trace_reader::read(std::string_view data, bool is_last, const Output& ou
       status = step->is_cut_off ? OTP_TRACE_UNEXPECTED : OTP_TRACE_MORE;
     } else if (d_state == State::kEnd) {
       status = OTP_TRACE_END;
-    } else if (tables.is_over_limit(d_attributes.size() * sizeof(otp_trace_attribute))) {
+    } else if (tables.is_over_limit()) {
       status = OTP_TRACE_NO_MEMORY;
     } else if (d_state == State::kEvents && out.is_full()) {
       status = OTP_TRACE_FULL;
@@ -314,8 +307,8 @@ otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Ou
     return Outcome::kDone;
   }
   ChromeEvent event;
-  d_wanted.found.clear();
-  if (!event.read(cursor, d_for_sums ? &d_wanted : nullptr)) return Outcome::kIncomplete;
+  d_found.clear();
+  if (!event.read(cursor, &tables, &d_found)) return Outcome::kIncomplete;
   ++tables.figures.events;
   add(event, offset, out);
   return Outcome::kDone;
@@ -336,21 +329,14 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
       add_metadata(event, out);
       break;
     default:
-      if (phase == 'i' && !d_for_sums && (event.name == "\"[memory]\"" || event.name == "\"[OutOfMemory]\"")) {
+      if (phase == 'i' && !tables.is_for_sums() &&
+          (event.name == "\"[memory]\"" || event.name == "\"[OutOfMemory]\"")) {
         fault = add_memory(event, out.memory);
       } else {
         ++tables.figures.by_phase[static_cast<uint8_t>(phase)];
       }
   }
   if (fault != OTP_FAULT_NONE) note(fault, offset);
-}
-
-void otp_trace_reader::read_for_sums(std::string_view keys) {
-  d_for_sums = true;
-  for (size_t end; !keys.empty(); keys.remove_prefix(std::min(end + 1, keys.size()))) {
-    end = std::min(keys.find('\n'), keys.size());
-    d_wanted.keys.emplace(keys.substr(0, end));
-  }
 }
 
 uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_t offset, const Output& out) {
@@ -361,32 +347,30 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_
   put_row(event, phase, extent, out.rows);
   const ChromeArguments& arguments = event.arguments;
   const bool is_work = !arguments.stream.empty() || !arguments.stream_id.empty();
-  if (is_work || (!d_for_sums && !arguments.correlation.empty())) add_work(arguments, out);
+  if (is_work || (!tables.is_for_sums() && !arguments.correlation.empty())) add_work(arguments, out);
   if (otp::is_string(arguments.span_id) || arguments.is_collective) add_attributes(event, offset);
   ++out.rows->count;
   ++d_row;
   return OTP_FAULT_NONE;
 }
 
-// The self time of a span matters only where what is below it is not in the file: below a phase.
 void otp_trace_reader::add_attributes(const ChromeEvent& event, uint64_t offset) {
   const bool is_phase = event.name.substr(0, 13) == "\"torch.phase." || !event.arguments.phase_name.empty();
-  for (const auto& [key, value] : d_wanted.found)
-    if (is_phase || key != "torch.self_duration")
-      d_attributes.push_back({d_row, tables.figures.events, d_offset + offset, tables.name(key), tables.name(value)});
+  for (const auto& [key, value] : d_found) tables.add_attribute(d_row, d_offset + offset, is_phase, key, value);
 }
 
 // What only single operators have.
 void otp_trace_reader::put_operator(const ChromeEvent& event, uint64_t row, otp_trace_rows* rows) {
   const ChromeArguments& arguments = event.arguments;
-  rows->sequence_nr[row] = d_for_sums ? -1 : otp::number_or(arguments.sequence_nr, -1);
+  const bool for_sums = tables.is_for_sums();
+  rows->sequence_nr[row] = for_sums ? -1 : otp::number_or(arguments.sequence_nr, -1);
   otp::InputTexts inputs = arguments.inputs;
-  inputs.call_stack = d_for_sums ? 0 : call_stack_of(arguments.call_stack);
-  rows->inputs[row] = d_for_sums ? -1 : tables.inputs(inputs);
+  inputs.call_stack = for_sums ? 0 : call_stack_of(arguments.call_stack);
+  rows->inputs[row] = for_sums ? -1 : tables.inputs(inputs);
   const bool has_thread = !arguments.fwd_thread.empty();
   rows->fwd_thread[row] =
-      d_for_sums ? 0 : otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
-  rows->text[row] = name_of(d_for_sums ? arguments.trace_id : arguments.error_type);
+      for_sums ? 0 : otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
+  rows->text[row] = name_of(for_sums ? arguments.trace_id : arguments.error_type);
 }
 
 void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows) {
@@ -395,7 +379,7 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   const bool is_pair = phase == 'b' || phase == 'e';
   rows->start[row] = extent.start;
   rows->duration[row] = extent.duration;
-  const bool has_thread_id = d_for_sums || !arguments.thread_id.empty();
+  const bool has_thread_id = tables.is_for_sums() || !arguments.thread_id.empty();
   const std::string_view id = has_thread_id ? arguments.thread_id : arguments.external_id;
   rows->id[row] = is_pair ? otp::id_of(event.local_id, event.id) : otp::id_of({}, id);
   rows->span_id[row] = extent.span_id;
@@ -503,7 +487,7 @@ extern "C" otp_trace_reader* otp_trace_open(uint64_t limit) {
 
 extern "C" int otp_trace_read_for_sums(otp_trace_reader* reader, const char* keys) {
   try {
-    reader->read_for_sums(keys);
+    reader->tables.read_for_sums(keys);
     return 0;
   } catch (const std::bad_alloc&) {
     return -1;
@@ -550,8 +534,8 @@ extern "C" const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint
 }
 
 extern "C" const otp_trace_attribute* otp_trace_attributes(const otp_trace_reader* reader, uint64_t* count) {
-  *count = reader->attributes().size();
-  return reader->attributes().data();
+  *count = reader->tables.attributes().size();
+  return reader->tables.attributes().data();
 }
 
 extern "C" const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count) {

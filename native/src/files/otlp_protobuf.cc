@@ -108,11 +108,14 @@ bool read_value(std::string_view message, OtlpValue* value) {
     if (field.number == 2 && is_number) *value = {OtlpValue::Kind::kFlag, {}, field.value != 0, 0};
     if (field.number == 3 && is_number) *value = {OtlpValue::Kind::kNumber, {}, static_cast<int64_t>(field.value), 0};
     if (field.number == 4 && field.type == kFixed64) *value = {OtlpValue::Kind::kReal, {}, 0, real_of(field.value)};
+    if (field.number > 4 && field.number < 8) *value = {OtlpValue::Kind::kOther, {}, 0, 0};
   }
   return fields.is_whole();
 }
 
-bool read_attribute(std::string_view message, OtlpSpan* span) {
+}  // namespace
+
+bool OtlpReader::read_attribute(std::string_view message, OtlpSpan* span) {
   Message fields(message);
   std::string_view key;
   OtlpValue value;
@@ -121,11 +124,11 @@ bool read_attribute(std::string_view message, OtlpSpan* span) {
     if (field.number == 1) key = field.bytes;
     if (field.number == 2 && !read_value(field.bytes, &value)) return false;
   }
-  store_attribute(key, value, span);
+  take_attribute(key, value, span);
   return fields.is_whole();
 }
 
-bool read_span(std::string_view message, OtlpSpan* span) {
+bool OtlpReader::read_span(std::string_view message, OtlpSpan* span) {
   Message fields(message);
   bool has_trace = false, has_span = false;
   for (Field field; fields.next(&field);) {
@@ -133,6 +136,7 @@ bool read_span(std::string_view message, OtlpSpan* span) {
     switch (field.number) {
       case 1:
         has_trace = is_bytes && field.bytes.size() == 16;
+        span->trace_id = field.bytes;
         break;
       case 2:
         has_span = is_bytes && field.bytes.size() == 8;
@@ -140,6 +144,7 @@ bool read_span(std::string_view message, OtlpSpan* span) {
         break;
       case 4:
         if (is_bytes && field.bytes.size() == 8) span->parent_id = id_of(field.bytes);
+        if (!is_bytes || (field.bytes.size() != 8 && !field.bytes.empty())) span->fault = OTP_FAULT_SPAN;
         break;
       case 5:
         if (is_bytes) span->name = field.bytes;
@@ -160,8 +165,6 @@ bool read_span(std::string_view message, OtlpSpan* span) {
   span->has_ids = has_trace && has_span;
   return fields.is_whole();
 }
-
-}  // namespace
 
 bool OtlpReader::read_request(std::string_view request) {
   Message fields(request);
@@ -189,12 +192,11 @@ bool OtlpReader::read_scope_spans(std::string_view message) {
   const char* begin = fields.at();
   for (Field field; fields.next(&field); begin = fields.at()) {
     if (field.number != 2 || field.type != kBytes || is_behind(fields.at())) continue;
-    if (!has_room(begin)) return false;
+    if (!begin_span(begin)) return false;
     OtlpSpan span;
     if (read_span(field.bytes, &span)) {
       add(span, field.bytes.data());
     } else {
-      ++d_tables->figures.events;
       refuse(field.bytes.data());
     }
   }

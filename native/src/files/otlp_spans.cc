@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "encode/json_writer.h"
 #include "files/json_values.h"
 
 namespace otp {
@@ -63,8 +64,13 @@ void store(const Entry (&all)[N], std::string_view key, const Value& value, Otlp
     if (entry.key == key) span->*entry.place = value;
 }
 
-constexpr std::string_view kOwnScope = "otel_torchprof", kStep = "torch.step", kWindow = "torch.profile";
+constexpr std::string_view kPhase = "torch.phase.", kOwnScope = "otel_torchprof", kStep = "torch.step",
+                           kWindow = "torch.profile";
 constexpr std::string_view kModuleCall = "nn.Module: ";
+// Different resources; later ones share one without attributes, since each is a process and is given to the caller.
+constexpr int64_t kMostResources = 4096;
+// Bytes of a text that is read for sums: of those that are used, none is as long.
+constexpr size_t kLongestText = 1 << 16;
 
 // A module that is no call of Python.
 bool is_module(const OtlpSpan& span) {
@@ -75,8 +81,7 @@ bool is_module(const OtlpSpan& span) {
 // A step of profile.step(), which is no event of its recording: those of streams have a kind.
 bool is_step_apart(const OtlpSpan& span) { return span.name == kStep && span.step >= 0 && span.step_kind.empty(); }
 
-}  // namespace
-
+// Keeps the value if the attribute is one of those above.
 void store_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* span) {
   switch (value.kind) {
     case OtlpValue::Kind::kText:
@@ -92,6 +97,8 @@ void store_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* spa
       return;
   }
 }
+
+}  // namespace
 
 int OtlpReader::read(std::string_view request, bool is_json, uint64_t offset, const TraceOutput& out,
                      otp_trace_step* step) {
@@ -114,8 +121,15 @@ int OtlpReader::read(std::string_view request, bool is_json, uint64_t offset, co
 bool OtlpReader::begin_resource(std::string_view resource, const char* here) {
   const uint64_t hash = hash_of(resource, 0x9E3779B97F4A7C15u);
   int64_t number = d_resources.find(hash);
-  const bool is_new = number < 0;
-  if (is_new) d_resources.add(hash, number = d_resource_count++);
+  const bool is_too_many = number < 0 && d_resource_count >= kMostResources;
+  const bool is_new = number < 0 && d_resource_count <= kMostResources;
+  if (is_too_many) {
+    resource = {};
+    number = kMostResources;
+    d_resource_count = kMostResources + 1;
+  } else if (is_new) {
+    d_resources.add(hash, number = d_resource_count++);
+  }
   d_process = d_tables->name(d_scratch = "resource " + std::to_string(number));
   if (!is_new) return true;
   d_status = OTP_TRACE_MEMBER;
@@ -131,7 +145,9 @@ void OtlpReader::begin_scope(std::string_view name) {
 }
 
 // A span may need further rows: the name of its thread, its time on a device, and what it allocated and released.
-bool OtlpReader::has_room(const char* here) {
+bool OtlpReader::begin_span(const char* here) {
+  d_found.clear();
+  d_unescaped.clear();
   const bool is_over = d_tables->is_over_limit();
   const bool has_rows = d_out.rows->capacity - d_out.rows->count >= OTP_TRACE_ROWS_PER_SPAN &&
                         d_out.memory->capacity - d_out.memory->count >= OTP_TRACE_ROWS_PER_SPAN;
@@ -143,34 +159,88 @@ bool OtlpReader::has_room(const char* here) {
 
 bool OtlpReader::refuse(const char* here) {
   if (here < d_begin) return true;  // an earlier call has counted it
+  ++d_tables->figures.events;
   d_tables->note(OTP_FAULT_MESSAGE, d_offset + static_cast<uint64_t>(here - d_data));
   return true;
+}
+
+// Of what is read for sums, the thread and the phase are columns.
+void OtlpReader::take_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* span) {
+  if (!d_tables->is_for_sums()) return store_attribute(key, value, span);
+  if (const int64_t name = d_tables->wanted(key); name >= 0) d_found.emplace_back(static_cast<uint32_t>(name), value);
+  if (value.kind == OtlpValue::Kind::kNumber && key == "thread.id") span->thread_id = value.number;
+  if (value.kind == OtlpValue::Kind::kText && key == "torch.phase.name") span->phase = value.text;
 }
 
 void OtlpReader::add(const OtlpSpan& span, const char* here) {
   ++d_tables->figures.events;
   const uint64_t offset = d_offset + static_cast<uint64_t>(here - d_data);
-  if (!span.has_ids || span.span_id == 0) {
+  if (span.fault != OTP_FAULT_NONE) {
+    d_tables->note(span.fault, offset);
+  } else if (!span.has_ids || span.span_id == 0) {
     d_tables->note(OTP_FAULT_SPAN, offset);
   } else if (std::max(span.start, span.end) > static_cast<uint64_t>(kLatest)) {
     d_tables->note(OTP_FAULT_TIME, offset);
   } else {
-    put_row(span);
+    put_row(span, offset);
   }
 }
 
-void OtlpReader::put_row(const OtlpSpan& span) {
+void OtlpReader::put_row(const OtlpSpan& span, uint64_t offset) {
   const uint32_t track = track_of(span);
   otp_trace_rows* rows = d_out.rows;
   const uint64_t row = rows->count;
-  const bool is_apart = d_is_own && (is_step_apart(span) || span.name == kWindow);
-  const bool is_timed = !span.device_type.empty();
   put_plain_row('X', name_of(span), track);
   rows->start[row] = static_cast<int64_t>(span.start);
   rows->duration[row] = static_cast<int64_t>(std::max(span.start, span.end) - span.start);
+  rows->span_id[row] = span.span_id;
+  rows->parent_id[row] = span.parent_id;
+  if (d_tables->is_for_sums()) {
+    rows->text[row] = trace_of(span);
+    put_attributes(span, offset);
+  } else {
+    put_operator(span, row);
+  }
+}
+
+void OtlpReader::put_attributes(const OtlpSpan& span, uint64_t offset) {
+  const bool is_phase = !span.phase.empty() || span.name.substr(0, kPhase.size()) == kPhase;
+  for (const auto& [key, value] : d_found) d_tables->add_attribute(d_row - 1, offset, is_phase, key, json_of(value));
+}
+
+// The value as JSON text, until the next one.
+std::string_view OtlpReader::json_of(const OtlpValue& value) {
+  if (!value.token.empty()) return value.token;
+  const std::string_view text = value.text.substr(0, kLongestText);
+  d_scratch.resize(text.size() * kMaxEscapedBytesPerByte + kMaxDoubleSize + 2);
+  char* const begin = d_scratch.data();
+  char* end = begin;
+  switch (value.kind) {
+    case OtlpValue::Kind::kText:
+      *end++ = '"';
+      end = put_escaped(end, reinterpret_cast<const uint8_t*>(text.data()), text.size());
+      *end++ = '"';
+      break;
+    case OtlpValue::Kind::kFlag:
+      return value.number != 0 ? "true" : "false";
+    case OtlpValue::Kind::kReal:
+      end = put_double(end, value.real);
+      break;
+    case OtlpValue::Kind::kOther:
+      return "{}";
+    default:
+      end = put_integer(end, value.number);
+  }
+  return {begin, static_cast<size_t>(end - begin)};
+}
+
+// What only the columns of operators have.
+void OtlpReader::put_operator(const OtlpSpan& span, uint64_t row) {
+  otp_trace_rows* rows = d_out.rows;
+  const uint32_t track = rows->track[row];
+  const bool is_timed = !span.device_type.empty();
+  if (d_is_own && (is_step_apart(span) || span.name == kWindow)) rows->span_id[row] = rows->parent_id[row] = 0;
   rows->id[row] = is_timed ? span.span_id : 0;
-  rows->span_id[row] = is_apart ? 0 : span.span_id;
-  rows->parent_id[row] = is_apart ? 0 : span.parent_id;
   rows->sequence_nr[row] = span.sequence_nr;
   InputTexts inputs;
   inputs.types = span.dtypes;
@@ -268,7 +338,7 @@ uint32_t OtlpReader::category_of(const OtlpSpan& span) {
 // Names of events: a step has torch's, a module its full one.
 uint32_t OtlpReader::name_of(const OtlpSpan& span) {
   if (!span.phase.empty()) return d_tables->phase_name(span.phase);
-  if (!d_is_own) return d_tables->name(span.name);
+  if (!d_is_own || d_tables->is_for_sums()) return d_tables->name(span.name);
   if (span.name == kStep && span.step >= 0)
     return d_tables->name(d_scratch = "ProfilerStep#" + std::to_string(span.step));
   if (span.name == kWindow) return d_tables->name("PyTorch Profiler (0)");
@@ -287,6 +357,19 @@ uint32_t OtlpReader::track_of(const OtlpSpan& span) {
   d_last_thread = span.thread_id;
   d_last_process = d_process;
   return d_last_track = track;
+}
+
+uint32_t OtlpReader::trace_of(const OtlpSpan& span) {
+  if (span.trace_id == d_last_trace_id) return d_last_trace;
+  constexpr char kDigits[] = "0123456789abcdef";
+  constexpr size_t kBytes = 16;
+  d_last_trace_id = d_scratch = span.trace_id;
+  if (span.trace_id.size() == kBytes) {
+    d_scratch.clear();
+    for (const char byte : span.trace_id)
+      d_scratch.append({kDigits[static_cast<uint8_t>(byte) >> 4], kDigits[byte & 15]});
+  }
+  return d_last_trace = d_tables->name(d_scratch);
 }
 
 }  // namespace otp

@@ -5,7 +5,10 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "files/json_cursor.h"
 #include "files/trace_tables.h"
 
 namespace otp {
@@ -17,6 +20,8 @@ struct OtlpSpan {
   uint64_t start = 0;  // Unix ns
   uint64_t end = 0;
   bool has_ids = false;  // a trace id and a span id, of the sizes that these have
+  uint32_t fault = OTP_FAULT_NONE;
+  std::string_view trace_id;  // 16 bytes, or 32 digits
   std::string_view name;
   // Attributes.
   std::string_view scope, function, module, phase, step_kind, thread_name, error_type, shapes, dtypes, values;
@@ -30,16 +35,14 @@ struct OtlpSpan {
   bool is_async = false, is_unfinished = false, follows_loss = false;
 };
 
-// A value of an attribute; other kinds of values are none.
+// A value of an attribute.
 struct OtlpValue {
-  enum class Kind { kNone, kText, kNumber, kFlag, kReal } kind = Kind::kNone;
+  enum class Kind { kNone, kText, kNumber, kFlag, kReal, kOther } kind = Kind::kNone;
   std::string_view text;
   int64_t number = 0;
   double real = 0;
+  std::string_view token = {};  // where the file has it as JSON
 };
-
-// Keeps the value if the attribute is one of those above.
-void store_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* span);
 
 // Reads requests one by one, each in as many calls as the arrays for rows are full. For one thread.
 class OtlpReader {
@@ -53,7 +56,9 @@ class OtlpReader {
   // Whether reading continues: not where the arrays are full, nor at a resource that is new.
   bool begin_resource(std::string_view resource, const char* here);
   void begin_scope(std::string_view name);
-  bool has_room(const char* here);
+  // Whether there is room for the rows of a span.
+  bool begin_span(const char* here);
+  void take_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* span);
   void add(const OtlpSpan& span, const char* here);
   // The request, or this part of it, is not what it must be: `here` is where that is seen.
   bool refuse(const char* here);
@@ -61,22 +66,31 @@ class OtlpReader {
   bool read_request(std::string_view request);
   bool read_resource_spans(std::string_view message);
   bool read_scope_spans(std::string_view message);
+  bool read_span(std::string_view message, OtlpSpan* span);
+  bool read_attribute(std::string_view message, OtlpSpan* span);
   bool is_behind(const char* end) const { return end <= d_begin; }
 
+  // The cursor is at the value, and then behind it. False: reading stops, or the line is not what it must be there.
   bool read_line(std::string_view line);
-  bool read_resource_object(std::string_view object);
-  bool read_scope_object(std::string_view object);
-  bool read_span_object(std::string_view object, OtlpSpan* span);
-  bool read_attributes(std::string_view list, OtlpSpan* span);
+  bool read_resource_object(JsonCursor* cursor);
+  bool read_scope_object(JsonCursor* cursor);
+  bool add_span_object(JsonCursor* cursor);
+  bool read_span_object(JsonCursor* cursor, OtlpSpan* span);
+  bool read_attribute_object(JsonCursor* cursor, OtlpSpan* span);
+  bool read_value_object(JsonCursor* cursor, OtlpValue* value);
   std::string_view text_of(std::string_view token);
 
-  void put_row(const OtlpSpan& span);
+  void put_row(const OtlpSpan& span, uint64_t offset);
+  void put_operator(const OtlpSpan& span, uint64_t row);
+  void put_attributes(const OtlpSpan& span, uint64_t offset);
+  std::string_view json_of(const OtlpValue& value);
   void put_plain_row(uint8_t phase, uint32_t name, uint32_t track);
   void put_memory(const OtlpSpan& span, uint32_t track);
   void put_device_time(const OtlpSpan& span, uint32_t track);
   uint32_t category_of(const OtlpSpan& span);
   uint32_t name_of(const OtlpSpan& span);
   uint32_t track_of(const OtlpSpan& span);
+  uint32_t trace_of(const OtlpSpan& span);
 
   TraceTables* d_tables;
   TraceOutput d_out = {};
@@ -94,8 +108,11 @@ class OtlpReader {
   int64_t d_last_thread = -1;
   uint32_t d_last_process = UINT32_MAX;
   uint32_t d_last_track = 0;
+  std::string d_last_trace_id;
+  uint32_t d_last_trace = 0;
   std::string d_scratch;
-  std::deque<std::string> d_unescaped;  // texts of the span that is being read
+  std::vector<std::pair<uint32_t, OtlpValue>> d_found;  // the wanted attributes of the span that is being read
+  std::deque<std::string> d_unescaped;                  // texts of the span that is being read
 };
 
 }  // namespace otp

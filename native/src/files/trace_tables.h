@@ -1,6 +1,7 @@
 // What the rows of a file point to, the sums over it, and where the rows go: the same for every format.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -25,10 +26,23 @@ struct TraceOutput {
 // Throws std::bad_alloc.
 class TraceTables {
  public:
-  TraceTables(uint64_t limit, uint64_t seed) : d_limit(limit), d_names(seed), d_inputs(seed) {}
+  TraceTables(uint64_t limit, uint64_t seed) : d_limit(limit), d_seed(seed), d_names(seed), d_inputs(seed) {}
 
-  // With `more` bytes besides.
-  bool is_over_limit(uint64_t more = 0) const { return d_names.bytes() + d_inputs.bytes() + more > d_limit; }
+  bool is_over_limit() const {
+    return d_names.bytes() + d_inputs.bytes() + d_attributes.size() * sizeof(otp_trace_attribute) > d_limit;
+  }
+
+  // Reads for sums, with the attributes of these keys, one a line.
+  void read_for_sums(std::string_view keys);
+  bool is_for_sums() const { return d_is_for_sums; }
+  // The name of a key whose attributes are read; -1 for other keys.
+  int64_t wanted(std::string_view key) const { return d_is_for_sums ? d_wanted.find(hash_of(key, d_seed)) : -1; }
+  // Adds an attribute of the event that was counted last; `value`: JSON text. The self time of a span matters only
+  // where what is below it is not in the file: below a phase.
+  void add_attribute(uint64_t row, uint64_t offset, bool is_phase, uint32_t key, std::string_view value) {
+    if (is_phase || key != d_self_duration) d_attributes.push_back({row, figures.events, offset, key, name(value)});
+  }
+  const std::vector<otp_trace_attribute>& attributes() const { return d_attributes; }
 
   uint32_t name(std::string_view text) { return d_names.number_of(text); }
   // The name of the events of a phase: spans may have one of the conventions.
@@ -52,7 +66,12 @@ class TraceTables {
 
  private:
   uint64_t d_limit;
+  uint64_t d_seed;
   TextTable d_names;
+  bool d_is_for_sums = false;
+  HashTable d_wanted;
+  uint32_t d_self_duration = 0;
+  std::vector<otp_trace_attribute> d_attributes;
   InputWordTable d_inputs;
   HashTable d_track_numbers;
   std::vector<uint32_t> d_tracks;
@@ -75,6 +94,16 @@ inline uint32_t TraceTables::track(uint32_t process, uint32_t thread) {
   }
   d_last_pair = pair;
   return d_last_track = static_cast<uint32_t>(number);
+}
+
+inline void TraceTables::read_for_sums(std::string_view keys) {
+  d_is_for_sums = true;
+  for (size_t end; !keys.empty(); keys.remove_prefix(std::min(end + 1, keys.size()))) {
+    end = std::min(keys.find('\n'), keys.size());
+    const std::string_view key = keys.substr(0, end);
+    d_wanted.add(hash_of(key, d_seed), name(key));
+  }
+  d_self_duration = name("torch.self_duration");
 }
 
 inline void TraceTables::note(uint32_t fault, uint64_t offset) {
