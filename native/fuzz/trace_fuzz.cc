@@ -1,4 +1,5 @@
-// Chrome traces with faults: reading them comes to an end, and to the same end however the bytes are cut into pieces.
+// Chrome traces with faults: reading and rewriting them comes to an end, and to the same end however the bytes are cut
+// into pieces; what is written is JSON.
 //
 // The input is a list of changes, four bytes each, to a trace: bytes that are replaced, left out, or repeated, and
 // pieces of JSON that are put in. Its first bytes are sizes of pieces and of the arrays.
@@ -6,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "files/json_copy.h"
 #include "fuzz.h"
 #include "trace_support.h"
 
@@ -51,5 +53,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Document sums = DocumentReader(64, uint64_t{1} << 30, kKeys).read(text, {SIZE_MAX});
   const Document cut_sums = DocumentReader(data[3] % 8 + 1, uint64_t{1} << 30, kKeys).read(text, sizes);
   REQUIRE(sums.status == cut_sums.status && sums.rows == cut_sums.rows && sums.attributes == cut_sums.attributes);
+  const otp_clock_line lines[] = {{1000, 5, 0.5}};
+  const otp_trace_target target = {data[0], data[1], lines, 1, int64_t{OTP_TRACE_IDS}, 3};
+  const Document written = DocumentReader(1).rewrite(text, target, {SIZE_MAX});
+  const Document cut_written = DocumentReader(1).rewrite(text, target, sizes);
+  REQUIRE(written.status == cut_written.status && written.output == cut_written.output);
+  REQUIRE(written.figures.unusable == cut_written.figures.unusable && written.consumed == cut_written.consumed);
+  // What is JSON is copied as it is: an event begins with a comma, of which a list begins with none.
+  const std::string events = written.output.empty() ? "[]" : "[" + written.output.substr(1) + "]";
+  std::string copy(otp::kMostCopied * events.size(), '\0');
+  char* end = copy.data();
+  REQUIRE(otp::copy_json(events, &end));
+  REQUIRE(std::string_view(copy.data(), static_cast<size_t>(end - copy.data())) == events);
   return 0;
 }

@@ -1,4 +1,4 @@
-// What the tests and the fuzzer of trace files have in common: arrays for the reader, and a document read in pieces.
+// What the tests and the fuzzers of trace files have in common: arrays for the reader, and a document read in pieces.
 #pragma once
 
 #include <algorithm>
@@ -56,6 +56,7 @@ struct Document {
   bool is_cut_off = false;
   uint64_t place = 0;     // offset of what was unexpected
   uint64_t consumed = 0;  // bytes of what was read
+  std::string output;     // events that were rewritten
 };
 
 class DocumentReader {
@@ -115,6 +116,17 @@ class DocumentReader {
     return document;
   }
 
+  // Rewrites the text. The process 7 is the rank's; others have the ids 1000, 1001 and so on, and these as metadata.
+  Document rewrite(std::string_view text, const otp_trace_target& target, const std::vector<size_t>& sizes) {
+    otp_trace_rewrite(d_reader, &target);
+    add_process("7", target.pid, "");
+    Document document = read(text, sizes);
+    otp_buffer* output = otp_trace_output(d_reader);
+    document.output.assign(reinterpret_cast<const char*>(output->data), output->size);
+    output->size = 0;
+    return document;
+  }
+
   // Reads a request of OTLP, or a line; the new resources are members.
   Document read_request(std::string_view request, bool is_json, uint64_t offset = 0) {
     Document document;
@@ -153,13 +165,24 @@ class DocumentReader {
       if (document->status == OTP_TRACE_MEMBER)
         document->members.emplace_back(rest.substr(step.place, step.name_size),
                                        rest.substr(step.value, step.value_size));
+      if (document->status == OTP_TRACE_PROCESS) {
+        const std::string process = rest.substr(step.value, step.value_size);
+        const std::string pid = std::to_string(d_next_pid++);
+        add_process(process, std::stoll(pid), ",\n{\"M\":" + pid + "}");
+      }
       document->expected = step.expected;
       document->is_cut_off = step.is_cut_off != 0;
       if (document->status == OTP_TRACE_UNEXPECTED) document->place = document->consumed + step.place;
       document->consumed += step.consumed;
       rest.erase(0, step.consumed);
       take(document);
-    } while (document->status == OTP_TRACE_FULL || document->status == OTP_TRACE_MEMBER);
+    } while (document->status == OTP_TRACE_FULL || document->status == OTP_TRACE_MEMBER ||
+             document->status == OTP_TRACE_PROCESS);
+  }
+
+  void add_process(const std::string& process, int64_t pid, const std::string& events) {
+    const auto bytes = [](const std::string& text) { return reinterpret_cast<const uint8_t*>(text.data()); };
+    otp_trace_add_process(d_reader, bytes(process), process.size(), pid, bytes(events), events.size());
   }
 
   std::string name(uint32_t number) const {
@@ -190,6 +213,7 @@ class DocumentReader {
   }
 
   otp_trace_reader* d_reader;
+  int64_t d_next_pid = 1000;
   uint64_t d_capacity;
   std::vector<int64_t> d_signed;
   std::vector<uint64_t> d_unsigned;

@@ -12,8 +12,6 @@ from .byte_stream import UnexpectedError, cut_off
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Decode = Callable[[str, int], tuple[Any, int]]
-
 LARGEST_VALUE = 1 << 20
 """Characters of the largest parsed value. Its Python objects take up to 30 bytes per character, and the text four."""
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -37,11 +35,9 @@ class JsonStream:
     Args:
         read: returns the next bytes, none at the end.
         offset: position of the first byte in the file.
-        decode: returns the value at a position of a text, and its end, as ``raw_decode`` of a JSONDecoder.
     """
 
-    def __init__(self, read: Callable[[], bytes], offset: int = 0, decode: Decode | None = None) -> None:
-        self._decode = decode or _decode
+    def __init__(self, read: Callable[[], bytes], offset: int = 0) -> None:
         self._read = read
         # So that bytes which are no UTF-8 can be counted in the text, and are shown as escapes.
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -77,12 +73,10 @@ class JsonStream:
             yield name
         self._at += 1
 
-    def elements(self, *, may_be_open: bool = False) -> Iterator[None]:
-        """Yields once per element of an array. ``may_be_open``: the closing bracket may be missing at the end of the document."""
+    def elements(self) -> Iterator[None]:
+        """Yields once per element of an array."""
         self._expect("[")
         while (char := self._next(_SPACE_AND_COMMAS)) != "]":
-            if not char and may_be_open:
-                return
             if not char:
                 raise self._unexpected("an element of an array, or its end")
             yield
@@ -99,7 +93,7 @@ class JsonStream:
         while True:
             self._begun = self._text, self._at, self._before
             try:
-                content, end = self._decode(self._text, self._at)
+                content, end = _decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 further = error.pos - self._at
                 if len(self._text) - self._at > LARGEST_VALUE:
@@ -108,10 +102,7 @@ class JsonStream:
                     raise self._no_value(f"{error.msg}, {further} characters further on") from error
             except RecursionError:
                 self._skip_unusable("a value that is nested too deeply")
-            except (
-                ValueError,
-                ArithmeticError,
-            ):  # Python's limit, which an option of the interpreter's would raise; Decimal's
+            except ValueError:  # Python's limit, which an option of the interpreter's would raise
                 self._skip_unusable("a number of too many digits")
             else:
                 if end == len(self._text) and self._more():  # of a number there may be more

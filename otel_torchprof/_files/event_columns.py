@@ -83,7 +83,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
 
 def process_names(trace: TraceColumns) -> list[tuple[Hashable, str, str]]:
     """Process, kind and text of each name or label of a process, in the order of the file."""
-    return [(_key(trace.names[process]), kind, text) for process, kind, text in process_names_of(trace)]
+    return [(key_in(trace.names[process]), kind, text) for process, kind, text in process_names_of(trace)]
 
 
 def _has_one_group(members: Mapping[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def _tracks(
     trace: TraceColumns, track: Array, thread: Array, kind: Array
 ) -> tuple[list[tuple[Hashable, Hashable]], Array]:
     """Different processes and threads, and the number of each event's pair; the thread of a span is its attribute."""
-    keys = {number: _key(trace.names[number]) for number in distinct_values(trace.tracks).tolist()}
+    keys = {number: key_in(trace.names[number]) for number in distinct_values(trace.tracks).tolist()}
     if trace.resources:
         of_resource = [process_of(attributes) for attributes in trace.resources]
         for number in distinct_values(trace.tracks[:, 0]).tolist():
@@ -195,7 +195,8 @@ def _tracks(
     return list(known), numbers
 
 
-def _key(text: str) -> Hashable:
+def key_in(text: str) -> Hashable:
+    """The key of a process or a thread, given as JSON; None for values of other types."""
     try:
         key: Hashable = key_of(json.loads(text)) if text else None
     except (ValueError, RecursionError):

@@ -11,28 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from otel_torchprof._encode.chrome_json import BASE_GRID_NS, compact
-from otel_torchprof._encode.chrome_spans import Objects
-from otel_torchprof._encode.chrome_tracks import Lanes, Tracks
-from otel_torchprof._encode.otlp_json import request_of
 from otel_torchprof._encode.table import format_time
 from otel_torchprof._export.file import check_writable, write
+from otel_torchprof._native.trace_files import TraceRewriter
 from otel_torchprof.errors import TorchProfError
 
 from . import attribute_keys
 from .alignment import FEWEST_COMMON, align
-from .attribute_keys import MERGED_RANKS, OTHER, THREAD
+from .attribute_keys import MERGED_RANKS, OTHER
 from .collectives import WORKS, CollectiveList, Collectives, host_of_kernels
-from .merged_events import LARGEST_ID, MergedEvents, MergeTarget, process_lines
-from .reading import EventReading, ranks_of_member
-from .records import BASE_TIME, MalformedError, RecordReading, check_can_be_read_twice, check_given_once
+from .merged_events import MergedEvents, MergeTarget, Processes
+from .merged_spans import MergedSpans, SpanReading
+from .reading import EventReading
+from .records import BASE_TIME, MalformedError, check_can_be_read_twice, check_given_once
 from .trace_events import TraceEventKind, step_number
-from .values import LARGEST_NUMBER, key_of, process_of, whole
+from .values import LARGEST_NUMBER, key_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -41,146 +36,6 @@ if TYPE_CHECKING:
 
     from .alignment import Clock, Unaligned
     from .trace_events import TraceEvents
-
-
-# ---- OTLP spans as events of a merged Chrome trace ----
-# They are on the tracks of their threads, with the arguments of this package's own traces.
-
-_MOST_PARTS = 10_000
-"""Most attributes, events and links of a span: each is an object of some hundred bytes."""
-_MOST_WAITING = 1 << 19
-"""Bytes of spans that are buffered and placed on tracks together."""
-_MOST_THREADS = 4096
-"""Most threads of all ranks, since the state of each track is stored."""
-_MOST_SLICES = 200_000
-"""Most slices of all ranks that are stored for tracks without a thread."""
-_MOST_NESTED = 50
-_LONGEST_REASON = 500
-_RESOURCE = Resource({})
-_CODES = frozenset(code.value for code in StatusCode)
-_KINDS = {kind.value + 1: kind for kind in SpanKind}
-"""Kinds by their number in OTLP, where 0 is unspecified."""
-
-
-class MergedSpans:
-    """Converts the spans of all ranks to lines of JSON, in blocks.
-
-    Args:
-        ranks: number of ranks.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self._most_slices = max(_MOST_SLICES // ranks, 100)
-        self._ranks: dict[int, _SpansOfRank] = {}
-        self._threads: set[tuple[int, int]] = set()
-        self._waiting = 0
-
-    def lines(self, span: Any, scope: str, target: MergeTarget) -> Iterator[str]:
-        """Adds a span, a JSON object or a message; yields the lines of buffered spans once there are enough. Raises MalformedError."""
-        message = _message(span) if isinstance(span, dict) else span
-        readable_span = _readable(message, scope, target)
-        self._note_thread(target, (readable_span.attributes or {}).get(THREAD))
-        of_rank = self._ranks.get(target.place)
-        if of_rank is None:
-            of_rank = self._ranks[target.place] = _SpansOfRank(target, self._most_slices)
-        of_rank.waiting.append(readable_span)
-        self._waiting += message.ByteSize()
-        if self._waiting >= _MOST_WAITING:
-            yield from self.rest()
-
-    def rest(self) -> Iterator[str]:
-        """Yields the lines of buffered spans."""
-        self._waiting = 0
-        for spans in self._ranks.values():
-            yield from spans.taken()
-
-    def _note_thread(self, target: MergeTarget, thread: Any) -> None:
-        if type(thread) is int and (target.place, thread) not in self._threads:
-            if len(self._threads) == _MOST_THREADS:
-                raise MalformedError(f"a span of one more than {_MOST_THREADS:,} threads")
-            self._threads.add((target.place, thread))
-
-
-class _SpansOfRank:
-    """Buffers spans of one rank to place them on tracks together."""
-
-    def __init__(self, target: MergeTarget, most_slices: int) -> None:
-        self.waiting: list[ReadableSpan] = []
-        self._target = target
-        self._tracks = Tracks(target.pid, Lanes(most_slices=most_slices))
-        self._arrows = target.place * LARGEST_ID
-
-    def taken(self) -> Iterator[str]:
-        """Yields the lines of the buffered spans and clears the buffer."""
-        spans, self.waiting = self.waiting, []
-        if not spans:
-            return
-        rows = Objects(spans)
-        order, tids = self._tracks.place(rows.outlines)
-        arrows = rows.lay_out(order, tids)
-        for line in self._tracks.news():
-            yield f",\n{line}"
-        for piece in rows.pieces(self._target.pid, self._target.base, self._arrows):
-            yield piece.decode()
-        self._arrows += arrows
-
-
-def _message(span: dict[str, Any]) -> Any:
-    try:
-        request = request_of({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
-    except ValueError as error:
-        raise MalformedError(str(error)[:_LONGEST_REASON]) from error
-    return request.resource_spans[0].scope_spans[0].spans[0]
-
-
-def _readable(span: Any, scope: str, target: MergeTarget) -> ReadableSpan:
-    """A span with its times on the reference's clock."""
-    if len(span.attributes) + len(span.events) + len(span.links) > _MOST_PARTS:
-        raise MalformedError(f"a span with more than {_MOST_PARTS:,} attributes, events and links")
-    start, end = (whole(at, "time") for at in (span.start_time_unix_nano, span.end_time_unix_nano))
-    events = [
-        Event(event.name, _attributes(event), _unix(whole(event.time_unix_nano, "time"), target))
-        for event in span.events
-    ]
-    is_error = span.status.code == StatusCode.ERROR.value
-    code = StatusCode(span.status.code) if span.status.code in _CODES else StatusCode.UNSET
-    return ReadableSpan(
-        span.name,
-        context=_context(span.trace_id, span.span_id),
-        parent=_context(span.trace_id, span.parent_span_id) if any(span.parent_span_id) else None,
-        resource=_RESOURCE,
-        attributes=_attributes(span),
-        events=events,
-        links=[Link(_context(link.trace_id, link.span_id), _attributes(link)) for link in span.links],
-        kind=_KINDS.get(span.kind, SpanKind.INTERNAL),
-        status=Status(code, span.status.message or None if is_error else None),
-        start_time=_unix(start, target),
-        end_time=_unix(max(start, end), target),
-        instrumentation_scope=InstrumentationScope(scope),
-    )
-
-
-def _unix(time: int, target: MergeTarget) -> int:
-    return target.time(time) + target.base
-
-
-def _context(trace_id: bytes, span_id: bytes) -> SpanContext:
-    return SpanContext(int.from_bytes(trace_id[:16], "big"), int.from_bytes(span_id[-8:], "big"), is_remote=False)
-
-
-def _attributes(parent: Any) -> dict[str, Any]:
-    return {attribute.key: _value(attribute.value) for attribute in parent.attributes}
-
-
-def _value(value: Any, depth: int = 0) -> Any:
-    which = value.WhichOneof("value")
-    if depth > _MOST_NESTED:
-        raise MalformedError("an attribute that is nested too deeply")
-    if which == "array_value":
-        return [_value(item, depth + 1) for item in value.array_value.values]
-    if which == "kvlist_value":
-        return {entry.key: _value(entry.value, depth + 1) for entry in value.kvlist_value.values}
-    return getattr(value, which) if which else None
 
 
 # ---- The first reading of the files: their ranks, and the collectives of each rank ----
@@ -393,7 +248,6 @@ def _number(ranks: list[RankFiles]) -> None:
         rank.pid = rank.rank if is_small and rank.rank is not None else next(free)
 
 
-_PIECE = 1 << 20
 _CLOSING = b"\n]}\n"
 _WAY_OUT = (
     "record all ranks with this package's instrumentation, stream or run, detail ops, at the same time; collectives of "
@@ -438,9 +292,8 @@ def merge(
         raise TorchProfError(_refusal(ranks, unaligned))
     clocks = [clock_by_place[place] for place in range(len(ranks))]
     base = _base(ranks[reference])
-    named: set[Hashable] = set()
     targets = [
-        MergeTarget(place, rank.pid, rank.name, clock, base, named)
+        MergeTarget(place, rank.pid, rank.name, clock, base)
         for place, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
     ]
     problems: list[str] = []
@@ -522,7 +375,7 @@ def _head(ranks: list[RankFiles], targets: list[MergeTarget], reference: int) ->
         OTHER: {"reference": ranks[reference].name, MERGED_RANKS: info},
     }
     processes = itertools.chain.from_iterable(
-        process_lines(target, rank.service) for rank, target in zip(ranks, targets, strict=True)
+        target.name_lines(rank.service) for rank, target in zip(ranks, targets, strict=True)
     )
     return (f'{compact(fields)[:-1]},\n"traceEvents":[\n' + ",\n".join(processes)).encode()
 
@@ -556,7 +409,8 @@ def _pieces(
     problems: list[str],
 ) -> Iterator[bytes]:
     """Yields the events of all files, file by file."""
-    free, spans = itertools.count(FIRST_OTHER_PID), MergedSpans(len(ranks))
+    free, rewriter, spans = itertools.count(FIRST_OTHER_PID), TraceRewriter(), MergedSpans(len(ranks))
+    events: MergedEvents | SpanReading
     for outline in outlines:
         of_file = {
             key: target
@@ -564,73 +418,11 @@ def _pieces(
             for part, key in rank.parts
             if part is outline
         }
-        records = _MergedRecords(outline, of_file, spans, free)
-        reading = RecordReading(outline.path, records, partial(watch, outline.path))
-        for _ in reading:
-            if records.size >= _PIECE:
-                yield records.taken()
-        problems += reading.problems
-        records.settle()
-        yield records.taken()
-
-
-class _MergedRecords:
-    """Receives the records of a file in the second reading, and writes them as events of the merged trace.
-
-    Args:
-        outline: the result of the first reading.
-        targets: the ranks in the file, by process.
-        spans: converts OTLP spans.
-        free: process ids for processes that are no ranks.
-    """
-
-    def __init__(
-        self, outline: FileOutline, targets: dict[Hashable, MergeTarget], spans: MergedSpans, free: Iterator[int]
-    ) -> None:
-        self._path, self._targets, self._spans = outline.path, targets, spans
-        self._events: MergedEvents | None = None
         if outline.is_chrome:
-            self._events = MergedEvents(targets[None], outline.base, outline.main, outline.names, free)
-        self._of_resource: MergeTarget | None = None
-        self._lines: list[str] = []
-        self._count = self.size = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add_member(self, name: str, value: Any) -> None:
-        """Raises errors as the first reading does; else no effect."""
-        check_is_not_merged(self._path, value)
-        for _ in ranks_of_member(name, value):
-            pass
-
-    def add_event(self, event: dict[str, Any]) -> None:
-        """Writes an event."""
-        if self._events is not None:
-            self._extend(self._events.lines(event))
-            self._count += 1
-
-    def begin_resource(self, attributes: dict[str, Any]) -> None:
-        """Sets the rank of the spans that follow."""
-        self._of_resource = self._targets.get(process_of(attributes))
-
-    def add_span(self, span: Any, scope: str) -> None:
-        """Writes a span, now or together with later ones."""
-        if self._of_resource is not None:
-            self._extend(self._spans.lines(span, scope, self._of_resource))
-            self._count += 1
-
-    def settle(self) -> None:
-        """Writes buffered spans, at the end of the file."""
-        self._extend(self._spans.rest())
-
-    def taken(self) -> bytes:
-        """Returns the lines written since the last call."""
-        lines = "".join(self._lines).encode()
-        self._lines, self.size = [], 0
-        return lines
-
-    def _extend(self, lines: Iterator[str]) -> None:
-        for line in lines:
-            self._lines.append(line)
-            self.size += len(line)
+            target = of_file[None]
+            processes = Processes(target, outline.main, outline.names, free)
+            events = MergedEvents(outline.path, outline.base, target, processes, rewriter)
+        else:
+            events = SpanReading(outline.path, of_file, spans)
+        yield from events.pieces(partial(watch, outline.path))
+        problems += events.problems

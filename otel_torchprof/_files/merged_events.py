@@ -1,33 +1,33 @@
-"""Converts events of one rank's Chrome trace to events of the merged trace: with corrected times, process ids and unique ids."""
+"""Writes the events of ranks' Chrome traces as those of the merged trace: with corrected times, process ids and unique ids."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._encode.chrome_json import compact, microseconds, process_events
+from otel_torchprof._encode.chrome_json import process_events
 from otel_torchprof._encode.chrome_spans import json_value
+from otel_torchprof._export.byte_stream import opened
+from otel_torchprof._native.trace_files import IDS, LARGEST
+from otel_torchprof.errors import TorchProfError
 
-from .records import MalformedError, malformed
-from .values import key_of, nanoseconds
+from .event_columns import key_in
+from .reading import ranks_of_member
+from .records import MEMBERS, MalformedError, object_of
+from .trace_columns import ChromeReading, begins_chrome
+from .values import nanoseconds, text_in
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+    from otel_torchprof._export.byte_stream import ByteStream
+    from otel_torchprof._native.trace_files import TraceRewriter
 
     from .alignment import Clock
 
-_OF_PROCESSES = frozenset(("process_name", "process_sort_index"))
-_FLOWS, _ASYNCHRONOUS = frozenset("stf"), frozenset("bneSTFpNOD")
-LARGEST_ID = 1 << 40
-"""Number of ids per rank; combined with the rank, they are exact in a double, as viewers store them."""
-_MOST_PROCESSES = 1000
-"""Most other processes of a file; further ones share the last one."""
-_MOST_NAMED = 100_000
-"""Most tracks and processes that are stored as named."""
-_LARGE_INTEGER = re.compile(r"[:,\[]-?\d{19}")
+PIECE = 1 << 20
+"""Bytes of a merged trace that are written at a time."""
 
 
 @dataclass
@@ -41,8 +41,6 @@ class MergeTarget:
     clock: Clock
     base: int
     """Time base of the merged trace, Unix ns."""
-    named: set[Hashable]
-    """Tracks and processes of all ranks that are named already."""
     pids: dict[Hashable, int] = field(default_factory=dict)
     """Process ids in the merged trace, by process of its files."""
 
@@ -50,103 +48,93 @@ class MergeTarget:
         """Unix ns of the rank's clock, as ns of the merged trace."""
         return self.clock.corrected(time) - self.base
 
+    def name_lines(self, label: str) -> list[str]:
+        """The metadata of the rank's process: name and sort index."""
+        return process_events(self.pid, json_value(f"{self.name}: {label}" if label else self.name), self.place)
 
-class MergedEvents:
-    """Converts the events of one file to lines of JSON.
+
+class Processes:
+    """Gives ids to the processes of one file, and names to those that are no ranks.
 
     Args:
         target: the rank.
-        base: time base of the file, Unix ns.
         main: the process of the file that is the rank.
         names: names of its other processes.
         free: process ids for these.
     """
 
-    def __init__(
-        self, target: MergeTarget, base: int, main: Hashable, names: Mapping[Hashable, str], free: Iterator[int]
-    ) -> None:
-        self._target, self._base, self._main, self._names, self._free = target, base, main, names, free
+    def __init__(self, target: MergeTarget, main: Hashable, names: Mapping[Hashable, str], free: Iterator[int]) -> None:
+        self._target, self._names, self._free = target, names, free
+        self.main = json.dumps(main, default=float).encode()
+        """The rank's process as JSON."""
         target.pids[main] = target.pid
 
-    def lines(self, event: dict[str, Any]) -> Iterator[str]:
-        """Yields the event, after metadata of its process if that is new. Changes the event. Raises MalformedError."""
-        phase, name, ts, dur = event.get("ph"), event.get("name"), event.pop("ts", None), event.pop("dur", None)
-        if not isinstance(phase, str):
-            raise malformed(phase, "ph", "a text")
-        pid = key_of(event.get("pid"))
+    def named(self, process: bytes) -> tuple[int, str]:
+        """Returns the id of a process, given as JSON, and its metadata if it is new, each event after a comma."""
+        pids, key = self._target.pids, key_in(process.decode("utf-8", "surrogateescape"))
+        if key in pids:
+            return pids[key], ""
+        pid = pids[key] = next(self._free)
+        name = self._names.get(key) or (key if key and isinstance(key, str) else f"process {key}")
+        lines = process_events(pid, json_value(f"{self._target.name} {name}"), self._target.place)
+        return pid, "".join(f",\n{line}" for line in lines)
+
+
+class MergedEvents(ChromeReading):
+    """Writes the events of one file.
+
+    Args:
+        path: path of the file.
+        base: time base of the file, Unix ns.
+        target: the rank.
+        processes: gives ids to its processes.
+        rewriter: writes the events of all files, one after the other.
+    """
+
+    def __init__(
+        self, path: str, base: int, target: MergeTarget, processes: Processes, rewriter: TraceRewriter
+    ) -> None:
+        super().__init__(path, LARGEST, reader=rewriter)
+        self._rewriter = rewriter
+        rewriter.begin(base, target.base, target.clock.lines, (target.place * IDS, target.pid), processes.named)
+        rewriter.add_process(processes.main)
+
+    def pieces(self, watch: Callable[[ByteStream], None]) -> Iterator[bytes]:
+        """Yields the events as bytes, each after a comma; then the problems are complete. Raises TorchProfError if there is none."""
+        try:
+            with opened(self._path) as stream:
+                watch(stream)
+                begins_chrome(stream)
+                for _ in self.steps(stream):
+                    if self._rewriter.size >= PIECE:
+                        yield self._rewriter.taken()
+        except TorchProfError as error:
+            if not self.counted():
+                raise
+            self.problems.append(f"{error}; what comes before that is counted")
+        self.figures()
+        self._check_members()
+        yield self._rewriter.taken()
+
+    def _check_members(self) -> None:
+        unread = {name: reason for name, reason in self._unread.items() if name in MEMBERS}
+        for name, value in self._members.items():
+            try:
+                for _ in ranks_of_member(name, value):
+                    pass
+            except MalformedError as error:  # noqa: PERF203 - one that cannot be read does not stop the others
+                unread[name] = str(error)
+        self.problems += (f"{self._path!r}: {name} cannot be read ({reason})" for name, reason in unread.items())
+
+    @staticmethod
+    def _check(event: Any) -> None:
+        event = object_of(event, "event")
+        phase = text_in(event.get("ph"), "ph")
         if phase == "M":
-            if not isinstance(name, str):
-                raise malformed(name, "name", "a text")
-            is_said = name in _OF_PROCESSES or (name == "process_labels" and pid != self._main)
-            if is_said or not self._is_new((name, pid, key_of(event.get("tid")))):
-                return
-            times = ""
-        else:
-            times = self._times(ts, dur)
-            self._change_ids(event, phase)
-        yield from self._settle_process(event, pid)
-        yield f",\n{text_of(event)[:-1]}{times}}}"
-
-    def _times(self, ts: Any, dur: Any) -> str:
-        start = self._base + nanoseconds(ts, "ts")
-        begin = self._target.time(start)
-        if dur is None:
-            return f',"ts":{microseconds(begin)}'
-        end = self._target.time(start + max(0, nanoseconds(dur, "dur")))
-        return f',"ts":{microseconds(begin)},"dur":{microseconds(end - begin)}'
-
-    def _change_ids(self, event: dict[str, Any], phase: str) -> None:
-        if phase in _FLOWS or phase in _ASYNCHRONOUS:
-            if "id" in event:
-                event["id"] = self._id(event["id"])
-            elif "id2" not in event:
-                raise MalformedError(f"an event of phase {phase!r} has no id, expected one")
-            if isinstance(event.get("id2"), dict) and "global" in event["id2"]:
-                event["id2"] = {**event["id2"], "global": self._id(event["id2"]["global"])}
-        if "bind_id" in event:
-            event["bind_id"] = self._id(event["bind_id"])
-
-    def _id(self, value: Any) -> int:
-        """An id that no other rank has; texts and large numbers are hashed."""
-        if type(value) is int and 0 <= value < LARGEST_ID:
-            return self._target.place * LARGEST_ID + value
-        digest = hashlib.blake2s(repr(value).encode("utf-8", "replace"), digest_size=5).digest()
-        return self._target.place * LARGEST_ID + int.from_bytes(digest, "big")
-
-    def _settle_process(self, event: dict[str, Any], pid: Hashable) -> Iterator[str]:
-        pids = self._target.pids
-        known = pid if pid in pids or len(pids) < _MOST_PROCESSES else next(reversed(pids))
-        if known not in pids:
-            pids[known] = next(self._free)
-            name = self._names.get(pid) or (pid if pid and isinstance(pid, str) else f"process {pid}")
-            for line in process_events(pids[known], json_value(f"{self._target.name} {name}"), self._target.place):
-                yield f",\n{line}"
-        event["pid"] = pids[known]
-
-    def _is_new(self, what: Hashable) -> bool:
-        named = self._target.named
-        what = self._target.place, what
-        is_new = what not in named
-        if is_new and len(named) < _MOST_NAMED:
-            named.add(what)
-        return is_new
-
-
-def process_lines(target: MergeTarget, label: str) -> Iterator[str]:
-    """Yields the metadata of a rank's process: name and sort index."""
-    yield from process_events(target.pid, json_value(f"{target.name}: {label}" if label else target.name), target.place)
-
-
-def text_of(event: dict[str, Any]) -> str:
-    """An event as JSON that viewers accept, whatever the file contained. Raises MalformedError."""
-    try:
-        text = json.dumps(event, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=float)
-        text.encode()
-        if _LARGE_INTEGER.search(text) is None:
-            return text
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return compact(json_value(json.loads(json.dumps(event, default=float))))
-    except (ValueError, RecursionError) as error:
-        raise MalformedError("an event that is nested too deeply") from error
+            text_in(event.get("name"), "name")
+            return
+        nanoseconds(event.get("ts"), "ts")
+        if event.get("dur") is not None:
+            nanoseconds(event["dur"], "dur")
+        if not event.keys() & {"id", "id2"}:
+            raise MalformedError(f"an event of phase {phase!r} has no id, expected one")

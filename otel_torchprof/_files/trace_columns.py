@@ -58,6 +58,9 @@ _FAULTS = {
     Fault.MESSAGE: "bytes that are no OTLP for traces",
     Fault.SPAN: "a span without ids of 16 and 8 bytes: other OTLP than traces?",
     Fault.TIME: "a time is not below 2^61 nanoseconds",
+    Fault.PHASE: "ph is no text",
+    Fault.NO_ID: "an event of a flow, or an asynchronous event, has no id",
+    Fault.JSON: "event is no JSON, or is nested too deeply",
 }
 _OTLP = b"\0\n"
 """First bytes of files of protobuf: of the size of a request, or the tag of its first field."""
@@ -124,7 +127,7 @@ def read_columns(
     try:
         with opened(path) as stream:
             watch(stream)
-            reading = (ChromeReading if _is_chrome(stream) else _SpanReading)(path, limit, attributes)
+            reading = (ChromeReading if begins_chrome(stream) else _SpanReading)(path, limit, attributes)
             reading.read(stream)
     except TorchProfError as error:
         if reading is None or not reading.counted():
@@ -143,10 +146,10 @@ def read_columns(
 def is_chrome(path: str) -> bool:
     """Whether a file, which is no pipe, may be a Chrome trace. Raises TorchProfError if it cannot be read, or is no trace."""
     with opened(path) as stream:
-        return _is_chrome(stream)
+        return begins_chrome(stream)
 
 
-def _is_chrome(stream: ByteStream) -> bool:
+def begins_chrome(stream: ByteStream) -> bool:
     """Whether a file is a JSON object or list that is no line of OTLP. Raises UnexpectedError if it is no trace."""
     start = stream.peek(SNIFFED)
     if not is_json(start):
@@ -188,11 +191,18 @@ class _Reading:
         path: path of the file, for messages.
         memory_limit: most bytes of the columns.
         attributes: as for :class:`TraceReader`.
+        reader: reads the file instead of a new one.
     """
 
-    def __init__(self, path: str, memory_limit: int, attributes: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        memory_limit: int,
+        attributes: Iterable[str] | None = None,
+        reader: TraceReader | None = None,
+    ) -> None:
         self._path, self._limit = path, memory_limit
-        self.reader = TraceReader(memory_limit, attributes)
+        self.reader = reader or TraceReader(memory_limit, attributes)
         self._fault = ""
         """What is wrong with the first unusable event, if it was looked at."""
         self.problems: list[str] = []
@@ -213,13 +223,18 @@ class _Reading:
         where = place(stream, offset)
         return TorchProfError(f"{self._path!r}: {where}: the columns would need more than the limit of {limit}")
 
-    def columns(self) -> TraceColumns:
-        """Everything that was read."""
+    def figures(self) -> Figures:
+        """Sums over what was read; the message about unusable events is then among the problems. Call it once."""
         figures = self.reader.figures()
         if figures.unusable:
             fault = f"{self._fault or _FAULTS[figures.first_fault]}, event {figures.first_event}"
             at = f"at byte {self._origin + figures.first_offset}"
             self.problems.append(f"{self._path!r}: not counted: {figures.unusable:,}; the first: {fault}, {at}")
+        return figures
+
+    def columns(self) -> TraceColumns:
+        """Everything that was read."""
+        figures = self.figures()
         rows, works, memory = self.reader.take()
         tables = self.reader.names(), self.reader.tracks(), self.reader.inputs(), self.reader.attributes()
         size = self.reader.nbytes + tables[0].nbytes + tables[2].nbytes + tables[3].nbytes
@@ -289,12 +304,17 @@ def _protobuf_resource(message: bytes) -> Iterator[tuple[str, Any]]:
 class ChromeReading(_Reading):
     """Reads a Chrome trace."""
 
-    def __init__(self, path: str, memory_limit: int, attributes: Iterable[str] | None = None) -> None:
-        super().__init__(path, memory_limit, attributes)
-        self._offset = 0
-        """Offset in the file of the bytes that the reader gets next."""
+    _check = staticmethod(check_event)
+    """Raises MalformedError for an event with a value that makes it unusable."""
+    _offset = 0
+    """Offset in the file of the bytes that the reader gets next."""
 
     def read(self, stream: ByteStream) -> None:
+        for _ in self.steps(stream):
+            pass
+
+    def steps(self, stream: ByteStream) -> Iterator[None]:
+        """Reads the whole file, a piece per iteration. Raises what :meth:`read` raises."""
         self._origin = self._offset = stream.offset
         rest, status = b"", Status.MORE
         while status is Status.MORE:
@@ -302,6 +322,7 @@ class ChromeReading(_Reading):
             data = rest + piece if rest else piece
             status, consumed = self._read_piece(data, is_last=not piece)
             rest = data[consumed:]
+            yield
         if status is Status.UNEXPECTED:
             raise self._unexpected(stream, rest)
         if status is Status.NO_MEMORY:
@@ -348,7 +369,7 @@ class ChromeReading(_Reading):
         begin = at + self._origin + figures.first_offset - self._offset
         try:
             event, _ = _decode(data[begin : begin + LARGEST].decode("utf-8", "surrogateescape"))
-            check_event(event)
+            self._check(event)
         except MalformedError as error:
             self._fault = str(error)
         except (ValueError, ArithmeticError, RecursionError):  # JSON that only the native reader takes

@@ -1,4 +1,4 @@
-"""The native reader of trace files: bytes in, columns out (``trace_files.h``). Without the GIL. A reader is for one thread."""
+"""The native reader of trace files: bytes in, columns out, or a merged trace (``trace_files.h``). Without the GIL. A reader is for one thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from .ffi import ffi, lib, owner
 from .loops import Array, pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 BLOCK = 1 << 16
 """Rows that are read at a time."""
 LARGEST: int = lib.OTP_TRACE_LARGEST
 """Bytes of the largest event or member that is read."""
+IDS: int = lib.OTP_TRACE_IDS
+"""Number of ids of each rank in a merged trace: those of 1,024 ranks are exact in a double, as viewers store them."""
 
 ONE_CHANGE = (1 << 64) - 1
 """The span of a change of memory that is none of a span."""
@@ -82,6 +84,7 @@ class Status(enum.IntEnum):
     END = 3
     UNEXPECTED = 4
     NO_MEMORY = 5
+    PROCESS = 6
 
 
 class Fault(enum.IntEnum):
@@ -98,6 +101,9 @@ class Fault(enum.IntEnum):
     MESSAGE = 8
     SPAN = 9
     TIME = 10
+    PHASE = 11
+    NO_ID = 12
+    JSON = 13
 
 
 class Expected(enum.IntEnum):
@@ -286,6 +292,65 @@ class TraceReader:
     def take(self) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
         """Returns the columns of rows, works and memory. Call it once."""
         return self._rows.take(), self._works.take(), self._memory.take()
+
+
+class TraceRewriter(TraceReader):
+    """Writes the events of Chrome traces as those of one merged trace, file by file."""
+
+    def __init__(self) -> None:
+        super().__init__(LARGEST)
+        self._named_process: Callable[[bytes], tuple[int, str]]
+
+    def begin(
+        self,
+        base: int,
+        merged_base: int,
+        lines: Sequence[tuple[int, float, int]],
+        ids: tuple[int, int],
+        named_process: Callable[[bytes], tuple[int, str]],
+    ) -> None:
+        """Begins a file. Raises MemoryError.
+
+        Args:
+            base: Unix ns from which the times of the file count.
+            merged_base: Unix ns from which those of the merged trace count.
+            lines: corrections of the times, one after the other: offset, drift and origin, as of a ``ClockLine``.
+            ids: the first id of flows and asynchronous events, of :data:`IDS`, and the process id of the rank.
+            named_process: returns the id of a process, given as JSON, and events that describe it, each after a comma.
+        """
+        native = ffi.new("otp_clock_line[]", [(offset, origin, drift) for offset, drift, origin in lines])
+        target = ffi.new("otp_trace_target *", (base, merged_base, native, len(lines), *ids))
+        if lib.otp_trace_rewrite(self._reader, target):
+            raise MemoryError("no memory left to merge a trace")
+        self._named_process = named_process
+
+    def read(self, data: bytes, at: int, *, is_last: bool) -> Status:
+        view, none = ffi.from_buffer("uint8_t[]", data), ffi.NULL
+        step = self._step
+        status = lib.otp_trace_read(self._reader, view + at, len(data) - at, is_last, none, none, none, step)
+        if status != Status.PROCESS:
+            return Status(status)
+        self.add_process(data[at + step.value : at + step.value + step.value_size])
+        return Status.FULL
+
+    def add_process(self, process: bytes) -> None:
+        """Adds a process of the file, which is JSON. Raises MemoryError."""
+        pid, events = self._named_process(process)
+        text = events.encode()
+        if lib.otp_trace_add_process(self._reader, process, len(process), pid, text, len(text)):
+            raise MemoryError("no memory left to merge a trace")
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written and not taken."""
+        return int(lib.otp_trace_output(self._reader).size)
+
+    def taken(self) -> bytes:
+        """Returns the bytes written since the last call."""
+        output = lib.otp_trace_output(self._reader)
+        content: bytes = ffi.buffer(output.data, output.size)[:] if output.size else b""
+        output.size = 0
+        return content
 
 
 def pair_ends(rows: Mapping[str, Array]) -> tuple[npt.NDArray[np.int64], int]:

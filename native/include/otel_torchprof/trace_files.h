@@ -1,4 +1,5 @@
-/* Trace files in, columns out: reads the events of Chrome JSON, of torch and of this package, and spans of OTLP.
+/* Trace files in, columns out: reads the events of Chrome JSON, of torch and of this package, and spans of OTLP. Or
+ * Chrome JSON in, Chrome JSON out: the events of several files as those of one document.
  *
  * Nothing in a file is trusted. Memory grows with different names and different inputs only; rows go to arrays of the
  * caller. A reader is for one thread at a time; different readers for any threads.
@@ -92,6 +93,7 @@ enum otp_trace_status {
   OTP_TRACE_END = 3,        /* the document has ended; bytes that are left come after it */
   OTP_TRACE_UNEXPECTED = 4, /* the bytes are not what they must be; nothing more can be read */
   OTP_TRACE_NO_MEMORY = 5,  /* names and inputs would exceed the limit, or there is no memory */
+  OTP_TRACE_PROCESS = 6,    /* the next event is of a process that otp_trace_add_process has not added */
 };
 
 /* What was expected, where OTP_TRACE_UNEXPECTED. */
@@ -119,6 +121,9 @@ enum otp_trace_fault {
   OTP_FAULT_MESSAGE = 8, /* a part of a request, or of a line, is none of OTLP */
   OTP_FAULT_SPAN = 9,    /* a span without the ids that spans have: of metrics, or of logs */
   OTP_FAULT_TIME = 10,
+  OTP_FAULT_PHASE = 11,
+  OTP_FAULT_NO_ID = 12, /* an event of a flow, or an asynchronous one, without an id */
+  OTP_FAULT_JSON = 13,  /* the event is no JSON, or nested too deeply */
 };
 
 /* Bytes of the largest event or member that is read; a larger one is passed over. */
@@ -170,6 +175,40 @@ int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size,
 int otp_trace_read_request(otp_trace_reader* reader, const uint8_t* request, uint64_t size, int is_json,
                            uint64_t offset, otp_trace_rows* rows, otp_trace_works* works, otp_trace_memory* memory,
                            otp_trace_step* step);
+
+/* A correction of times in ns: less `offset`, and `drift` per ns since `origin`. */
+typedef struct {
+  int64_t offset;
+  int64_t origin;
+  double drift;
+} otp_clock_line;
+
+/* Ids of a rank: those of a file from 0 on that are smaller are moved by the rank's first id, others are hashed. */
+#define OTP_TRACE_IDS 1099511627776
+/* Most processes of a file; further ones share the last one. */
+#define OTP_TRACE_MOST_PROCESSES 1000
+
+/* What a file of a rank becomes in the merged document. */
+typedef struct {
+  int64_t base;        /* Unix ns from which the times of the file count ... */
+  int64_t merged_base; /* ... and those of the document */
+  const otp_clock_line* lines;
+  uint64_t line_count;
+  uint64_t first_id;
+  int64_t pid; /* of the process that is the rank */
+} otp_trace_target;
+
+/* Begins a file whose events otp_trace_read appends to the output, each after a comma and a line feed, without arrays.
+ * Times, process ids, and ids of flows and asynchronous events are changed; names of processes are left out, as is
+ * metadata of a track that came before, in any file; everything else stays, with texts in UTF-8, and numbers that JSON
+ * or viewers do not have as texts. Returns 0, or -1: no memory. */
+int otp_trace_rewrite(otp_trace_reader* reader, const otp_trace_target* target);
+/* Adds a process of the file, by its JSON text (empty: null), and appends the `events` that describe it to the output.
+ * After OTP_TRACE_PROCESS the text is `value`. Returns 0, or -1: no memory. */
+int otp_trace_add_process(otp_trace_reader* reader, const uint8_t* process, uint64_t size, int64_t pid,
+                          const uint8_t* events, uint64_t events_size);
+/* The caller takes bytes out by setting the size to 0. */
+otp_buffer* otp_trace_output(otp_trace_reader* reader);
 
 /* Valid until the reader reads on or is closed. Names: index 0 is the empty one. */
 const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader);

@@ -36,7 +36,7 @@ struct ChromeEvent {
   // The cursor is at its brace, and then behind it. `attributes`: gets the wanted ones. False: as for JsonCursor.
   bool read(JsonCursor* cursor, TraceTables* tables, FoundAttributes* attributes);
 
- private:
+  // Where the value of a member goes; null: it is not used.
   std::string_view* place_of(std::string_view key);
 };
 

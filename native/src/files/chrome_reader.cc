@@ -1,10 +1,12 @@
 // Reads a Chrome trace piece by piece, in one pass: the document, its members, and the events in it as rows.
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <new>
 #include <string>
 
 #include "files/chrome_event.h"
+#include "files/chrome_rewriter.h"
 #include "files/json_cursor.h"
 #include "files/json_values.h"
 #include "files/otlp_spans.h"
@@ -133,22 +135,27 @@ using Output = otp::TraceOutput;
 
 struct otp_trace_reader {
  public:
-  otp_trace_reader(uint64_t limit, uint64_t seed) : tables(limit, seed), spans(&tables) {}
+  otp_trace_reader(uint64_t limit, uint64_t seed) : tables(limit, seed), spans(&tables), d_seed(seed) {}
 
   int read(std::string_view data, bool is_last, const Output& out, otp_trace_step* step);
 
+  // Begins a document that is rewritten.
+  void rewrite(const otp_trace_target& target);
+
   otp::TraceTables tables;
   otp::OtlpReader spans;
+  std::unique_ptr<otp::ChromeRewriter> rewriter;  // null: events become rows
 
  private:
   enum class State { kStart, kMembers, kEvents, kEnd };
-  enum class Outcome { kDone, kMember, kIncomplete };
+  enum class Outcome { kDone, kMember, kProcess, kIncomplete };
 
   // The cursor is at the first byte of what comes next, which is no white space.
   Outcome advance(JsonCursor* cursor, const Output& out, otp_trace_step* step);
   Outcome begin(JsonCursor* cursor);
   Outcome member(JsonCursor* cursor, otp_trace_step* step);
-  Outcome element(JsonCursor* cursor, const Output& out);
+  Outcome element(JsonCursor* cursor, const Output& out, otp_trace_step* step);
+  Outcome rewrite_event(JsonCursor* cursor, otp_trace_step* step);
   // What to do where the piece ends too early, or is not what it must be.
   int stopped(const JsonCursor& cursor, bool is_last, otp_trace_step* step);
   // Whether what begins here is too large: it is then passed over.
@@ -169,6 +176,7 @@ struct otp_trace_reader {
   uint32_t call_stack_of(std::string_view token);
   uint32_t track_of(const ChromeEvent& event);
 
+  uint64_t d_seed;
   State d_state = State::kStart;
   bool d_is_list = false;     // the document is the list of events
   bool d_had_events = false;  // the member with the events has begun
@@ -199,7 +207,7 @@ int otp_trace_reader::read(std::string_view data, bool is_last, const Output& ou
       status = OTP_TRACE_END;
     } else if (tables.is_over_limit()) {
       status = OTP_TRACE_NO_MEMORY;
-    } else if (d_state == State::kEvents && out.is_full()) {
+    } else if (d_state == State::kEvents && rewriter == nullptr && out.is_full()) {
       status = OTP_TRACE_FULL;
     } else {
       d_value = nullptr;
@@ -208,6 +216,7 @@ int otp_trace_reader::read(std::string_view data, bool is_last, const Output& ou
       const Outcome outcome = has_more ? advance(&cursor, out, step) : Outcome::kIncomplete;
       if (outcome == Outcome::kMember) begun = cursor.at;
       if (outcome == Outcome::kMember) status = OTP_TRACE_MEMBER;
+      if (outcome == Outcome::kProcess) status = OTP_TRACE_PROCESS;
       if (outcome == Outcome::kIncomplete) status = stopped(cursor, is_last, step);
       if (outcome == Outcome::kIncomplete && d_state == State::kEvents && d_value != nullptr) begun = d_value;
       if (d_skipping.is_on) cursor.at = d_value;
@@ -245,7 +254,7 @@ otp_trace_reader::Outcome otp_trace_reader::advance(JsonCursor* cursor, const Ou
     case State::kMembers:
       return member(cursor, step);
     default:
-      return element(cursor, out);
+      return element(cursor, out, step);
   }
 }
 
@@ -291,7 +300,7 @@ otp_trace_reader::Outcome otp_trace_reader::member(JsonCursor* cursor, otp_trace
   return Outcome::kMember;
 }
 
-otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Output& out) {
+otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Output& out, otp_trace_step* step) {
   if (*cursor->at == ']') {
     ++cursor->at;
     d_state = d_is_list ? State::kEnd : State::kMembers;
@@ -306,12 +315,37 @@ otp_trace_reader::Outcome otp_trace_reader::element(JsonCursor* cursor, const Ou
     note(OTP_FAULT_EVENT, offset);
     return Outcome::kDone;
   }
+  if (rewriter != nullptr) return rewrite_event(cursor, step);
   ChromeEvent event;
   d_found.clear();
   if (!event.read(cursor, &tables, &d_found)) return Outcome::kIncomplete;
   ++tables.figures.events;
   add(event, offset, out);
   return Outcome::kDone;
+}
+
+otp_trace_reader::Outcome otp_trace_reader::rewrite_event(JsonCursor* cursor, otp_trace_step* step) {
+  if (!rewriter->read(cursor)) return Outcome::kIncomplete;
+  uint32_t fault;
+  if (!rewriter->write(&fault)) {
+    const std::string_view process = rewriter->process();
+    step->value = process.empty() ? 0 : static_cast<uint64_t>(process.data() - d_piece);
+    step->value_size = process.size();
+    return Outcome::kProcess;
+  }
+  ++tables.figures.events;
+  if (fault != OTP_FAULT_NONE) note(fault, static_cast<uint64_t>(d_value - d_piece));
+  return Outcome::kDone;
+}
+
+void otp_trace_reader::rewrite(const otp_trace_target& target) {
+  if (rewriter == nullptr) rewriter = std::make_unique<otp::ChromeRewriter>(d_seed);
+  rewriter->begin(target);
+  tables.figures = {};
+  d_state = State::kStart;
+  d_had_events = false;
+  d_offset = 0;
+  d_skipping = {};
 }
 
 void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Output& out) {
@@ -493,6 +527,28 @@ extern "C" int otp_trace_read_for_sums(otp_trace_reader* reader, const char* key
     return -1;
   }
 }
+
+extern "C" int otp_trace_rewrite(otp_trace_reader* reader, const otp_trace_target* target) {
+  try {
+    reader->rewrite(*target);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+extern "C" int otp_trace_add_process(otp_trace_reader* reader, const uint8_t* process, uint64_t size, int64_t pid,
+                                     const uint8_t* events, uint64_t events_size) {
+  try {
+    const std::string_view text(reinterpret_cast<const char*>(events), events_size);
+    reader->rewriter->add_process({reinterpret_cast<const char*>(process), size}, pid, text);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+extern "C" otp_buffer* otp_trace_output(otp_trace_reader* reader) { return &reader->rewriter->output; }
 
 extern "C" void otp_trace_close(otp_trace_reader* reader) { delete reader; }
 

@@ -110,20 +110,6 @@ void append_utf8(uint32_t code, std::string* out) {
   }
 }
 
-// The character of an escape \u at `at`, behind the u; moves `at` behind it. Half of a pair becomes U+FFFD.
-uint32_t escaped_character(std::string_view text, size_t* at) {
-  constexpr uint32_t kReplacement = 0xFFFD;
-  const int32_t unit = code_unit(text, *at);
-  if (unit < 0) return kReplacement;
-  *at += 4;
-  if (unit < 0xD800 || unit > 0xDFFF) return static_cast<uint32_t>(unit);
-  if (unit > 0xDBFF || text.substr(*at, 2) != "\\u") return kReplacement;
-  const int32_t low = code_unit(text, *at + 2);
-  if (low < 0xDC00 || low > 0xDFFF) return kReplacement;
-  *at += 6;
-  return 0x10000 + (static_cast<uint32_t>(unit - 0xD800) << 10) + static_cast<uint32_t>(low - 0xDC00);
-}
-
 }  // namespace
 
 std::string_view unquoted(std::string_view token) {
@@ -191,6 +177,19 @@ bool double_of(std::string_view text, double* value) {
   *value = std::strtod(copy, &end);
   return end == copy + text.size();
 #endif
+}
+
+uint32_t escaped_character(std::string_view text, size_t* at) {
+  constexpr uint32_t kReplacement = 0xFFFD;
+  const int32_t unit = code_unit(text, *at);
+  if (unit < 0) return kReplacement;
+  *at += 4;
+  if (unit < 0xD800 || unit > 0xDFFF) return static_cast<uint32_t>(unit);
+  if (unit > 0xDBFF || text.substr(*at, 2) != "\\u") return kReplacement;
+  const int32_t low = code_unit(text, *at + 2);
+  if (low < 0xDC00 || low > 0xDFFF) return kReplacement;
+  *at += 6;
+  return 0x10000 + (static_cast<uint32_t>(unit - 0xD800) << 10) + static_cast<uint32_t>(low - 0xDC00);
 }
 
 void append_unescaped(std::string_view content, std::string* out) {

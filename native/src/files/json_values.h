@@ -25,6 +25,10 @@ bool hexadecimal_of(std::string_view text, uint64_t* value);
 // A number as torch prints it, such as "1.": false where it is none.
 bool double_of(std::string_view text, double* value);
 
+// The character of an escape \u at `at`, behind the u; moves `at` behind it. Half of a pair becomes U+FFFD, as does
+// what is no escape: then `at` stays.
+uint32_t escaped_character(std::string_view text, size_t* at);
+
 // The content of a string whose escapes are written out. Throws std::bad_alloc.
 void append_unescaped(std::string_view content, std::string* out);
 
