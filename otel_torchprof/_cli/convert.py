@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof.errors import TorchProfError
 
-from .terminal import say
+from .terminal import reading, say
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +27,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="trace file or black box")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"output file: {', '.join(ENDINGS)}")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,12 +36,13 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: the input cannot be read, the output cannot be written, or its suffix names no format.
     """
-    from otel_torchprof._profile.loaded import load
+    from otel_torchprof._profile.loaded import checked_limit, load_watched
 
     name = format_of(options.output)
     if name is None:
         raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
-    prof = load(options.file)
+    with reading([options.file], quiet=options.quiet) as watch:
+        prof = load_watched(options.file, checked_limit(None), partial(watch, options.file))
     write_as(prof, options.output, name)
     say(f"wrote {options.output}, for {FORMATS[name].reader}")
     return 1 if prof.is_partial else 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -24,6 +23,7 @@ from otel_torchprof._export.otlp_reading import (
     without_spans,
 )
 from otel_torchprof._native.trace_files import LARGEST, Expected, Fault, Status, TraceReader
+from otel_torchprof._process.free_memory import free_memory
 from otel_torchprof.errors import TorchProfError
 
 from .records import MalformedError, json_attributes, protobuf_attributes
@@ -71,8 +71,6 @@ _MOST_OF_RESOURCES = 8 << 20
 """Bytes of the resources of a file whose attributes are kept."""
 _MOST_PROBLEMS = 5
 _LONGEST_NUMBER = 30
-_UNKNOWN_FREE = 4 << 30
-"""Bytes of free memory to assume where the system does not say."""
 
 
 @dataclass
@@ -167,18 +165,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:_LONGEST_NUMBER]} is no number of JSON")
     return number
-
-
-def free_memory() -> int:
-    """Bytes of memory that the system can still give to this process."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as info:  # noqa: PTH123 - no path of the user
-            match = re.search(r"^MemAvailable: +(\d+) kB$", info.read(), re.MULTILINE)
-        if match:
-            return int(match[1]) << 10
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return _UNKNOWN_FREE
 
 
 _decode = json.JSONDecoder(parse_float=Decimal).raw_decode

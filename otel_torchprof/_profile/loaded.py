@@ -17,20 +17,22 @@ from otel_torchprof._files.attribute_keys import RANK
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
 from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
 from otel_torchprof._files.trace_batch import batch_of
-from otel_torchprof._files.trace_columns import free_memory, read_columns
+from otel_torchprof._files.trace_columns import read_columns
 from otel_torchprof._model.devices import device_name
 from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.trace_files import ROW_AGGREGATE
 from otel_torchprof._process import threads
+from otel_torchprof._process.free_memory import free_memory
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, Health
 
 from .results import ProfileResults
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._export.byte_stream import ByteStream
     from otel_torchprof._files.repeating import RepeatingSteps
     from otel_torchprof._files.trace_batch import TraceTable
 
@@ -61,12 +63,16 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
         >>> [average.count for average in otp.load("trace.json").key_averages() if average.key == "aten::add"]
         [1]
     """
-    name, limit = os.fspath(path), checked_limit(memory_limit)
+    return load_watched(os.fspath(path), checked_limit(memory_limit))
+
+
+def load_watched(name: str, limit: int, watch: Callable[[ByteStream], None] = lambda _stream: None) -> LoadedProfile:
+    """:func:`load`, with the most bytes of the columns; ``watch`` gets the open file, to display how much has been read."""
     if Path(name).is_dir():
         raise TorchProfError(f"{name!r} is a folder: load_ranks reads the traces of all ranks in it")
     if is_box(name):
         return _loaded_box(name, limit)
-    trace = read_columns(name, limit)
+    trace = read_columns(name, limit, watch)
     if (trace.rows["flags"] & ROW_AGGREGATE).any():
         raise TorchProfError(
             f"{name!r} has spans that stand for many events: read it with otel-torchprof show, explain or diff"

@@ -9,6 +9,7 @@ from kineto_events import cuda_trace, event, memory
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
+from otel_torchprof._cli import terminal
 from otel_torchprof._export.formats import ENDINGS
 
 
@@ -40,6 +41,25 @@ def test_each_format_into_each(tmp_path, capsys, source, ending):
     assert figures(output) == figures(tmp_path / source)
     assert [step[:3] for step in otp.load(output).steps] == [step[:3] for step in prof.steps]
     assert f"wrote {output}, for " in capsys.readouterr().err
+
+
+def test_a_long_reading_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
+    """The file that is read is followed, unless ``-q`` is given."""
+    (tmp_path / "t.json").write_text(json.dumps([event("op", 0, 100)]))
+    followed, lines = [], []
+
+    class Watched(terminal.ReadingProgress):
+        def watch(self, path, stream):
+            super().watch(path, stream)
+            followed.append(self)
+
+    monkeypatch.setattr(terminal, "ReadingProgress", Watched)
+    monkeypatch.setattr(terminal.Progress, "start", lambda progress: lines.append(progress))
+    assert converted(tmp_path / "t.json", tmp_path / "t.otlp") == 0
+    assert "100%" in followed[0].line()
+    assert len(lines) == 1
+    assert cli.main(["convert", "-q", str(tmp_path / "t.json"), "-o", str(tmp_path / "t.otlp")]) == 0
+    assert len(lines) == 1
 
 
 def test_what_is_lost_is_said(tmp_path, capsys):
