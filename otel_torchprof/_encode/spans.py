@@ -15,7 +15,6 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlag
 
 from otel_torchprof import markup
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._model.frame_spans import with_plain_names
 from otel_torchprof._model.limits import limited
 from otel_torchprof._model.live_table import live_table
 from otel_torchprof._model.span_table import AttributeType, extend_names
@@ -418,7 +417,7 @@ def drained_spans(
     """
     table = live_table(placed, ended, flows, **options)
     return add_attributes(
-        with_plain_names(table, placed.batch),
+        table,
         placed.batch,
         dropped_on=_last_root(table) if any(placed.batch.dropped.values()) else None,
         self_time=None if placed.child_time is None else placed.self_times(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from otel_torchprof._model.limits import LINK_SIZE, limited, span_sizes
 from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable
 from otel_torchprof._model.span_tables import picked
 from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
+
+if TYPE_CHECKING:
+    from otel_torchprof._columns.batch import Names
 
 # ---- Spans that replace others: parents, links and attributes when spans are removed from a table ----
 
@@ -53,16 +56,16 @@ def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
     return is_precious
 
 
-def phases(table: SpanTable) -> npt.NDArray[np.bool_]:
+def phases(names: Names, name: Array) -> npt.NDArray[np.bool_]:
     """Mask of the phases, which are never aggregated or collapsed; without tokens, of which there may be thousands."""
-    named = table.names.matching((TEXT_COMPLETION,), prefixes=(PHASE_PREFIX, f"{TEXT_COMPLETION} "))
-    return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name] & ~tokens(table)
+    named = names.matching((TEXT_COMPLETION,), prefixes=(PHASE_PREFIX, f"{TEXT_COMPLETION} "))
+    return np.zeros(len(name), dtype=np.bool_) if named is None else named[name] & ~tokens(names, name)
 
 
-def tokens(table: SpanTable) -> npt.NDArray[np.bool_]:
+def tokens(names: Names, name: Array) -> npt.NDArray[np.bool_]:
     """Mask of the calls of a model in which ``generate`` produces one further token."""
-    named = table.names.matching((Part.DECODE.event_name,))
-    return np.zeros(len(table), dtype=np.bool_) if named is None else named[table.name]
+    named = names.matching((Part.DECODE.event_name,))
+    return np.zeros(len(name), dtype=np.bool_) if named is None else named[name]
 
 
 def _numbers(table: SpanTable, key: str, otherwise: int) -> npt.NDArray[np.int64]:
@@ -283,7 +286,7 @@ def siblings_of(table: SpanTable, groups: TraceGroups) -> Siblings:
     tree = SpanTree(table, parent=groups.parent)
     count = counts_of(table)
     length = durations_of(table) // count
-    apart = tree.any_below(precious(table) | phases(table))
+    apart = tree.any_below(precious(table) | phases(table.names, table.name))
     apart[groups.roots[groups.roots >= 0]] = True
     length[apart] = NOT_SHORT
     label = ((table.name.astype(np.int64) << 1) | (table.error != 0)) * len(groups.roots) + groups.of_row

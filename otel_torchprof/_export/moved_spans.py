@@ -12,6 +12,7 @@ import numpy.typing as npt
 from otel_torchprof._model.live_table import REMEMBERED
 from otel_torchprof._model.span_table import LINK
 from otel_torchprof._model.span_tree import column_of, rows_of_spans
+from otel_torchprof._native.loops import positions_of
 
 from .aggregating import AGGREGATED_COUNT, COLLAPSED_COUNT, links_once
 from .policy import RECORDED
@@ -33,8 +34,7 @@ class MovedSpans:
     """The latest :data:`REMEMBERED` moved spans, or up to twice as many, 56 bytes each. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._span_ids = self._sorted = np.empty(0, dtype=np.uint64)
-        self._order: npt.NDArray[np.int64] | None = None
+        self._span_ids = np.empty(0, dtype=np.uint64)
         self._ends = np.empty(0, dtype=LINK)
 
     def note(self, before: SpanTable, after: SpanTable, root: int | Array, *, became: Array | None = None) -> None:
@@ -59,12 +59,11 @@ class MovedSpans:
         elsewhere |= (ends["trace_id"] != before.trace_ids[before.trace[rows]]).any(axis=1)
         self._add(before.span_id[rows[elsewhere]], ends[elsewhere])
 
-    def note_left(self, table: SpanTable, rows: Array, roots: npt.NDArray[np.uint64]) -> None:
-        """Stores that the spans at ``rows`` are not sent: links to them move to their ``roots``, in the same trace."""
-        chosen = np.isin(rows, _linked_rows(table))
-        ends = np.zeros(int(chosen.sum()), dtype=LINK)
-        ends["span_id"], ends["trace_id"] = roots[chosen], table.trace_ids[table.trace[rows[chosen]]]
-        self._add(table.span_id[rows[chosen]], ends)
+    def note_left(self, span_ids: Array, roots: Array, trace_ids: Array) -> None:
+        """Stores that spans are not sent: links to them move to their ``roots``, in the same trace."""
+        ends = np.zeros(len(span_ids), dtype=LINK)
+        ends["span_id"], ends["trace_id"] = roots, trace_ids
+        self._add(span_ids, ends)
 
     def followed(self, table: SpanTable) -> SpanTable:
         """Returns the table with links to moved spans replaced; the table itself if it has none."""
@@ -78,21 +77,17 @@ class MovedSpans:
         return replace(table, links=links_once(links[links["span_id"] != table.span_id[links["row"]]]))
 
     def _at_their_ends(self, links: Array) -> Array:
-        if self._order is None:
-            self._order = np.argsort(self._span_ids, kind="stable")
-            self._sorted = self._span_ids[self._order]
-        place = np.searchsorted(self._sorted, links["span_id"], side="right") - 1  # the latest
-        moved = np.flatnonzero((place >= 0) & (self._sorted[place] == links["span_id"]))
+        place = positions_of(self._span_ids[::-1], links["span_id"])  # the latest
+        moved = np.flatnonzero(place >= 0)
         if not moved.size:
             return links
-        links, ends = links.copy(), self._ends[self._order[place[moved]]]
+        links, ends = links.copy(), self._ends[len(self._ends) - 1 - place[moved]]
         links["span_id"][moved], links["trace_id"][moved] = ends["span_id"], ends["trace_id"]
         return links
 
     def _add(self, span_ids: Array, ends: Array) -> None:
         if not len(span_ids):
             return
-        self._order = None
         self._span_ids = np.concatenate((self._span_ids, span_ids))
         self._ends = np.concatenate((self._ends, ends))
         if len(self._span_ids) > 2 * REMEMBERED:  # rarely: each cut copies
@@ -118,8 +113,8 @@ def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]
     return replace(table, links=table.links[stays], dropped_links=dropped if before is None else before + dropped)
 
 
-def _linked_rows(table: SpanTable, roots: Array | None = None) -> npt.NDArray[np.int64]:
-    is_linked = np.zeros(len(table), dtype=np.bool_) if roots is None else table.span_id == roots
+def _linked_rows(table: SpanTable, roots: Array) -> npt.NDArray[np.int64]:
+    is_linked = table.span_id == roots
     if column_of(table, _LINKED[0]) is None:  # hidden
         is_linked[:] = True
     for column in filter(None, (column_of(table, key) for key in _LINKED)):

@@ -75,7 +75,7 @@ def tokens_aggregated(table: SpanTable, groups: TraceGroups, sizes: Sizes) -> tu
     by level. The number of tokens that stay is doubled while the result fits; if it never does, none stays. For the spans that are never
     aggregated, and the returned values, see :func:`~.aggregating.aggregated`.
     """
-    token_rows = np.flatnonzero(tokens(table))
+    token_rows = np.flatnonzero(tokens(table.names, table.name))
     if len(token_rows) < 2:  # noqa: PLR2004 - a single token has nothing to be aggregated with
         return table, np.arange(len(table))
     siblings = siblings_of(table, groups)
@@ -130,7 +130,7 @@ def _order_of_leaving(table: SpanTable, tree: SpanTree, groups: TraceGroups) -> 
     """Returns the rows that may be collapsed, group by group, each before its ancestors."""
     key = tree.highest_below(durations_of(table))
     late = tree.any_below(precious(table) | (table.error != 0))
-    has_phase = tree.any_below(phases(table))
+    has_phase = tree.any_below(phases(table.names, table.name))
     rows = np.flatnonzero((key <= groups.short[groups.of_row]) & (tree.above >= 0) & ~has_phase)
     # One number to sort by: a sort of several keys takes three times as long.
     shortest_first = late[rows].astype(np.int64) << 62 | np.minimum(key[rows], (1 << 51) - 1) << 11

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import is_any_of
-from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.limits import most_bytes, span_sizes
+from otel_torchprof._model.live_table import failed_events, traced_events
 from otel_torchprof._model.span_tables import joined_tables, picked, taken
 from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._process.give_way import give_way
@@ -26,13 +26,14 @@ from otel_torchprof._process.give_way import give_way
 from .aggregating import tokens
 from .moved_spans import MovedSpans, without_links_to
 from .policy import ReducedTogether, Reduction, TargetTrace, reduced, reduced_together, row_of
-from .root_only import root_and_phases, root_only, without_detail
+from .root_only import Chosen, chosen, root_only
 from .span_policy import SelectionRules, TailSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from otel_torchprof._model.limits import Budget
+    from otel_torchprof._model.placed import Placed
     from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._model.step_spans import StepSpan
 
@@ -140,8 +141,7 @@ class Pieces(NamedTuple):
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
     """Roots that have ended; their spans are in the table."""
-    failed: Collection[int] = ()
-    """Trace groups in which something failed."""
+    chosen: Chosen = Chosen()
     final: bool = False
     """Whether this is the last drain."""
 
@@ -225,6 +225,22 @@ class SpanBuffer:
         """Bytes that are buffered."""
         return sum(map(_nbytes, self._buffered.values()))
 
+    def choose(
+        self, placed: Placed, steps: Mapping[int, StepSpan], ended: Sequence[StepSpan], *, final: bool
+    ) -> Chosen:
+        """Applies tail sampling to the events of a drain, before they become spans; for :meth:`decide`.
+
+        ``steps``, ``ended`` and ``final``: as in :class:`Pieces`.
+        """
+        if self._rules.keep_all:
+            return Chosen()
+        is_traced = traced_events(placed)
+        self._failed.update(placed.root[is_traced & failed_events(placed.batch)].tolist())
+        has_to_be = self._failed | self._sent_early.keys()
+        waiting = self._open_trace_groups(steps, ended, placed.open_roots, final=final)
+        waiting |= self._buffered.keys() | self._sent_early.keys()
+        return chosen(placed, is_traced, ended, self.sampler, has_to_be=has_to_be, waiting=waiting)
+
     def decide(self, pieces: Pieces) -> list[SpanTable]:
         """Adds the spans of a drain; returns the spans that are due, in up to two tables.
 
@@ -245,19 +261,16 @@ class SpanBuffer:
 
     def _decide(self, pieces: Pieces) -> list[SpanTable]:
         self._capacity.learn_joined()
-        table, trace_group = pieces.table, pieces.trace_group
-        open_trace_groups = self._open_trace_groups(pieces)
+        table, trace_group, sampled = pieces.table, pieces.trace_group, pieces.chosen.sampled
+        open_trace_groups = self._open_trace_groups(pieces.steps, pieces.ended, pieces.open_roots, final=pieces.final)
         is_open = is_any_of(trace_group, [np.uint64(key) for key in open_trace_groups])
         for key, rows in _groups(trace_group, np.flatnonzero(is_open)):
             self._buffered.setdefault(key, []).append(taken(table, rows))
         ready = np.flatnonzero(~is_open)
         whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_trace_groups]
-        sampled: Mapping[int, bool] = {}
-        self._failed.update(pieces.failed)
-        if not self._rules.keep_all:
-            sampled = self.sampler.of_steps(pieces.ended, self._failed | self._sent_early.keys())
-            pieces, ready = self._reduced_unsampled(pieces, ready, whole, sampled)
-        table = pieces.table
+        if (left := pieces.chosen.left_out) is not None:
+            self._figures["detail_dropped"] += left.size
+            self._moved.note_left(*left.moved)
         give_way()
         alone, whole_as_is = self._needs_processing(pieces, ready, whole, sampled)
         passing = ready[~alone]
@@ -278,54 +291,17 @@ class SpanBuffer:
 
     # ---- selection of trace groups that need processing ----
 
-    def _open_trace_groups(self, pieces: Pieces) -> set[int]:
+    def _open_trace_groups(
+        self, steps: Mapping[int, StepSpan], ended: Sequence[StepSpan], open_roots: Collection[int], *, final: bool
+    ) -> set[int]:
         """Keys of the trace groups whose spans are buffered."""
-        self._running |= {key: step for key, step in pieces.steps.items() if not step.is_sent}
-        for step in pieces.ended:
+        self._running |= {key: step for key, step in steps.items() if not step.is_sent}
+        for step in ended:
             self._running.pop(step.span_id, None)
-        if pieces.final:
+        if final:
             self._running.clear()
             return set()
-        return self._running.keys() | set(pieces.open_roots)
-
-    def _reduced_unsampled(
-        self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
-    ) -> tuple[Pieces, Array]:
-        """Reduces trace groups that came whole in this drain, and are not sampled, to root and phases; returns what remains."""
-        table, trace_group = pieces.table, pieces.trace_group
-        trace_groups, which = np.unique(trace_group[ready], return_inverse=True)
-        counts = np.bincount(which, minlength=len(trace_groups))
-        is_root = (table.span_id[ready] == trace_group[ready]) & ~np.isin(
-            trace_group[ready], np.array(whole, dtype=np.uint64)
-        )
-        goes = np.zeros(len(trace_groups), dtype=np.bool_)
-        names: dict[int, str] = {}
-        for row, number in zip(ready[is_root].tolist(), which[is_root].tolist(), strict=True):
-            key = int(trace_groups[number])
-            if table.row[row] < 0:
-                goes[number] = not sampled.get(key, True)
-                continue
-            index = int(table.name[row])
-            name = names.get(index) or names.setdefault(index, table.names[index])
-            duration = int(table.end[row] - table.start[row])
-            is_sampled = self.sampler.of_trace_group(name, duration, failed=key in self._failed)
-            goes[number] = not is_sampled and counts[number] > 1  # one that is alone has no detail
-        if not goes.any():
-            return pieces, ready
-        stays = root_and_phases(table, trace_group)
-        reported = without_detail(table, trace_group, ready[goes[which]], stays)
-        is_left = ~goes[which] | stays[ready]
-        left, dropped = ready[is_left], ready[~is_left]
-        self._figures["detail_dropped"] += len(dropped)
-        self._moved.note_left(table, dropped, trace_group[dropped])
-        traces = distinct(table.trace[left])[0]
-        less = pieces._replace(
-            table=taken(reported, left),
-            trace_group=trace_group[left],
-            enclosing=pieces.enclosing[traces],
-            is_segment=pieces.is_segment[traces],
-        )
-        return less, np.arange(len(left))
+        return self._running.keys() | set(open_roots)
 
     def _needs_processing(
         self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
@@ -380,7 +356,7 @@ class SpanBuffer:
         singly |= enclosing[rows] == 0
         groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
         together: Collection[int] = ()
-        if not tokens(table).any():
+        if not tokens(table.names, table.name).any():
             plain = [key for key in groups if self._is_plain(pieces, key, sampled, was_buffered=key in buffered)]
             together = self._own_roots(pieces, plain)
         if together:
@@ -417,7 +393,7 @@ class SpanBuffer:
         if (
             key in self._past
             or key in self._sent_early
-            or any(tokens(part).any() for part in self._buffered.get(key, ()))
+            or any(tokens(part.names, part.name).any() for part in self._buffered.get(key, ()))
         ):
             return False
         step = pieces.steps.get(key)

@@ -174,6 +174,7 @@ class Instrumentation:
             mute=self._session.mute_roots,
             foresight=self._foresight,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
+            needs_all_spans=lambda: self._processor.takes_whole_traces,
             first_step=self._first_step,
         )
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._export.draining import most_bytes, waiting_share
+from otel_torchprof._export.root_only import without_left_out
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SpanPolicy
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._export.provider import Provider
+    from otel_torchprof._export.root_only import Chosen
     from otel_torchprof._model.averages import RunningAverages
     from otel_torchprof._model.collectives import GroupRanks
     from otel_torchprof._model.placed import Placed
@@ -119,7 +122,7 @@ class Drained(NamedTuple):
     """Results of a drain."""
 
     spans: SpanList
-    """All spans, for exporters that take whole traces."""
+    """All spans, for exporters that take whole traces, if there are any."""
     sent: Sequence[SpanList]
     """Spans that the policy releases now, for all other exporters; none of these lists is empty."""
     events: int
@@ -159,6 +162,7 @@ class LiveRecording:
         most_buffered: limit of the span buffer in bytes. Default: None, the limit of the policy.
         id_key: key of the span ids, 64 bits. Default: a unique one.
         on_steps: called after a drain with the spans of ended steps, if there are any.
+        needs_all_spans: whether an exporter takes whole traces. Default: always.
         first_step: number of the first step.
     """
 
@@ -183,6 +187,7 @@ class LiveRecording:
         most_buffered: int | None = None,
         id_key: int | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
+        needs_all_spans: Callable[[], bool] = lambda: True,
         first_step: int = 0,
     ) -> None:
         self.provider = provider
@@ -198,7 +203,7 @@ class LiveRecording:
         """Ends and begins of segments that the program or its framework reports, from any thread."""
         self._marks_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._mute = mute
-        self._on_steps = on_steps
+        self._on_steps, self._needs_all_spans = on_steps, needs_all_spans
         self._log = LimitedLog()
         self._lock = threads.RLock()  # reentrant: after an interrupt, the same thread may drain again
         self._roots_muted = False
@@ -476,17 +481,22 @@ class LiveRecording:
         self, events: int, placed: Placed, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
     ) -> tuple[SpanList, list[SpanList]]:
         """All spans of a drain, and the spans of this and earlier drains that the policy releases now."""
-        synthetic = [*ended, *jobs]
+        steps = {group.step.span_id: group.step for group in placed.trace_groups if group.step is not None}
+        steps |= {span.span_id: span for span in ended}
+        chosen = self._buffer.choose(placed, steps, ended, final=final)
+        left, needs_all = chosen.left_out, self._needs_all_spans()
         table = drained_spans(
             placed,
-            synthetic,
+            [*ended, *jobs],
             self._flows,
             collectives=self._links,
             final=final,
+            left_out=None if left is None or needs_all else left.events,
         )
         give_way()
-        figures = self._figures_of(events, placed, len(table))
-        sent = self._buffer.decide(self._pieces(placed, table, ended, jobs, final=final))
+        figures = self._figures_of(events, placed, len(table) + (0 if left is None or needs_all else left.size))
+        due = table if left is None else without_left_out(table, left)
+        sent = self._buffer.decide(self._pieces(placed, due, steps, (ended, jobs), chosen=chosen, final=final))
         # From here on nothing is undone: after an error, the events count as recorded and the spans as failed.
         self._figures.update(figures)
         self._recorded += events
@@ -495,17 +505,24 @@ class LiveRecording:
         return whole, [whole if sent_table is table else self._span_list(sent_table) for sent_table in sent]
 
     def _pieces(
-        self, placed: Placed, table: SpanTable, ended: Sequence[StepSpan], jobs: Sequence[StepSpan], *, final: bool
+        self,
+        placed: Placed,
+        table: SpanTable,
+        steps: Mapping[int, StepSpan],
+        synthetic: tuple[Sequence[StepSpan], Sequence[StepSpan]],
+        *,
+        chosen: Chosen,
+        final: bool,
     ) -> Pieces:
-        synthetic = [trace_group.step for trace_group in placed.trace_groups if trace_group.step is not None]
+        """``synthetic``: the roots that have ended, and jobs."""
         for group in placed.trace_groups:
             if group.is_remote:  # its parent is a span of another process
                 self._buffer.join(group.trace.trace_id)
-        exported = [span for span in (*ended, *jobs) if span.trace.exported]
-        is_event = table.row >= 0
-        trace_group = table.span_id.copy()
-        trace_group[is_event] = placed.root[table.row[is_event]]
-        failed = np.flatnonzero(is_event & (table.error != 0))
+        exported = [span for span in chain(*synthetic) if span.trace.exported]
+        trace_group, events = table.span_id.copy(), np.flatnonzero(table.row >= 0)
+        # Usually all events behind each other: then copying costs a tenth of gathering.
+        at = slice(events[0], events[-1] + 1) if len(events) == len(placed.root) > 0 else events
+        trace_group[at] = placed.root if len(events) == len(placed.root) else placed.root[table.row[events]]
         return Pieces(
             table,
             trace_group,
@@ -523,9 +540,9 @@ class LiveRecording:
                 + [span.segment is not None for span in exported],
                 dtype=np.bool_,
             ),
-            {span.span_id: span for span in (*synthetic, *ended)},
-            ended,
-            set(trace_group[failed].tolist()),
+            steps,
+            synthetic[0],
+            chosen,
             final,
         )
 

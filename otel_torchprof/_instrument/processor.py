@@ -155,6 +155,11 @@ class TorchSpanProcessor(SpanProcessor):
         self._lag = self._unseen = self._buffered_bytes = 0
         self._heap = Heap()
 
+    @property
+    def takes_whole_traces(self) -> bool:
+        """Whether an exporter takes all spans of a trace, whatever the policy leaves out."""
+        return any(takes_whole_traces(queue.exporter) for queue in self._queues)
+
     # ---- called by the SDK ----
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002 - the SDK's signature

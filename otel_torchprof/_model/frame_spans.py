@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,6 @@ from .tree import lifted
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Names
-
-    from .span_table import SpanTable
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -65,27 +62,24 @@ def module_calls(names: Names, of: Array) -> Mask:
     return np.zeros(len(of), dtype=np.bool_) if by_name is None else by_name[of]
 
 
-def with_plain_names(table: SpanTable, batch: Batch) -> SpanTable:
-    """Removes addresses from the names of C functions: ``<built-in method relu of Tensor object>``.
+def plain_names(batch: Batch) -> tuple[Array, Names]:
+    """Returns the name of each row, and the names, which begin with those of the batch, without addresses of C functions.
 
-    Span names should be few, and equal in all processes. ``table`` has the spans of ``batch``, and its names begin with those of
-    the batch.
+    These are in names such as ``<built-in method relu of Tensor object>``. Span names should be few, and equal in all processes.
     """
-    is_frame = batch["kind"] == Kind.FRAME
-    if not is_frame.any():
-        return table
-    of_frame = np.flatnonzero(table.row >= 0)
-    of_frame = of_frame[is_frame[table.row[of_frame]]]
-    used, which = distinct(table.name[of_frame])
+    of_frame = np.flatnonzero(batch["kind"] == Kind.FRAME)
+    if not of_frame.size:
+        return batch["name"], batch.names
+    used, which = distinct(batch["name"][of_frame])
     new, added = used.copy(), dict[str, int]()
     for at, index in enumerate(used.tolist()):
-        raw = table.names.raw(index)
+        raw = batch.names.raw(index)
         plain = _ADDRESS.sub(b"", raw)
         if plain != raw:
-            new[at] = added.setdefault(plain.decode("utf-8", "replace"), len(table.names) + len(added))
-    name = table.name.copy()
+            new[at] = added.setdefault(plain.decode("utf-8", "replace"), len(batch.names) + len(added))
+    name = batch["name"].copy()
     name[of_frame] = new[which]
-    return replace(table, name=name, names=extend_names(table.names, list(added)))
+    return name, extend_names(batch.names, list(added))
 
 
 def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:

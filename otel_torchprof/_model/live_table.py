@@ -18,7 +18,7 @@ from otel_torchprof._process.heap import Arena
 
 from .flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
 from .forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
-from .frame_spans import module_calls
+from .frame_spans import module_calls, plain_names
 from .span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
 
 if TYPE_CHECKING:
@@ -227,6 +227,13 @@ def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
     return _Ends(trace_ids[placed.trace_group[events.row]], placed.span_id[events.row])
 
 
+def failed_events(batch: Batch) -> npt.NDArray[np.bool_]:
+    """Mask of the events that failed. Exceptions of Python calls are no errors: callers expect many, such as the end of an iterator."""
+    failed: npt.NDArray[np.bool_] = (batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)
+    failed &= batch["kind"] != Kind.FRAME
+    return failed
+
+
 def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
     """Mask of the events that become spans, by samplers and steps; see :func:`live_table`."""
     of_trace_groups = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
@@ -243,15 +250,17 @@ def live_table(
     *,
     collectives: LiveCollectives | None = None,
     final: bool = False,
+    left_out: npt.NDArray[np.bool_] | None = None,
 ) -> SpanTable:
     """The spans of one drain: those of ended steps first, then one per event, in the order of the batch.
 
     Omits unsampled traces, and events below steps that are not traced in full. ``ended`` may contain other synthetic spans, such as
-    the job span. ``final``: this is the last drain.
+    the job span. ``final``: this is the last drain. ``left_out``: mask of further events to omit; links lead to these all the same.
     """
     batch, trace_groups = placed.batch, placed.trace_groups
     traced = traced_events(placed)
-    rows = None if traced.all() else np.flatnonzero(traced)
+    shown = traced if left_out is None else traced & ~left_out
+    rows = None if shown.all() else np.flatnonzero(shown)
     count = len(batch) if rows is None else len(rows)
     steps = [step for step in ended if step.trace.exported]
     traces = [trace_group.trace for trace_group in trace_groups] + [step.trace for step in steps]
@@ -271,10 +280,9 @@ def live_table(
         values[len(steps) :] = of_events if rows is None or isinstance(of_events, int) else of_events[rows]
         return values
 
-    # Exceptions of Python calls are no errors: callers expect many, such as a missing attribute or the end of an iterator.
-    error = ((batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)) & (batch["kind"] != Kind.FRAME)
+    name, names = plain_names(batch)
     table = SpanTable(
-        name=column([len(batch.names) + step_names.index(step.name) for step in steps], batch["name"], np.uint32),
+        name=column([len(names) + step_names.index(step.name) for step in steps], name, np.uint32),
         start=column([step.start for step in steps], batch["start"], np.int64),
         end=column([step.end for step in steps], batch["end"], np.int64),
         trace=column([len(trace_groups) + i for i in range(len(steps))], placed.trace_group, np.uint32),
@@ -285,11 +293,11 @@ def live_table(
             [step.parent.span_id if step.parent else 0 for step in steps], placed.parent_span_id, np.uint64
         ),
         parent_is_remote=_remote(placed, steps, column),
-        error=column([0] * len(steps), error, np.uint8),
+        error=column([0] * len(steps), failed_events(batch), np.uint8),
         row=column([-1] * len(steps), np.arange(len(batch)), np.int64),
         step=column([step.number for step in steps], -1, np.int64),
         links=_links(steps, position, *_of_events(flow, placed, collectives)),
-        names=extend_names(batch.names, step_names),
+        names=extend_names(names, step_names),
     )
     return with_attributes(table, _own_attributes(placed, steps, position))
 

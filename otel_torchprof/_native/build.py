@@ -17,6 +17,7 @@ ROOT = HERE.parent.parent
 INCLUDE = ROOT / "native" / "include"
 HEADERS = (
     "encode.h",
+    "encode_averages.h",
     "encode_otlp.h",
     "encode_otlp_json.h",
     "encode_chrome.h",

@@ -6,6 +6,7 @@ if no memory is left.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,6 +120,18 @@ def detach_overlapping(order: Array, track: Array, start: Array, end: Array, det
     _checked(lib.otp_chrome_detach_overlapping(len(order), *map(pointer, arrays)))
 
 
+def _names(names: Names) -> dict[str, Any]:
+    """Returns the fields of an ``otp_names`` that points into the names, which must live as long."""
+    view = {"data": _view(_BYTES, names.data), "ends": _view(_ENDS, names.ends), "count": len(names.ends)}
+    if (added := names.added) is not None:
+        view |= {"more_data": _view(_BYTES, added.data), "more_ends": _view(_ENDS, added.ends)}
+    return view
+
+
+def _view(kind: Any, values: Array) -> Any:
+    return ffi.from_buffer(kind, np.ascontiguousarray(values))
+
+
 def _struct(c_type: str, columns: Mapping[str, Array]) -> Any:
     """Returns a C struct that points into the columns, which must live as long."""
     return ffi.new(c_type, {name: pointer(array) for name, array in columns.items()})
@@ -134,6 +147,25 @@ def _checked(result: int) -> int:
     if result < 0:
         raise MemoryError("no memory left to encode the Chrome trace; encode fewer events at a time")
     return result
+
+
+# ---- Averages of what is left out of steps ----
+
+
+def encode_averages(columns: Mapping[str, Array], most_bytes: Array, longest_name: int, names: Names) -> list[str]:
+    """Returns the text of each group of ``otp_averages``; ``columns``: the other arrays of that struct, by name.
+
+    ``most_bytes``: int64, of the text of each group. ``longest_name``: characters.
+    """
+    averages = _struct("otp_averages *", {**columns, "most_bytes": most_bytes})
+    averages.count, averages.group_count, averages.longest_name = len(columns["name"]), len(most_bytes), longest_name
+    averages.wait_count = len(columns["wait_start"])
+    averages.names = _names(names)
+    out, ends = new_buffer(), np.empty(len(most_bytes), dtype=np.uint64)
+    _checked(lib.otp_encode_averages(averages, out, pointer(ends)))
+    cuts = [0, *ends.tolist()]
+    text = ffi.buffer(out.data, out.size)[:] if out.size else b""
+    return [text[begin:end].decode() for begin, end in pairwise(cuts)]
 
 
 # ---- Spans as OTLP ----
@@ -239,7 +271,7 @@ class SpanColumns:
         return pointer
 
     def _array(self, kind: Any, values: Array) -> Any:
-        return self._keep(ffi.from_buffer(kind, np.ascontiguousarray(values)))
+        return self._keep(_view(kind, values))
 
     def _attribute(self, attribute: SpanAttribute) -> dict[str, Any]:
         values = self._array(_TEXT, attribute.values)
@@ -253,11 +285,9 @@ class SpanColumns:
         }
 
     def _names(self, names: Names) -> dict[str, Any]:
-        data, ends, added = self._array(_BYTES, names.data), self._array(_ENDS, names.ends), names.added
-        views = {"data": data, "ends": ends, "count": len(names.ends)}
-        if added is not None:
-            views |= {"more_data": self._array(_BYTES, added.data), "more_ends": self._array(_ENDS, added.ends)}
-        return views
+        view = _names(names)
+        self._keep(view)
+        return view
 
 
 # ---- Output of the encoders, in pieces, through a reused buffer ----

@@ -25,11 +25,12 @@ def pause():
 
 
 class Job:
-    """An instrumented program whose spans come when it says so."""
+    """An instrumented program whose spans come when it says so. ``takes_whole``: an exporter takes whole traces too."""
 
-    def __init__(self, policy, *, exporters=(), **options):
+    def __init__(self, policy, *, exporters=(), takes_whole=True, **options):
         self.exporter, self.whole = InMemorySpanExporter(), Whole()
-        self.processor = otp.TorchSpanProcessor(self.exporter, self.whole, *exporters, schedule_delay_millis=AN_HOUR)
+        exporters = (self.exporter, *([self.whole] if takes_whole else []), *exporters)
+        self.processor = otp.TorchSpanProcessor(*exporters, schedule_delay_millis=AN_HOUR)
         self.provider = TracerProvider(shutdown_on_exit=False, **options)
         self.provider.add_span_processor(self.processor)
         self.instrumentor = otp.TorchInstrumentor()

@@ -54,7 +54,7 @@ def test_a_long_reading_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
             followed.append(self)
 
     monkeypatch.setattr(terminal, "ReadingProgress", Watched)
-    monkeypatch.setattr(terminal.Progress, "start", lambda progress: lines.append(progress))
+    monkeypatch.setattr(terminal.Progress, "start", lambda progress: lines.append(progress.report_if_due()))
     assert converted(tmp_path / "t.json", tmp_path / "t.otlp") == 0
     assert "100%" in followed[0].line()
     assert len(lines) == 1

@@ -13,7 +13,7 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, FunctionInfo, ModuleInfo
 from otel_torchprof._columns.schema import Flag, Scope
 from otel_torchprof._encode.attributes import add_attributes
-from otel_torchprof._model.frame_spans import displayed, with_plain_names
+from otel_torchprof._model.frame_spans import displayed
 
 NAMES = [
     "",
@@ -45,7 +45,7 @@ def spans_of(batch, detail):
     events, callers = displayed(batch, detail)
     ids = itertools.count(1)
     table = recorded_table(events, start=0, end=100, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
-    table = add_attributes(with_plain_names(table, events), events, callers=callers)
+    table = add_attributes(table, events, callers=callers)
     plain = {"torch.self_duration", "thread.id", "thread.name", "torch.op.scope"}
     found = [{key: value for key, value in event.items() if key not in plain} for event in shown_by(table)]
     return [(table.names[name], event) for name, event in zip(table.name.tolist(), found, strict=True)][1:]

@@ -21,7 +21,7 @@ def machine(tmp_path):
     return tmp_path
 
 
-def group(machine, version: str, path: str, limit: object, used: int = 0, inactive: int = 0) -> None:
+def group(machine, version: str, path: str, limit: object, *, used: int = 0, inactive: int = 0) -> None:
     """Makes a control group with a limit, of which so much is used and so much of that is page cache that nobody needs."""
     folder = machine / "sys/fs/cgroup" / version / path
     folder.mkdir(parents=True, exist_ok=True)

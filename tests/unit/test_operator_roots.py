@@ -10,6 +10,7 @@ from live_batches import Event, Service, in_request, label, readable
 
 from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.schema import Scope
+from otel_torchprof._export.root_only import without_left_out
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SelectionRules
 from otel_torchprof._model.limits import Budget
@@ -190,12 +191,16 @@ class Buffered:
         placed = trees.place(self.service.recorder.drain(*events))
         roots = trees.ended_roots(watermark, final=False)
         trees.forget_roots(roots)
+        steps = {root.span_id: root for root in (*(found.step for found in placed.trace_groups), *roots)}
+        chosen = self.buffer.choose(placed, steps, roots, final=False)
         table = live_table(placed, roots, self.service.flows)
+        if chosen.left_out is not None:
+            table = without_left_out(table, chosen.left_out)
         trace_group = table.span_id.copy()
         trace_group[table.row >= 0] = placed.root[table.row[table.row >= 0]]
-        steps = {root.span_id: root for root in (*(found.step for found in placed.trace_groups), *roots)}
         enclosing = np.zeros(len(table.trace_ids), np.uint64)
-        return self.buffer.decide(Pieces(table, trace_group, placed.open_roots, enclosing, enclosing > 0, steps, roots))
+        pieces = Pieces(table, trace_group, placed.open_roots, enclosing, enclosing > 0, steps, roots, chosen)
+        return self.buffer.decide(pieces)
 
 
 def names(tables: list[SpanTable]) -> list[str]:

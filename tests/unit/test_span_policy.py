@@ -107,9 +107,10 @@ def test_a_schedule_that_fails_stops_no_training(caplog):
     assert "no step" in caplog.text
 
 
-def test_only_what_was_asked_for_or_failed_is_kept():
+@pytest.mark.parametrize("takes_whole", [False, True])
+def test_only_what_was_asked_for_or_failed_is_kept(takes_whole):
     """With ``keep="slow"`` and no slow step: of the one asked for, and the one that failed, every span; of others averages."""
-    with job(otp.SpanPolicy(keep="slow", slow_quantile=None)) as program:
+    with job(otp.SpanPolicy(keep="slow", slow_quantile=None), takes_whole=takes_whole) as program:
         program.step("a", "b", "a")
         program.instrumentor.keep_step()
         program.step("asked")
@@ -131,10 +132,11 @@ def test_only_what_was_asked_for_or_failed_is_kept():
     assert "2 root_only" in str(health)
 
 
+@pytest.mark.parametrize("takes_whole", [False, True])
 @pytest.mark.parametrize("drains", [False, True])
-def test_a_step_without_detail_keeps_its_phases(drains):
+def test_a_step_without_detail_keeps_its_phases(drains, takes_whole):
     """Of a step that shrinks the phases stay, and what ran inside of them goes; whether it came in one drain or in several."""
-    with job(otp.SpanPolicy(keep="slow", slow_quantile=None)) as program:
+    with job(otp.SpanPolicy(keep="slow", slow_quantile=None), takes_whole=takes_whole) as program:
         program.step()  # from now on it is known that there are steps
         for _ in range(2):
             with otp.record_function("torch.phase.forward"), otp.record_function("layer"):
