@@ -1,12 +1,14 @@
 """Steps that a policy leaves out, foreseen: of a loop that goes round the same way, their operators are not even recorded.
 
 Steps are learned from what was drained, long after they began. But where the last ones had the same phases, the next one will have
-them too: native code counts the phase with which steps begin, and mutes what is outside of contexts in steps that are not selected. A
+them too: native code counts the phase with which steps begin, and mutes what is outside of contexts in steps that are not selected, of
+which the policy is asked beforehand. A
 phase that is none of these ends that at once. So a wrong guess loses detail of a step, and never a step.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,10 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._model.step_rules import RELEVANT
 from otel_torchprof._native import python_sources
 from otel_torchprof._process import threads
+from otel_torchprof._process.give_way import give_way
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from otel_torchprof._model.step_rules import Boundary, Token
     from otel_torchprof._native.recorder import Session
@@ -31,6 +34,12 @@ _LONGEST_STEPS = 5
 _SHORTEST_NS = 1_000_000_000
 _FIRST_LOOKS = 16
 """Drains of the recorder within which the first steps are foreseen, if they ever are."""
+_AHEAD = 8_192
+"""Steps for which the policy is asked beforehand; of more between two drains, those after them are recorded."""
+_ASKED_AT_ONCE = 64
+"""Steps for which it is asked between two pauses."""
+_ASKING_SECONDS = 0.002
+"""Time for that in a drain: some thousand steps."""
 _RELEVANT = sum(1 << part for part in (*RELEVANT, Part.GENERATE, Part.EVALUATING_GENERATE))
 
 
@@ -39,16 +48,18 @@ class Foresight:
 
     Args:
         session: session that leaves steps out.
-        every: one of so many steps is selected: those with a number divisible by it.
+        selects: whether the step of a number is selected; may be user code.
     """
 
-    def __init__(self, session: Session, every: int) -> None:
+    def __init__(self, session: Session, selects: Callable[[int], bool]) -> None:
         self._session = session
-        self._every = every
+        self._selects = selects
         self._tokens: deque[Token] = deque(maxlen=_MOST_TOKENS)
         self._steps: deque[tuple[Token, ...]] = deque(maxlen=_ALIKE)
         self._latest = 0  # the phase with which the latest step began
         self._first: int | None = None  # number of the first step that was counted
+        self._selected = bytearray()  # the latest decisions, of steps from this count on
+        self._selected_from = 1
         self._expected = 0, 0  # a phase with which a later one began, and its number by the count; 0: none
         self._began = 0
         self._longest = self._looks = 0
@@ -94,7 +105,8 @@ class Foresight:
                 return
             if self._first is None and state[0] == token:
                 self._first, self._looks = number, _FIRST_LOOKS
-                python_sources.number_foreseen(consumer, number)
+                self._selected.clear()
+                self._selected_from = 0
             elif self._first is not None and self._expected[1] != number:
                 python_sources.forget_foresight(consumer)
             self._expected = 0, 0
@@ -103,10 +115,19 @@ class Foresight:
         """After a drain: foresees what can be foreseen, or no more."""
         self._looks += 1
         with self._lock:
-            if not self._stopped and (consumer := self._session.consumer):
-                self._look(consumer, now)
+            if (
+                self._stopped
+                or not (consumer := self._session.consumer)
+                or (count := self._look(consumer, now)) is None
+            ):
+                return
+        self._ask(count)  # it takes a while, and may be the user's code
+        with self._lock:
+            if not self._stopped:
+                python_sources.select_foreseen(consumer, count, bytes(self._selected))
 
-    def _look(self, consumer: int, now: int) -> None:
+    def _look(self, consumer: int, now: int) -> int | None:
+        """Returns how many steps have begun, if the number of the first is known."""
         state = python_sources.foreseen(consumer)
         is_late = now - self._began > max(_LONGEST_STEPS * self._longest, _SHORTEST_NS)
         if not self._is_alike() or is_late:
@@ -114,13 +135,32 @@ class Foresight:
         elif state is None:
             step = self._steps[-1]
             phases = tuple((int(token.part), token.key) for token in step)
-            python_sources.foresee(consumer, step[0].thread, phases, _RELEVANT, self._every)
+            python_sources.foresee(consumer, step[0].thread, phases, _RELEVANT)
             self._first, self._expected = None, (0, 0)
         elif self._first is None:
             if 0 < state[0] < self._latest:  # ids of a thread ascend: the first step was lost
                 python_sources.forget_foresight(consumer)
-        elif self._expected[0] <= self._latest:
-            self._expected = state[1], self._first + state[2] - 1
+        else:
+            if self._expected[0] <= self._latest:
+                self._expected = state[1], self._first + state[2] - 1
+            return state[2]
+        return None
+
+    def _ask(self, count: int) -> None:
+        """Asks the policy for the steps from the one of that count on."""
+        del self._selected[: count - self._selected_from]
+        self._selected_from = count
+        until = time.monotonic() + _ASKING_SECONDS
+        while len(self._selected) < _AHEAD and time.monotonic() < until:
+            give_way()
+            number = (self._first or 0) + count - 1 + len(self._selected)
+            self._selected += bytes(map(self._is_selected, range(number, number + _ASKED_AT_ONCE)))
+
+    def _is_selected(self, number: int) -> bool:
+        try:
+            return bool(self._selects(number))
+        except Exception:  # noqa: BLE001 - logged where the step's spans are chosen, which asks once more
+            return True
 
     def stop(self) -> None:
         """Before another session may have the bit; nothing is foreseen any more. Any thread."""

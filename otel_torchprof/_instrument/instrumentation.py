@@ -156,8 +156,9 @@ class Instrumentation:
             contexts=True,
             devices=self._options.times_device,
         )
-        every = None if self._policy is None else self._policy.choice().foreseeable
-        self._foresight = None if every is None else Foresight(self._session, every)
+        choice = self._policy.choice()
+        selects = functools.partial(choice.selects, trace_id=0)
+        self._foresight = Foresight(self._session, selects) if choice.is_foreseeable else None
         return LiveRecording(
             self._provider,
             self._recording,

@@ -30,7 +30,6 @@ __all__ = [
     "in_graph",
     "in_phase",
     "leave_modules",
-    "number_foreseen",
     "optimizer_begin",
     "optimizer_end",
     "phase_begin",
@@ -57,7 +56,7 @@ generation = python_sources.generation
 in_graph = python_sources.in_graph
 in_phase = python_sources.in_phase
 leave_modules = python_sources.leave_modules
-number_foreseen = python_sources.number_foreseen
+select_foreseen = python_sources.select_foreseen
 optimizer_begin = python_sources.optimizer_begin
 optimizer_end = python_sources.optimizer_end
 phase_begin = python_sources.phase_begin

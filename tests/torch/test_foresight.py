@@ -1,4 +1,4 @@
-"""Of steps that ``every`` leaves out no operators are recorded, once the loop goes round the same way; nothing else is lost."""
+"""Of steps that ``every`` or a schedule leaves out no operators are recorded, once the loop goes round the same way; nothing else is lost."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Part, Segment  # noqa: E402
 from otel_torchprof._export.span_policy import StepChoice  # noqa: E402
+from otel_torchprof._instrument import foresight  # noqa: E402
 from otel_torchprof._instrument.foresight import Foresight  # noqa: E402
 from otel_torchprof._model.step_rules import Boundary, Token  # noqa: E402
 from otel_torchprof._native import python_sources  # noqa: E402
@@ -139,20 +140,57 @@ def test_the_same_spans(program, monkeypatch):
     """Each program has the spans that it has where all of its events are recorded: of every step one, of every fifth all."""
     with Job(every=EVERY) as job:
         program(job)
-    monkeypatch.setattr(StepChoice, "foreseeable", None)
+    monkeypatch.setattr(StepChoice, "is_foreseeable", False)
     with Job(every=EVERY) as whole:
         program(whole)
     assert job.spans() == whole.spans()
     assert job.left_out <= whole.left_out
 
 
-def test_operators_of_other_steps_are_not_recorded():
+def one_of_five(step):
+    """As ``schedule(wait=4, warmup=0, active=1)``, but for what it does when it is asked about step 20."""
+    if step == 4 * EVERY:
+        raise RuntimeError("no step 20")
+    return otp.ProfilerAction.RECORD_AND_SAVE if step % EVERY == EVERY - 1 else otp.ProfilerAction.NONE
+
+
+@pytest.mark.parametrize("program", [plain, skipped, accumulated])
+def test_the_same_spans_by_a_schedule(program, monkeypatch, caplog):
+    """A schedule leaves out what it leaves out where all events are recorded; a step about which it fails is recorded."""
+    with Job(schedule=one_of_five) as job:
+        program(job)
+    monkeypatch.setattr(StepChoice, "is_foreseeable", False)
+    with Job(schedule=one_of_five) as whole:
+        program(whole)
+    assert job.spans() == whole.spans()
+    assert job.spans()[4 * EVERY, "aten::addmm"]
+    assert "no step 20" in caplog.text
+
+
+@pytest.mark.parametrize("policy", [{"every": EVERY}, {"schedule": otp.schedule(wait=3, warmup=1, active=1)}])
+def test_operators_of_other_steps_are_not_recorded(policy):
     """Of a loop that goes round the same way less than half of all events are recorded."""
     with Job() as whole:
         plain(whole)
-    with Job(every=EVERY) as job:
+    with Job(**policy) as job:
         plain(job)
     assert job.left_out + sum(job.spans().values()) < sum(whole.spans().values()) / 2
+
+
+def test_steps_of_which_the_policy_was_not_asked_are_recorded(monkeypatch):
+    """Of more steps between two drains than it was asked for beforehand, the later ones have their operators, which make no spans."""
+    monkeypatch.setattr(foresight, "_AHEAD", 64)
+    recorded = []
+    for steps in (60, 200):
+        with Job(every=1_000_000) as job:
+            plain(job)
+            assert job.processor.force_flush(20_000)
+            before = job.left_out
+            for _ in range(steps):
+                job.step()
+            assert job.processor.force_flush(20_000)
+            recorded.append(job.left_out - before)
+    assert recorded[1] > 3 * recorded[0]
 
 
 def test_what_is_in_a_span_of_the_application_is_recorded():
@@ -296,13 +334,15 @@ def test_a_step_that_was_lost_before_it_was_drained(monkeypatch):
     monkeypatch.setattr(python_sources, "foreseen", lambda _consumer: first and (first, first, 1))
     monkeypatch.setattr(python_sources, "forget_foresight", lambda _consumer: calls.append("forget"))
     monkeypatch.setattr(python_sources, "foresee", lambda *_arguments: calls.append("foresee"))
-    monkeypatch.setattr(python_sources, "number_foreseen", lambda _consumer, number: calls.append(number))
-    foresight = Foresight(SimpleNamespace(consumer=1), EVERY)
+    monkeypatch.setattr(
+        python_sources, "select_foreseen", lambda _consumer, count, selected: calls.append((count, *selected[:EVERY]))
+    )
+    foreseeing = Foresight(SimpleNamespace(consumer=1), lambda number: number % EVERY == 0)
 
     def drain(event, number):
-        foresight.take([Token(event, Part.BACKWARD, 7, event * 10, event * 10 + 5, 1, 0)])
-        foresight.step_began(Boundary(event * 10, 1, event, Segment.STEP), number)
-        foresight.look(event * 10 + 9)
+        foreseeing.take([Token(event, Part.BACKWARD, 7, event * 10, event * 10 + 5, 1, 0)])
+        foreseeing.step_began(Boundary(event * 10, 1, event, Segment.STEP), number)
+        foreseeing.look(event * 10 + 9)
 
     for number, event in enumerate((1, 2, 3, 4, 9)):
         drain(event, number)
@@ -312,7 +352,7 @@ def test_a_step_that_was_lost_before_it_was_drained(monkeypatch):
     first = 11
     drain(11, 6)
     drain(12, 7)
-    assert calls[4:] == ["foresee", 6]
+    assert calls[4:] == ["foresee", (1, 0, 0, 0, 0, 1), (1, 0, 0, 0, 0, 1)]
 
 
 @pytest.mark.parametrize("is_alike", [True, False])
@@ -322,12 +362,12 @@ def test_it_is_near_until_steps_are_counted(is_alike, monkeypatch):
     monkeypatch.setattr(python_sources, "foreseen", lambda _consumer: (6, 6, 1) if "foresee" in calls else None)
     monkeypatch.setattr(python_sources, "forget_foresight", lambda _consumer: None)
     monkeypatch.setattr(python_sources, "foresee", lambda *_arguments: calls.append("foresee"))
-    monkeypatch.setattr(python_sources, "number_foreseen", lambda _consumer, _number: None)
-    foresight, near = Foresight(SimpleNamespace(consumer=1), EVERY), []
+    monkeypatch.setattr(python_sources, "select_foreseen", lambda *_arguments: None)
+    foreseeing, near = Foresight(SimpleNamespace(consumer=1), lambda number: number % EVERY == 0), []
     for number, event in enumerate(range(1, 21)):
-        near.append(foresight.is_near)
-        foresight.take([Token(event, Part.BACKWARD, 7 if is_alike else event, event * 10, event * 10 + 5, 1, 0)])
-        foresight.step_began(Boundary(event * 10, 1, event, Segment.STEP), number)
-        foresight.look(event * 10 + 9)
+        near.append(foreseeing.is_near)
+        foreseeing.take([Token(event, Part.BACKWARD, 7 if is_alike else event, event * 10, event * 10 + 5, 1, 0)])
+        foreseeing.step_began(Boundary(event * 10, 1, event, Segment.STEP), number)
+        foreseeing.look(event * 10 + 9)
     assert near.count(True) == (6 if is_alike else 16)
     assert near == sorted(near, reverse=True)

@@ -1,4 +1,4 @@
-// Steps that are foreseen. Where a loop has gone round the same way a few times, a session that leaves most steps out
+// Steps that are foreseen. Where a loop has gone round the same way a few times, a session that leaves some steps out
 // records nothing outside of contexts in these: whoever learns the steps does so from what was drained, long after a
 // step has begun, but which phase begins the next one is known.
 //
@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "source.h"
@@ -36,18 +37,21 @@ struct Foresight {
   unsigned long thread = 0;   // of the loop, as Python has it
   uint64_t relevant = 0;      // parts that say something of a loop, as bits
   std::vector<Phase> phases;  // of a step, its first and its last one where they stand
-  uint64_t every = 1;         // of so many steps one is recorded: those whose numbers divide by it
   uint64_t count = 0;         // of the steps that have begun since
   uint64_t first_event = 0;   // the phase with which the first of them did
   uint64_t event = 0;         // and the latest
   bool is_complete = true;    // the last phase of the latest has ended
-  int64_t first = -1;         // number of the first of them; below 0 while that is not known
+  // Whether each step is recorded, from this count on. A policy may be the user's code, which is not called here: it is
+  // asked beforehand. Steps of which it was not asked are recorded.
+  uint64_t selected_from = 1;
+  std::string selected;
 };
 std::array<Foresight, OTP_MAX_SESSIONS> g_foresights;
 uint32_t g_foreseeing = 0;  // sessions that do
 
 bool is_recorded(const Foresight& foresight, uint64_t count) {
-  return foresight.first < 0 || (count - 1 + static_cast<uint64_t>(foresight.first)) % foresight.every == 0;
+  const uint64_t at = count - foresight.selected_from;  // far beyond the end for what is before it
+  return at >= foresight.selected.size() || foresight.selected[at] != 0;
 }
 
 void mute(uint32_t bit, Foresight& foresight, bool muted) {
@@ -105,13 +109,12 @@ uint32_t bit_of(PyObject* consumer) {
   return OTP_MAX_SESSIONS;
 }
 
-// foresee(consumer, thread, phases, relevant, every); see _python.pyi.
+// foresee(consumer, thread, phases, relevant); see _python.pyi.
 PyObject* foresee(PyObject*, PyObject* arguments) {
   PyObject *number = nullptr, *phases = nullptr;
   unsigned long thread = 0;
-  unsigned long long relevant = 0, every = 1;
-  if (PyArg_ParseTuple(arguments, "OkO!KK", &number, &thread, &PyTuple_Type, &phases, &relevant, &every) == 0)
-    return nullptr;
+  unsigned long long relevant = 0;
+  if (PyArg_ParseTuple(arguments, "OkO!K", &number, &thread, &PyTuple_Type, &phases, &relevant) == 0) return nullptr;
   uint32_t bit = bit_of(number);
   if (bit == OTP_MAX_SESSIONS) return nullptr;
   std::vector<Phase> known(static_cast<size_t>(PyTuple_Size(phases)));
@@ -122,7 +125,7 @@ PyObject* foresee(PyObject*, PyObject* arguments) {
       return nullptr;
     known[i] = {part, object};
   }
-  if (known.empty() || every == 0) return PyErr_Format(PyExc_ValueError, "nothing to foresee");
+  if (known.empty()) return PyErr_Format(PyExc_ValueError, "nothing to foresee");
   forget(bit);
   Foresight& foresight = g_foresights[bit];
   foresight.is_on = true;
@@ -130,7 +133,6 @@ PyObject* foresee(PyObject*, PyObject* arguments) {
   foresight.thread = thread;
   foresight.relevant = relevant;
   foresight.phases = std::move(known);
-  foresight.every = every;
   g_foreseeing |= 1u << bit;
   Py_RETURN_NONE;
 }
@@ -153,20 +155,26 @@ PyObject* forget_foresight(PyObject*, PyObject* number) {
   Py_RETURN_NONE;
 }
 
-// number_foreseen(consumer, first); see _python.pyi.
-PyObject* number_foreseen(PyObject*, PyObject* arguments) {
+// select_foreseen(consumer, count, selected); see _python.pyi.
+PyObject* select_foreseen(PyObject*, PyObject* arguments) {
   PyObject* number = nullptr;
-  long long first = 0;
-  if (PyArg_ParseTuple(arguments, "OL", &number, &first) == 0) return nullptr;
+  unsigned long long count = 0;
+  const char* selected = nullptr;
+  Py_ssize_t size = 0;
+  if (PyArg_ParseTuple(arguments, "OKy#", &number, &count, &selected, &size) == 0) return nullptr;
   uint32_t bit = bit_of(number);
   if (bit == OTP_MAX_SESSIONS) return nullptr;
-  g_foresights[bit].first = first;
+  Foresight& foresight = g_foresights[bit];
+  if (foresight.is_on) {
+    foresight.selected_from = count;
+    foresight.selected.assign(selected, static_cast<size_t>(size));
+  }
   Py_RETURN_NONE;
 }
 
 PyMethodDef g_methods[] = {{"foresee", foresee, METH_VARARGS, nullptr},
                            {"foreseen", foreseen, METH_O, nullptr},
-                           {"number_foreseen", number_foreseen, METH_VARARGS, nullptr},
+                           {"select_foreseen", select_foreseen, METH_VARARGS, nullptr},
                            {"forget_foresight", forget_foresight, METH_O, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
