@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.context import Context
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("otel_torchprof")
 _NAME = "otel_torchprof"
+_MOST_COMING = 20_000
+"""Most trace ids of steps that have not begun."""
 
 
 def is_sdk_provider(provider: Any) -> bool:
@@ -60,6 +64,8 @@ class Provider:
         self.tracer_provider = tracer_provider
         self._ranks = ranks
         self._logged: set[str] = set()
+        self._coming: dict[tuple[int, int], int] = {}
+        """Trace ids of steps that have not begun, by process, as a forked child has other ones, and by number."""
 
     @property
     def resource(self) -> Resource:
@@ -107,8 +113,8 @@ class Provider:
 
         A sampler that raises is taken to have said yes, and said so once: a profiler must not stop a training job.
         """
-        ids = self._ranks.step_ids(step) if self._ranks is not None and step >= 0 else None
-        trace_id = self.new_trace_id() if ids is None else ids.trace_id
+        ids = self._ids_of_ranks(step)
+        trace_id = (self._coming.pop((os.getpid(), step), 0) or self.new_trace_id()) if ids is None else ids.trace_id
         trace = Trace(trace_id, True, True)
         if ids is not None:
             parent = _rank_span(trace_id, ids.parent_span_id, is_remote=True) if ids.parent_span_id else None
@@ -131,6 +137,23 @@ class Provider:
         except Exception as error:  # noqa: BLE001 - it must not stop a training job
             self._say_once("the sampler failed on %r; such spans are recorded", name, error)
         return trace
+
+    def coming_trace_id(self, step: int) -> int:
+        """The trace id that the step of a number will have if it is the root of a trace. One thread at a time."""
+        if (ids := self._ids_of_ranks(step)) is not None:
+            return ids.trace_id
+        key = os.getpid(), step
+        if (coming := self._coming.get(key)) is None:
+            coming = self._coming[key] = self.new_trace_id()
+            for old in list(
+                islice(self._coming, max(len(self._coming) - _MOST_COMING, 0))
+            ):  # of steps that never began
+                self._coming.pop(old, None)
+        return coming
+
+    def _ids_of_ranks(self, step: int) -> StepIds | None:
+        """The ids that a step has on all ranks."""
+        return self._ranks.step_ids(step) if self._ranks is not None and step >= 0 else None
 
     def _id(self, generate: str, bits: int) -> int:
         generator = self.tracer_provider.id_generator

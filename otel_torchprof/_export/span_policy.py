@@ -37,11 +37,6 @@ class StepChoice(NamedTuple):
         """Whether every step is selected."""
         return self.schedule is None and self.every == 1 and self.ratio >= 1
 
-    @property
-    def is_foreseeable(self) -> bool:
-        """Whether some steps may be left out, by their numbers alone."""
-        return self.ratio >= 1 and not self.is_all
-
     def selects(self, step: int, trace_id: int) -> bool:
         """Whether the step of that number (from 0) and trace is traced in full. A microsecond and the schedule's own time.
 
@@ -77,9 +72,9 @@ class SpanPolicy:
     Args:
         schedule: function from the number of a step to a :class:`ProfilerAction`, as for :class:`profile`; see
             :func:`schedule`. Default: every step.
-        every: selects every n-th step, from step 0 on. Default: 1. Without ``ratio``, operators of steps that ``every`` and
-            ``schedule`` leave out are not even recorded once the loop goes round the same way; averages then have none of
-            them.
+        every: selects every n-th step, from step 0 on. Default: 1. Operators of the other steps are not even recorded once
+            the loop goes round the same way, as of those that ``schedule`` and ``ratio`` leave out; averages then have none
+            of them.
         ratio: share of the steps, above 0, up to 1, selected by trace id as OpenTelemetry's ``TraceIdRatioBased`` does:
             together with a provider that samples by ratio the smaller ratio applies, not the product. Default: 1.
         keep: ``"all"``, or ``"slow"``: samples only steps that are slow, contain an error, or were requested by

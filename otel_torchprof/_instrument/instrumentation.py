@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import NEXT_STEP, SegmentChange
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._export.span_policy import SpanPolicy
+from otel_torchprof._export.span_policy import SpanPolicy, StepChoice
 from otel_torchprof._model.live_table import CallRules
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import Session, notes_on_names
@@ -125,6 +125,10 @@ class Instrumentation:
         self._program_says = False
         self._live = self._new_recording()
 
+    def _selects(self, choice: StepChoice, step: int) -> bool:
+        """Whether a step that has not begun yet will be traced in full, if it is in no span of the application."""
+        return choice.selects(step, self._provider.coming_trace_id(step) if choice.ratio < 1 else 0)
+
     def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """Ends a step, for ``step()`` of the program. Costs a microsecond if all steps are recorded."""
         self._program_says = True
@@ -157,8 +161,7 @@ class Instrumentation:
             devices=self._options.times_device,
         )
         choice = self._policy.choice()
-        selects = functools.partial(choice.selects, trace_id=0)
-        self._foresight = Foresight(self._session, selects) if choice.is_foreseeable else None
+        self._foresight = None if choice.is_all else Foresight(self._session, functools.partial(self._selects, choice))
         return LiveRecording(
             self._provider,
             self._recording,

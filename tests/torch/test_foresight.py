@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Part, Segment  # noqa: E402
-from otel_torchprof._export.span_policy import StepChoice  # noqa: E402
 from otel_torchprof._instrument import foresight  # noqa: E402
 from otel_torchprof._instrument.foresight import Foresight  # noqa: E402
 from otel_torchprof._model.step_rules import Boundary, Token  # noqa: E402
@@ -140,7 +139,7 @@ def test_the_same_spans(program, monkeypatch):
     """Each program has the spans that it has where all of its events are recorded: of every step one, of every fifth all."""
     with Job(every=EVERY) as job:
         program(job)
-    monkeypatch.setattr(StepChoice, "is_foreseeable", False)
+    monkeypatch.setattr(Foresight, "_is_alike", lambda _foresight: False)
     with Job(every=EVERY) as whole:
         program(whole)
     assert job.spans() == whole.spans()
@@ -159,7 +158,7 @@ def test_the_same_spans_by_a_schedule(program, monkeypatch, caplog):
     """A schedule leaves out what it leaves out where all events are recorded; a step about which it fails is recorded."""
     with Job(schedule=one_of_five) as job:
         program(job)
-    monkeypatch.setattr(StepChoice, "is_foreseeable", False)
+    monkeypatch.setattr(Foresight, "_is_alike", lambda _foresight: False)
     with Job(schedule=one_of_five) as whole:
         program(whole)
     assert job.spans() == whole.spans()
@@ -175,6 +174,18 @@ def test_operators_of_other_steps_are_not_recorded(policy):
     with Job(**policy) as job:
         plain(job)
     assert job.left_out + sum(job.spans().values()) < sum(whole.spans().values()) / 2
+
+
+def test_a_share_of_the_steps():
+    """Which steps are traced in full follows from the trace ids that they have, and the others are hardly recorded."""
+    with Job(ratio=0.3) as job:
+        job.train(steps=3 * STEPS)
+    finished = job.exporter.get_finished_spans()
+    operators = {span.context.trace_id for span in finished if span.name == "aten::addmm"}
+    steps = {span.context.trace_id for span in finished if span.name == "torch.step"}
+    assert len(steps) > 2 * STEPS
+    assert operators & steps == {trace for trace in steps if trace & (1 << 64) - 1 < 0.3 * (1 << 64)}
+    assert job.left_out < 50 * STEPS
 
 
 def test_steps_of_which_the_policy_was_not_asked_are_recorded(monkeypatch):
