@@ -100,9 +100,11 @@ void names_are_cut_between_characters() {
   spans.add(0, spans.intern("\xC3\xA4\xC3\xB6\xC3\xBC\xC3\x9F"), 0, 3);  // four of two bytes
   spans.add(0, spans.intern("\"\n\xFF"), 0, 2);
   spans.add(0, spans.intern(""), 0, 1);
+  spans.add(0, spans.intern("\xED\xA0\x80\xED\xA0\x80" + std::string(3000, '\x80')), 0, 0);  // none of it is UTF-8
   const std::string text = spans.texts()[0];
   CHECK(text.find("\"\xC3\xA4\xC3\xB6\xC3\xBC\"") != std::string::npos);
   CHECK(text.find("\"\\\"\\n\xEF\xBF\xBD\"") != std::string::npos);
+  CHECK(text.find("\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"") != std::string::npos);
 }
 
 // Any spans: the sums are those of a map.

@@ -29,7 +29,7 @@ from .aggregating import collapsed_of, counts_of, phases
 from .policy import RECORDED, without_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from otel_torchprof._columns.batch import Batch, Names
     from otel_torchprof._model.placed import Placed
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from otel_torchprof._model.step_spans import StepSpan
 
     from .policy import TargetTrace
-    from .span_policy import TailSampler
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -165,7 +164,7 @@ def _waits(names: Names, name: Array, start: Array, end: Array) -> dict[str, Arr
 # ---- Trace groups that one drain brought whole ----
 
 
-class GroupRoot(NamedTuple):
+class _Root(NamedTuple):
     """The root of a trace group of which only that, and its phases, are sent."""
 
     span_id: int
@@ -192,31 +191,6 @@ class LeftOut(NamedTuple):
         return int(self.events.sum())
 
 
-def left_out(placed: Placed, trace_group: npt.NDArray[np.int32], roots: Sequence[GroupRoot]) -> LeftOut:
-    """Leaves out the events of whole trace groups. Costs some 40 ns per event, and 5 us per trace group. Thread-safe.
-
-    ``trace_group``: of each event the index in ``roots``, negative for those that become spans.
-    """
-    batch = placed.batch
-    name, names = plain_names(batch)
-    is_in, stays = trace_group >= 0, _stays(placed, trace_group)
-    times = batch["name"], batch["start"], batch["end"]
-    works = _works(batch.names, times, trace_group)
-    collectives = collective_texts(_calls_of_batch(batch, trace_group), works, [root.start for root in roots])
-    columns = {
-        "group": np.where(stays, np.int32(-1), trace_group),
-        "name": name,
-        "start": batch["start"],
-        "self_time": placed.self_times(),
-        **_waits(batch.names, *times),
-    }
-    averages = encode_averages(columns, _left_bytes(collectives), _LONGEST_NAME, names)
-    recorded = np.bincount(trace_group[is_in], minlength=len(roots)) + [not root.is_event for root in roots]
-    ids = np.array([root.span_id for root in roots], dtype=np.uint64)
-    events = is_in & ~stays
-    return LeftOut(events, ids, _said(recorded.tolist(), averages, collectives), _moved(placed, events))
-
-
 class Chosen(NamedTuple):
     """What tail sampling chose of the trace groups that ended in a drain."""
 
@@ -226,60 +200,68 @@ class Chosen(NamedTuple):
     """What is left out of trace groups that came whole; its events are no spans of the drain."""
 
 
-def chosen(
-    placed: Placed,
-    is_traced: Mask,
-    ended: Sequence[StepSpan],
-    sampler: TailSampler,
-    *,
-    has_to_be: Collection[int],
-    waiting: Collection[int],
-) -> Chosen:
-    """Applies tail sampling to the trace groups of a drain.
+def left_out(
+    placed: Placed, is_traced: Mask, steps: Sequence[StepSpan], keeps: Callable[[int, str, int], bool]
+) -> LeftOut | None:
+    """Leaves out the events of whole trace groups; None if there are none. Costs some 40 ns per event, and 5 us per trace group.
 
     Args:
-        placed: the events.
-        is_traced: which of them may become spans.
-        ended: synthetic roots that have ended.
-        sampler: decides.
-        has_to_be: trace groups that are sampled in any case.
-        waiting: trace groups of which earlier or later drains have a part.
+        placed: the events of a drain.
+        is_traced: which of them become spans otherwise.
+        steps: synthetic roots of which the events are left out.
+        keeps: whether those of a root that is an event stay, from its span id, its name and its duration, ns.
     """
-    sampled = sampler.of_steps(ended, has_to_be)
-    steps = [
-        step for step in ended if step.span_id not in waiting and step.trace.exported and not sampled[step.span_id]
-    ]
+    plain = plain_names(placed.batch)
     numbers = {step.span_id: number for number, step in enumerate(steps)}
     of_group = [-1 if group.step is None else numbers.get(group.step.span_id, -1) for group in placed.trace_groups]
     trace_group = np.array(of_group, dtype=np.int32)[placed.trace_group]
     trace_group[~is_traced] = -1
-    roots = [GroupRoot(step.span_id, step.start, is_event=False) for step in steps]
+    roots = [_Root(step.span_id, step.start, is_event=False) for step in steps]
     own = np.array([group.step is None for group in placed.trace_groups], dtype=np.bool_)
     if own.any():
         events = np.flatnonzero(own[placed.trace_group] & is_traced)
-
-        def is_sampled(key: int, name: str, duration: int) -> bool:
-            return key in waiting or sampler.of_trace_group(name, duration, failed=key in has_to_be)
-
-        tops = _unsampled_tops(placed, events, is_sampled)
-        numbers_of = positions_of(np.array([root.span_id for root in tops], dtype=np.uint64), placed.root[events])
-        trace_group[events] = np.where(numbers_of >= 0, numbers_of + len(roots), -1)
+        tops = _left_tops(placed, events, plain, keeps)
+        number = positions_of(np.array([root.span_id for root in tops], dtype=np.uint64), placed.root[events])
+        trace_group[events] = np.where(number >= 0, number + len(roots), -1)
         roots += tops
-    return Chosen(sampled, left_out(placed, trace_group, roots) if roots else None)
+    return _left_out(placed, trace_group, roots, plain) if roots else None
 
 
-def _unsampled_tops(placed: Placed, events: Array, is_sampled: Callable[[int, str, int], bool]) -> list[GroupRoot]:
-    """Returns the top-level events among some, with something below them, that are not sampled."""
-    batch = placed.batch
+def _left_tops(
+    placed: Placed, events: Array, plain: tuple[Array, Names], keeps: Callable[[int, str, int], bool]
+) -> list[_Root]:
+    """Returns the top-level events among some, with something below them, whose events are left out."""
+    batch, (name, names) = placed.batch, plain
     keys, counts = np.unique(placed.root[events], return_counts=True)
     count_of = dict(zip(keys.tolist(), counts.tolist(), strict=True))
     tops = events[placed.span_id[events] == placed.root[events]]
-    columns = (placed.root[tops], batch["name"][tops], batch["start"][tops], batch["end"][tops])
+    columns = (placed.root[tops], name[tops], batch["start"][tops], batch["end"][tops])
     return [
-        GroupRoot(key, start, is_event=True)
-        for key, name, start, end in zip(*(column.tolist() for column in columns), strict=True)
-        if not is_sampled(key, batch.names[name], end - start) and count_of[key] > 1
+        _Root(key, start, is_event=True)
+        for key, index, start, end in zip(*(column.tolist() for column in columns), strict=True)
+        if not keeps(key, names[index], end - start) and count_of[key] > 1
     ]
+
+
+def _left_out(placed: Placed, trace_group: Array, roots: Sequence[_Root], plain: tuple[Array, Names]) -> LeftOut:
+    """``trace_group``: of each event the index in ``roots``, negative for those that become spans."""
+    batch = placed.batch
+    is_in, stays = trace_group >= 0, _stays(placed, trace_group)
+    times = batch["name"], batch["start"], batch["end"]
+    works = _works(batch.names, times, trace_group)
+    collectives = collective_texts(_calls_of_batch(batch, trace_group), works, [root.start for root in roots])
+    columns = {
+        "group": np.where(stays, np.int32(-1), trace_group),
+        "name": plain[0],
+        "start": batch["start"],
+        "self_time": placed.self_times(),
+        **_waits(batch.names, *times),
+    }
+    averages = encode_averages(columns, _left_bytes(collectives), _LONGEST_NAME, plain[1])
+    recorded = np.bincount(trace_group[is_in], minlength=len(roots)) + [not root.is_event for root in roots]
+    ids = np.array([root.span_id for root in roots], dtype=np.uint64)
+    events = is_in & ~stays
+    return LeftOut(events, ids, _said(recorded.tolist(), averages, collectives), _moved(placed, events))
 
 
 def without_left_out(table: SpanTable, left: LeftOut) -> SpanTable:

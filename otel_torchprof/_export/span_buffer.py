@@ -26,7 +26,7 @@ from otel_torchprof._process.give_way import give_way
 from .aggregating import tokens
 from .moved_spans import MovedSpans, without_links_to
 from .policy import ReducedTogether, Reduction, TargetTrace, reduced, reduced_together, row_of
-from .root_only import Chosen, chosen, root_only
+from .root_only import Chosen, left_out, root_only
 from .span_policy import SelectionRules, TailSampler
 
 if TYPE_CHECKING:
@@ -187,6 +187,8 @@ class SpanBuffer:
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
         self._failed: set[int] = set()
+        self._decided: dict[int, bool] = {}
+        """Decisions on the steps of the latest drain: if it fails, they come again."""
         self._sent_early: dict[int, Reduction] = {}
         self._reduced_now: set[int] = set()
         self._moved = MovedSpans()
@@ -239,7 +241,17 @@ class SpanBuffer:
         has_to_be = self._failed | self._sent_early.keys()
         waiting = self._open_trace_groups(steps, ended, placed.open_roots, final=final)
         waiting |= self._buffered.keys() | self._sent_early.keys()
-        return chosen(placed, is_traced, ended, self.sampler, has_to_be=has_to_be, waiting=waiting)
+        new = [step for step in ended if step.span_id not in self._decided]
+        sampled = self._decided | self.sampler.of_steps(new, has_to_be)
+        self._decided = {step.span_id: sampled[step.span_id] for step in ended}
+        left = [
+            step for step in ended if not (sampled[step.span_id] or step.span_id in waiting) and step.trace.exported
+        ]
+
+        def keeps(key: int, name: str, duration: int) -> bool:
+            return key in waiting or self.sampler.of_trace_group(name, duration, failed=key in has_to_be)
+
+        return Chosen(self._decided, left_out(placed, is_traced, left, keeps))
 
     def decide(self, pieces: Pieces) -> list[SpanTable]:
         """Adds the spans of a drain; returns the spans that are due, in up to two tables.

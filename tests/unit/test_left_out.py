@@ -10,15 +10,17 @@ import pytest
 from random_recordings import recordings
 from trace_group_tables import attributes_of
 
-from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS
+from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, Kind
 from otel_torchprof._encode.spans import drained_spans
 from otel_torchprof._export.policy import TargetTrace
-from otel_torchprof._export.root_only import GroupRoot, left_out, root_only, without_left_out
+from otel_torchprof._export.root_only import left_out, root_only, without_left_out
 from otel_torchprof._model.live import placed_recording
-from otel_torchprof._model.live_table import Flows
+from otel_torchprof._model.live_table import Flows, traced_events
+from otel_torchprof._model.placed import TraceGroup
 from otel_torchprof._model.span_table import extend_names
 from otel_torchprof._model.span_tables import taken
 from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._native.loops import roots_of
 
 PHASES = ["torch.phase.data", "torch.phase.forward", "torch.phase.decode", "gloo:all_reduce", "all_reduce"]
 STEPS = 5
@@ -47,11 +49,8 @@ def placed_with_left_out(seed):
     batch, steps = recording(seed)
     ids = itertools.count(1)
     placed, spans = placed_recording(batch, steps, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
-    less = spans[seed % 2 :: 2]
-    roots = [GroupRoot(span.span_id, span.start, is_event=False) for span in less]
-    numbers = {span.span_id: number for number, span in enumerate(less)}
-    trace_group = np.array([numbers.get(root, -1) for root in placed.root.tolist()], dtype=np.int32)
-    return placed, spans, left_out(placed, trace_group, roots)
+    left = left_out(placed, traced_events(placed), spans[seed % 2 :: 2], lambda *_root: True)
+    return placed, spans, left
 
 
 def said(table, span_id):
@@ -59,23 +58,56 @@ def said(table, span_id):
     return {key: attributes_of(table, int(np.flatnonzero(table.span_id == span_id)[0])).get(key) for key in SAID}
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_it_is_as_if_the_spans_were_made_and_left_out(seed):
-    """Of each step the same spans stay, and its root says the same, as where all of its spans are in a table first."""
-    placed, spans, left = placed_with_left_out(seed)
+def check_as_if_made(placed, spans, left, roots):
+    """Of each root the same spans stay, and it says the same, as where all of its spans are in a table first."""
     whole = drained_spans(placed, spans, Flows())
     less = without_left_out(whole, left)
     trace_group = np.where(whole.row >= 0, placed.root[whole.row], whole.span_id) if len(placed.root) else whole.span_id
     stays = set(less.span_id.tolist())
-    for span in spans:
-        own = taken(whole, np.flatnonzero(trace_group == span.span_id))
-        if span.span_id in left.roots:
-            own = root_only(own, TargetTrace(span.trace.trace_id, span.span_id, span.name, span.number))
-            assert said(less, span.span_id) == said(own, span.span_id)
+    for root in roots:
+        own = taken(whole, np.flatnonzero(trace_group == root))
+        if root in left.roots:
+            own = root_only(own, TargetTrace(1, root, "root", 7))
+            assert said(less, root) == said(own, root)
         assert set(own.span_id.tolist()) <= stays
         stays -= set(own.span_id.tolist())
     assert not stays
     assert left.size == len(whole) - len(less)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_are_as_if_their_spans_were_made_and_left_out(seed):
+    """Whatever is in a step, by threads, phases and collectives."""
+    placed, spans, left = placed_with_left_out(seed)
+    check_as_if_made(placed, spans, left, [span.span_id for span in spans])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_top_level_events_are_as_if_their_spans_were_made_and_left_out(seed):
+    """Events in no step are asked about by their names, without addresses; those with nothing below them stay as they are."""
+    batch, steps = recording(seed)
+    name = np.where(batch["kind"] == Kind.FRAME, len(batch.names), batch["name"]).astype(np.uint32)
+    waits = len(batch.names) - len(PHASES)
+    name[name == waits] += 1  # what one thread waits for, others may run in, which the table of one tree does not know
+    names = extend_names(batch.names, ["<built-in method relu of Tensor object at 0x7f00aa>"])
+    batch = replace(batch, columns={**batch.columns, "name": name}, names=names)
+    ids = itertools.count(1)
+    placed, _ = placed_recording(batch, steps, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
+    groups = [TraceGroup(group.trace, group.parent_span_id) for group in placed.trace_groups]
+    placed = placed._replace(trace_groups=groups, root=placed.span_id[roots_of(batch["parent"])])
+    asked = []
+
+    def keeps(key, *name_and_duration):
+        asked.append(name_and_duration)
+        return bool(key % 2)
+
+    left = left_out(placed, traced_events(placed), [], keeps)
+    tops = np.flatnonzero(batch["parent"] < 0)
+    if left is not None:
+        check_as_if_made(placed, [], left, placed.span_id[tops].tolist())
+    durations = (batch["end"] - batch["start"])[tops]
+    assert [duration for _, duration in asked] == durations.tolist()
+    assert not any("0x" in name for name, _ in asked)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,6 +8,8 @@ from policy_jobs import job
 
 import otel_torchprof as otp
 from otel_torchprof._export.span_buffer import SpanBuffer
+from otel_torchprof._export.span_policy import SlowDetector
+from otel_torchprof._instrument import live_recording
 
 
 def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
@@ -35,6 +37,33 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
     assert [s.name for s in spans if s.name in {"held", "lost"}] == ["held"]
     assert health.dropped == {"failed": 1}
     assert [s.attributes["torch.step.number"] for s in spans if s.name == "torch.step"] == [0, 1]
+
+
+def test_steps_of_a_drain_that_fails_are_judged_once(monkeypatch):
+    """A step that was decided on when its drain failed comes with the next one: it is not counted, and not compared, twice."""
+    judged, working = [], live_recording.drained_spans
+
+    def failing(*args, **options):
+        monkeypatch.setattr(live_recording, "drained_spans", working)
+        raise MemoryError
+
+    def takes(detector, name, duration):
+        judged.append(duration)
+        return original(detector, name, duration)
+
+    original = SlowDetector.takes
+    monkeypatch.setattr(SlowDetector, "takes", takes)
+    with job(otp.SpanPolicy(keep="slow")) as program:
+        program.step("first")
+        program.drain()
+        program.step("second")
+        monkeypatch.setattr(live_recording, "drained_spans", failing)
+        assert not program.provider.force_flush()
+        program.step("third")
+        program.drain()
+        health = program.processor.health
+    assert len(judged) == len(set(judged))
+    assert health.spans.get("root_only", 0) + health.spans.get("sampled", 0) == len(judged)
 
 
 def test_what_fails_when_it_is_its_turn_is_counted(monkeypatch):

@@ -11,6 +11,7 @@
 
 #include "encode/buffer.h"
 #include "encode/json_writer.h"
+#include "encode/utf8_repair.h"
 
 namespace otp {
 namespace {
@@ -105,13 +106,10 @@ class Sums {
   std::vector<uint32_t> slots_;
 };
 
-// The first characters of a name: a byte that continues a character begins none.
+// The size of the first characters of a name, as put_escaped writes them: what is no UTF-8 is one for each U+FFFD.
 uint64_t cut(const JsonText& name, uint64_t characters) {
   uint64_t size = 0;
-  for (; size < name.size; ++size) {
-    if ((name.data[size] & 0xC0) == 0x80) continue;
-    if (characters-- == 0) break;
-  }
+  for (; size < name.size && characters != 0; --characters) size += utf8_piece(name.data + size, name.size - size).size;
   return size;
 }
 

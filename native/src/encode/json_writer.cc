@@ -3,30 +3,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "encode/utf8_repair.h"
+
 namespace otp {
 namespace {
-
-struct Sequence {
-  uint64_t size;  // bytes to take, 1 to 4
-  bool valid;     // or to replace by one U+FFFD
-};
-
-// The UTF-8 sequence that begins with the non-ASCII byte *text (Unicode 15, table 3-7). An invalid one is as long as
-// its maximal subpart, the bytes that could still have become a character.
-Sequence next_sequence(const uint8_t* text, uint64_t available) {
-  const uint8_t lead = text[0];
-  if (lead < 0xC2 || lead > 0xF4) return {1, false};
-  const uint64_t needed = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  // Only the second byte has a range of its own: it keeps out overlong forms, surrogates and what lies beyond U+10FFFF.
-  uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  for (uint64_t i = 1; i < needed; ++i) {
-    if (i == available || text[i] < low || text[i] > high) return {i, false};
-    low = 0x80;
-    high = 0xBF;
-  }
-  return {needed, true};
-}
 
 char* put_escaped_ascii(char* out, uint8_t byte) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -109,16 +89,16 @@ char* put_escaped(char* out, const uint8_t* text, uint64_t size) {
       }
       continue;
     }
-    const Sequence sequence = next_sequence(text, static_cast<uint64_t>(end - text));
-    if (!sequence.valid) {
+    const Utf8Piece piece = utf8_piece(text, static_cast<uint64_t>(end - text));
+    if (!piece.well_formed) {
       out = put(out, "\xEF\xBF\xBD");
-    } else if (is_line_separator(text, sequence.size)) {
+    } else if (is_line_separator(text, piece.size)) {
       out = put(out, "\\u202");
       *out++ = text[2] == 0xA8 ? '8' : '9';
     } else {
-      out = put_bytes(out, text, sequence.size);
+      out = put_bytes(out, text, piece.size);
     }
-    text += sequence.size;
+    text += piece.size;
   }
   return out;
 }
