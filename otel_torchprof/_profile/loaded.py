@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
-from otel_torchprof._files.attribute_keys import RANK
+from otel_torchprof._files.attribute_keys import MERGED_RANKS, OTHER, RANK
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
 from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
 from otel_torchprof._files.trace_batch import batch_of
@@ -220,6 +220,12 @@ class LoadedProfile(ProfileResults):
     def rank(self) -> int | None:
         """Rank of the process; None if the file does not say it, or has events of several ranks."""
         return self._table.rank
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether ``otel-torchprof merge`` wrote it, from the files of several ranks."""
+        other = self._table.metadata.get(OTHER)
+        return isinstance(other, dict) and MERGED_RANKS in other
 
     def __repr__(self) -> str:
         return f"<profile of {len(self.events())} events from {self.path!r}>"

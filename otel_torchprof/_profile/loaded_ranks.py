@@ -65,7 +65,8 @@ def load_ranks(
     """Reads the traces of several ranks: a profile by rank, as :func:`load` gives each. Reads as many at a time as there are processors.
 
     Args:
-        paths: a folder, of which all files are read whose names are those of traces or black boxes; or files.
+        paths: a folder, of which all files are read whose names are those of traces or black boxes; or files. A merged
+            file in a folder is left out.
         memory_limit: most bytes of the columns of all files. Default: half of the free memory.
 
     Raises:
@@ -86,6 +87,8 @@ def load_ranks(
         loaded = list(pool.map(partial(load, memory_limit=max(limit, 1)), names))
     profiles: dict[int, LoadedProfile] = {}
     for name, prof in zip(names, loaded, strict=True):
+        if prof.is_merged and isinstance(paths, str | os.PathLike):
+            continue
         if prof.rank is None:
             raise TorchProfError(f"{name!r} does not say of which rank it is: load() reads it alone")
         if prof.rank in profiles:
@@ -93,6 +96,8 @@ def load_ranks(
                 f"{name!r} is of rank {prof.rank}, as {profiles[prof.rank].path!r}: give one file per rank"
             )
         profiles[prof.rank] = prof
+    if not profiles:
+        raise TorchProfError(f"{str(paths)!r} has merged traces only: load() reads one")
     return LoadedRanks(profiles)
 
 

@@ -67,9 +67,18 @@ def test_the_late_rank(tmp_path, ranks, made, late):
 
 
 def test_the_ranks_of_a_folder(tmp_path, ranks):
-    """Loaded ranks are explained as their files are."""
+    """Loaded ranks are explained as their files are; the file that they were merged into may lie beside them."""
     files = ranks(gloo, 2)
-    found = otp.load_ranks(tmp_path).explain()
+    merge(files, str(tmp_path / "all.json"))
+    loaded = otp.load_ranks(tmp_path)
+    assert list(loaded) == [0, 1, 2]
+    with pytest.raises(otp.TorchProfError, match=r"all\.json' does not say of which rank it is"):
+        otp.load_ranks([*files, tmp_path / "all.json"])
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "all.json").rename(tmp_path / "merged" / "all.json")
+    with pytest.raises(otp.TorchProfError, match="has merged traces only"):
+        otp.load_ranks(tmp_path / "merged")
+    found = loaded.explain()
     assert stragglers(found) == [("rank 2",)]
     assert found == otp.explain(*files)
 
