@@ -350,30 +350,29 @@ class LiveRecording:
         self.segments.add(batch, now, settle=settle, final=final and batch.is_last)
         return not batch.is_last
 
-    def _drained(self, ended: list[Step], batch: Batch, final: bool) -> Drained:
-        now, watermark = self.now(), batch.watermark
+    def _drained(self, ended: list[Step], batch: Batch, final: bool, known_until: int) -> Drained:
         placed = self._trees.place(batch)
         give_way()
-        ended, later = self._complete(ended, batch)
+        ended, later = self._complete(ended, batch, known_until)
         if final:  # after place(): the current step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = _unsent(span for step in ended for span in step.spans.values())
         self._job.note(step_spans)
-        roots = self._trees.ended_roots(min(watermark, now), final=final)
+        roots = self._trees.ended_roots(min(known_until, self.now()), final=final)
         jobs = self._job.ended(self.now(), final=final)
         spans, sent = self._spans(len(batch), placed, [*step_spans, *_unsent(roots)], jobs, final=final)
         give_way()
         add_up(self._averages, placed, step_spans)
         give_way()
         child_time = child_times(placed, step_spans)
-        self._contexts.end_drain(watermark, still_open=batch.opens.context.tolist())
+        self._contexts.end_drain(known_until, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
         self.steps.put_back(later)  # last: if anything above fails, all of them are put back
         self._report_steps(step_spans)
         self._undelivered = 0
         whole = [span for span in step_spans if span.is_whole and not span.is_running]
-        return Drained(spans, sent, *self._settled(), child_time, watermark, whole)
+        return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole)
 
     def _report_steps(self, spans: Sequence[StepSpan]) -> None:
         """Passes spans of ended steps to ``on_steps``; its errors are logged, and no span is lost."""
@@ -416,12 +415,12 @@ class LiveRecording:
             self._recording.batches.discard()
         return self._settled()
 
-    def _complete(self, ended: list[Step], batch: Batch) -> tuple[list[Step], list[Step]]:
+    def _complete(self, ended: list[Step], batch: Batch, known_until: int) -> tuple[list[Step], list[Step]]:
         """Splits ended steps into those whose events were all drained, and those that wait for a later drain.
 
         The last step waits while an event that began in it is open: torch's own label of the optimizer ends shortly after the step.
         """
-        count = next((at for at, step in enumerate(ended) if (step.end or 0) > batch.watermark), len(ended))
+        count = next((at for at, step in enumerate(ended) if (step.end or 0) > known_until), len(ended))
         if count and not batch.is_last:
             last = ended[count - 1]
             opened = batch.opens.start

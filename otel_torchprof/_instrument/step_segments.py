@@ -81,6 +81,8 @@ class HeldBatch(NamedTuple):
     batch: Batch
     final: bool
     """Whether it is the last one."""
+    known_until: int
+    """Unix ns: everything up to then is in it, or in earlier ones; the program goes on while a batch is on its way."""
 
 
 class StepSegments:
@@ -238,7 +240,7 @@ class StepSegments:
         if not final and (self._waiting or not is_known):
             # Returned later by next(): events recorded until then are not in it, even if it was complete when drained.
             batch = replace(batch, watermark=min(batch.watermark, now))
-        self._waiting.append(HeldBatch(batch, final))
+        self._waiting.append(HeldBatch(batch, final, NEVER if final else min(batch.watermark, now)))
         self._has_drained = True
         if not is_known:
             self._since = min(self._since, now)

@@ -10,6 +10,7 @@ import otel_torchprof as otp
 from otel_torchprof._export.span_buffer import SpanBuffer
 from otel_torchprof._export.span_policy import SlowDetector
 from otel_torchprof._instrument import live_recording
+from otel_torchprof._record.recording import Recording
 
 
 def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
@@ -37,6 +38,39 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
     assert [s.name for s in spans if s.name in {"held", "lost"}] == ["held"]
     assert health.dropped == {"failed": 1}
     assert [s.attributes["torch.step.number"] for s in spans if s.name == "torch.step"] == [0, 1]
+
+
+def test_steps_that_end_while_a_drain_runs_keep_their_events(monkeypatch):
+    """A drain takes what there is, and the program goes on: what comes after that is not of the step that runs then."""
+    taken, over = threading.Event(), threading.Event()
+
+    def drain(recording, *args):
+        batch = working(recording, *args)
+        taken.set()
+        assert over.wait(30)
+        return batch
+
+    working = Recording.drain
+    with job(otp.SpanPolicy()) as program:
+        program.step("first")
+        program.drain()
+        program.step("second")
+        monkeypatch.setattr(Recording, "drain", drain)
+        thread = threading.Thread(target=program.drain)
+        thread.start()
+        assert taken.wait(30)
+        program.step("third")
+        program.step("fourth")
+        over.set()
+        thread.join()
+        spans = program.spans()
+    names = {s.context.span_id: s.attributes["torch.step.number"] for s in spans if s.name == "torch.step"}
+    assert [(s.name, names[s.parent.span_id]) for s in spans if s.parent] == [
+        ("first", 0),
+        ("second", 1),
+        ("third", 2),
+        ("fourth", 3),
+    ]
 
 
 def test_steps_of_a_drain_that_fails_are_judged_once(monkeypatch):
