@@ -38,8 +38,8 @@ _AHEAD = 8_192
 """Steps for which the policy is asked beforehand; of more between two drains, those after them are recorded."""
 _ASKED_AT_ONCE = 64
 """Steps for which it is asked between two pauses."""
-_ASKING_SECONDS = 0.002
-"""Time for that in a drain: some thousand steps."""
+_ASKING_SECONDS = 0.02
+"""Time for that in a drain: ten times what it takes, if the policy is no slow code of the user's."""
 _RELEVANT = sum(1 << part for part in (*RELEVANT, Part.GENERATE, Part.EVALUATING_GENERATE))
 
 
@@ -150,11 +150,13 @@ class Foresight:
         """Asks the policy for the steps from the one of that count on."""
         del self._selected[: count - self._selected_from]
         self._selected_from = count
-        until = time.monotonic() + _ASKING_SECONDS
-        while len(self._selected) < _AHEAD and time.monotonic() < until:
+        asking = 0.0  # without the pauses, or few steps would be asked about while the program works
+        while len(self._selected) < _AHEAD and asking < _ASKING_SECONDS:
             give_way()
+            begin = time.monotonic()
             number = (self._first or 0) + count - 1 + len(self._selected)
             self._selected += bytes(map(self._is_selected, range(number, number + _ASKED_AT_ONCE)))
+            asking += time.monotonic() - begin
 
     def _is_selected(self, number: int) -> bool:
         try:

@@ -188,6 +188,24 @@ def test_a_share_of_the_steps():
     assert job.left_out < 50 * STEPS
 
 
+def test_pauses_do_not_keep_the_policy_from_being_asked(monkeypatch):
+    """It is asked about all the next steps, however long the drain pauses for the program; of a slow schedule about some."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(foresight, "time", clock)
+
+    def pass_time(seconds, answer=True):
+        clock.now += seconds
+        return answer
+
+    monkeypatch.setattr(foresight, "give_way", lambda: pass_time(1.0))
+    asked = []
+    for seconds in (0.0, 0.001):
+        foreseeing = Foresight(SimpleNamespace(consumer=1), lambda _number, seconds=seconds: pass_time(seconds))
+        foreseeing._ask(1)
+        asked.append(len(foreseeing._selected))
+    assert asked[0] >= foresight._AHEAD > 20 * asked[1] > 0
+
+
 def test_steps_of_which_the_policy_was_not_asked_are_recorded(monkeypatch):
     """Of more steps between two drains than it was asked for beforehand, the later ones have their operators, which make no spans."""
     monkeypatch.setattr(foresight, "_AHEAD", 64)
