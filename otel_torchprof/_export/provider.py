@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.context import Context
@@ -145,10 +144,8 @@ class Provider:
         key = os.getpid(), step
         if (coming := self._coming.get(key)) is None:
             coming = self._coming[key] = self.new_trace_id()
-            for old in list(
-                islice(self._coming, max(len(self._coming) - _MOST_COMING, 0))
-            ):  # of steps that never began
-                self._coming.pop(old, None)
+            if len(self._coming) > _MOST_COMING:  # of steps that never began
+                self._coming.pop(next(iter(self._coming)), None)
         return coming
 
     def _ids_of_ranks(self, step: int) -> StepIds | None:

@@ -50,7 +50,7 @@ _WORKS = ("gloo:", "nccl:")
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-class Call(NamedTuple):
+class _NumberedCall(NamedTuple):
     """A collective that has a number in its group."""
 
     trace_group: int
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     number: int
 
 
-class Work(NamedTuple):
+class _Work(NamedTuple):
     """What a backend did for a collective on a thread of its own."""
 
     trace_group: int
@@ -70,7 +70,7 @@ class Work(NamedTuple):
     end: int
 
 
-def collective_texts(calls: Iterable[Call], works: Iterable[Work], begins: Sequence[int]) -> list[str]:
+def _collective_texts(calls: Iterable[_NumberedCall], works: Iterable[_Work], begins: Sequence[int]) -> list[str]:
     """Returns for each trace group its collectives, as a JSON list of ``[group, number, begin, end]`` of at most 511 bytes.
 
     Times are in us since the trace group began (``begins``). The end is that of the backend's work with the same name; works have the
@@ -93,7 +93,7 @@ def collective_texts(calls: Iterable[Call], works: Iterable[Work], begins: Seque
     return [f"[{','.join(own)}]" if own else "" for own in entries]
 
 
-def _calls_of_batch(batch: Batch, trace_group: Array) -> Iterator[Call]:
+def _calls_of_batch(batch: Batch, trace_group: Array) -> Iterator[_NumberedCall]:
     """``trace_group``: of each row, negative for none."""
     columns = batch.collectives
     if columns is None or not len(columns["event"]):
@@ -104,26 +104,25 @@ def _calls_of_batch(batch: Batch, trace_group: Array) -> Iterator[Call]:
         if trace_group[row] >= 0:
             name, group = batch.names[batch["name"][row]], batch.names[columns["group"][at]]
             number = int(columns["sequence_nr"][at])
-            yield Call(int(trace_group[row]), int(batch["start"][row]), collective_name(name), group, number)
+            yield _NumberedCall(int(trace_group[row]), int(batch["start"][row]), collective_name(name), group, number)
 
 
-def _calls_of_table(table: SpanTable) -> Iterator[Call]:
+def _calls_of_table(table: SpanTable) -> Iterator[_NumberedCall]:
     columns = [column_of(table, f"torch.collective.{key}") for key in ("name", "group", "sequence_nr")]
     known = [column for column in columns if column is not None]
     if len(known) < len(columns):
         return
     for row in np.flatnonzero(np.logical_and.reduce([present for _, present in known])).tolist():
         name, group, number = (int(values[row]) for values, _ in known)
-        yield Call(0, int(table.start[row]), table.names[name], table.names[group], number)
+        yield _NumberedCall(0, int(table.start[row]), table.names[name], table.names[group], number)
 
 
-def _works(names: Names, columns: Sequence[Array], trace_group: Array) -> Iterator[Work]:
-    """``columns``: name, start and end of each event."""
-    named = names.matching((), prefixes=_WORKS)
-    rows = () if named is None else np.flatnonzero(named[columns[0]] & (trace_group >= 0)).tolist()
+def _works(spans: _SummedSpans) -> Iterator[_Work]:
+    named = spans.names.matching((), prefixes=_WORKS)
+    rows = () if named is None else np.flatnonzero(named[spans.name] & (spans.trace_group >= 0)).tolist()
     for row in rows:
-        name, start, end = (int(column[row]) for column in columns)
-        yield Work(int(trace_group[row]), start, names[name].partition(":")[2], end)
+        name, start, end = (int(column[row]) for column in (spans.name, spans.start, spans.end))
+        yield _Work(int(spans.trace_group[row]), start, spans.names[name].partition(":")[2], end)
 
 
 # ---- Averages of what is left out ----
@@ -135,30 +134,54 @@ an attribute at 2,048."""
 _LONGEST_NAME = 200
 
 
-def _said(recorded: Sequence[int], averages: Sequence[str], collectives: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the attributes of each root.
+class _SummedSpans(NamedTuple):
+    """Events or spans of which some are left out, one entry each."""
+
+    names: Names
+    name: Array
+    start: Array
+    end: Array
+    self_time: npt.NDArray[np.int64]
+    """ns"""
+    trace_group: npt.NDArray[np.int32]
+    """Number of the trace group; negative for those of none."""
+    stays: Mask
+
+
+def _said(
+    spans: _SummedSpans,
+    calls: Iterable[_NumberedCall],
+    begins: Sequence[int],
+    recorded: Sequence[int],
+    counts: Array | None = None,
+) -> list[dict[str, Any]]:
+    """Returns the attributes of the root of each trace group.
 
     ``torch.averages`` is a JSON list of ``{"name", "count", "self"}``, the longest first, ``self`` in seconds, of at most
     1,279 bytes, less those of collectives. Events that ran while the loop waited for data have entries of their own, with ``"phase": "data"``.
     ``torch.collectives`` has the collectives whose end is known.
+
+    ``begins``, ``recorded``: start and number of spans of each trace group. ``counts``: how many events each span stands for; default: 1.
     """
+    collectives = _collective_texts(calls, _works(spans), begins)
+    columns = {"name": spans.name, "start": spans.start, "self_time": spans.self_time, **_waits(spans)}
+    columns["group"] = np.where(spans.stays, np.int32(-1), spans.trace_group)
+    if counts is not None:
+        columns["calls"] = counts
+    left = np.array([MOST_BYTES - len(text.encode("utf-8", "replace")) for text in collectives], dtype=np.int64)
+    averages = encode_averages(columns, left, _LONGEST_NAME, spans.names)
     return [
-        {RECORDED: count, AVERAGES: text, **({COLLECTIVES: calls} if calls else {})}
-        for count, text, calls in zip(recorded, averages, collectives, strict=True)
+        {RECORDED: count, AVERAGES: text, **({COLLECTIVES: own} if own else {})}
+        for count, text, own in zip(recorded, averages, collectives, strict=True)
     ]
 
 
-def _left_bytes(collectives: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Returns the bytes of each root that its averages may have."""
-    return np.array([MOST_BYTES - len(text.encode("utf-8", "replace")) for text in collectives], dtype=np.int64)
-
-
-def _waits(names: Names, name: Array, start: Array, end: Array) -> dict[str, Array]:
+def _waits(spans: _SummedSpans) -> dict[str, Array]:
     """Returns when the loop waited for data, as columns of ``otp_averages``."""
-    named = names.matching((f"{PHASE_PREFIX}data",))
-    waits = np.empty(0, dtype=np.int64) if named is None else np.flatnonzero(named[name])
-    waits = waits[np.argsort(start[waits], kind="stable")]
-    return {"wait_start": start[waits], "wait_end": end[waits]}
+    named = spans.names.matching((f"{PHASE_PREFIX}data",))
+    waits = np.empty(0, dtype=np.int64) if named is None else np.flatnonzero(named[spans.name])
+    waits = waits[np.argsort(spans.start[waits], kind="stable")]
+    return {"wait_start": spans.start[waits], "wait_end": spans.end[waits]}
 
 
 # ---- Trace groups that one drain brought whole ----
@@ -245,23 +268,15 @@ def _left_tops(
 
 def _left_out(placed: Placed, trace_group: Array, roots: Sequence[_Root], plain: tuple[Array, Names]) -> LeftOut:
     """``trace_group``: of each event the index in ``roots``, negative for those that become spans."""
-    batch = placed.batch
+    batch, (name, names) = placed.batch, plain
     is_in, stays = trace_group >= 0, _stays(placed, trace_group)
-    times = batch["name"], batch["start"], batch["end"]
-    works = _works(batch.names, times, trace_group)
-    collectives = collective_texts(_calls_of_batch(batch, trace_group), works, [root.start for root in roots])
-    columns = {
-        "group": np.where(stays, np.int32(-1), trace_group),
-        "name": plain[0],
-        "start": batch["start"],
-        "self_time": placed.self_times(),
-        **_waits(batch.names, *times),
-    }
-    averages = encode_averages(columns, _left_bytes(collectives), _LONGEST_NAME, plain[1])
+    spans = _SummedSpans(names, name, batch["start"], batch["end"], placed.self_times(), trace_group, stays)
     recorded = np.bincount(trace_group[is_in], minlength=len(roots)) + [not root.is_event for root in roots]
+    calls = _calls_of_batch(batch, trace_group)
+    said = _said(spans, calls, [root.start for root in roots], recorded.tolist())
     ids = np.array([root.span_id for root in roots], dtype=np.uint64)
     events = is_in & ~stays
-    return LeftOut(events, ids, _said(recorded.tolist(), averages, collectives), _moved(placed, events))
+    return LeftOut(events, ids, said, _moved(placed, events))
 
 
 def without_left_out(table: SpanTable, left: LeftOut) -> SpanTable:
@@ -311,19 +326,11 @@ def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
     while (below := stays[parent]).any():
         stays[waiting[below]] = True
         waiting, parent = waiting[~below], parent[~below]
-    times = table.name, table.start, table.end
-    works = _works(table.names, times, np.zeros(len(table), dtype=np.int32))
-    collectives = collective_texts(_calls_of_table(table), works, [int(table.start[at[0]])])
-    columns = {
-        "group": np.where(stays, np.int32(-1), np.int32(0)),
-        "name": table.name,
-        "start": table.start,
-        "self_time": _self_times(table),
-        "calls": counts_of(table),
-        **_waits(table.names, *times),
-    }
-    averages = encode_averages(columns, _left_bytes(collectives), _LONGEST_NAME, table.names)
-    [said] = _said([int((counts_of(table) + collapsed_of(table)).sum())], averages, collectives)
+    trace_group = np.zeros(len(table), dtype=np.int32)
+    spans = _SummedSpans(table.names, table.name, table.start, table.end, _self_times(table), trace_group, stays)
+    counts = counts_of(table)
+    recorded = int((counts + collapsed_of(table)).sum())
+    [said] = _said(spans, _calls_of_table(table), [int(table.start[at[0]])], [recorded], counts)
     return without_hidden(taken(with_attributes(table, [(int(at[0]), said)]), np.flatnonzero(stays)))
 
 

@@ -1,9 +1,8 @@
-"""Steps that a policy leaves out, foreseen: of a loop that goes round the same way, their operators are not even recorded.
+"""Predicts steps that a policy leaves out, so that their operators are not even recorded.
 
-Steps are learned from what was drained, long after they began. But where the last ones had the same phases, the next one will have
-them too: native code counts the phase with which steps begin, and mutes what is outside of contexts in steps that are not selected, of
-which the policy is asked beforehand. A
-phase that is none of these ends that at once. So a wrong guess loses detail of a step, and never a step.
+Steps are learned from drained events, long after they began. If the latest steps had the same phases, the next one will have them too:
+native code counts the phase with which steps begin, and mutes events outside of contexts in steps that are not selected; the policy is
+asked beforehand. A phase that is none of these ends that at once: a wrong prediction loses detail of a step, and never a step.
 """
 
 from __future__ import annotations

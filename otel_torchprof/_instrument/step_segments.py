@@ -82,7 +82,7 @@ class HeldBatch(NamedTuple):
     final: bool
     """Whether it is the last one."""
     known_until: int
-    """Unix ns: everything up to then is in it, or in earlier ones; the program goes on while a batch is on its way."""
+    """Unix ns: all events up to then are in it, or in earlier batches. The program continues while a batch is processed."""
 
 
 class StepSegments:

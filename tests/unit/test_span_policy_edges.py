@@ -41,7 +41,7 @@ def test_a_drain_that_fails_takes_nothing_else_with_it(monkeypatch):
 
 
 def test_steps_that_end_while_a_drain_runs_keep_their_events(monkeypatch):
-    """A drain takes what there is, and the program goes on: what comes after that is not of the step that runs then."""
+    """Events that are recorded while a drain runs belong to their own steps, and not to the one that runs at the next drain."""
     taken, over = threading.Event(), threading.Event()
 
     def drain(recording, *args):

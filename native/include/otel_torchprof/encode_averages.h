@@ -15,10 +15,9 @@ typedef struct {
   const int32_t* group; /* of each span; negative: of none, which is not counted */
   const uint32_t* name; /* within `names` */
   const int64_t* start;
-  const int64_t* self_time; /* ns */
-  const int64_t* calls;     /* how many each span stands for; null: 1 each */
-  const int64_t*
-      wait_start; /* when the loop waited for data, in order: what began then is apart from others of its name */
+  const int64_t* self_time;  /* ns */
+  const int64_t* calls;      /* how many each span stands for; null: 1 each */
+  const int64_t* wait_start; /* waits for data, in order: spans that began in one are summed apart */
   const int64_t* wait_end;
   uint64_t wait_count;
   uint64_t group_count;

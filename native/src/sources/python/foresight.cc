@@ -1,6 +1,6 @@
-// Steps that are foreseen. Where a loop has gone round the same way a few times, a session that leaves some steps out
-// records nothing outside of contexts in these: whoever learns the steps does so from what was drained, long after a
-// step has begun, but which phase begins the next one is known.
+// Steps that are foreseen. If the latest steps of a loop had the same phases, a session that leaves some steps out
+// records nothing outside of contexts in these. Steps are learned from drained events, long after they have begun, but
+// which phase begins the next one is known.
 //
 // A step is recorded from the end of the last phase of the step before it on, so that it has the labels and calls that
 // its first phase is in. What is not as it always was, a phase that the loop does not have, ends the foresight: all is
