@@ -23,6 +23,7 @@ from otel_torchprof._columns.schema import (
     ENERGY_COLUMNS,
     MEMORY_COLUMNS,
     OPTIONAL,
+    REDUCTION_COLUMNS,
     WORK_COLUMNS,
     CollectiveFlag,
     Column,
@@ -212,6 +213,14 @@ def column_page() -> str:
             *(row(column) for column in COLLECTIVE_COLUMNS),
             "",
             f"Flags: {members(CollectiveFlag)}.",
+            "",
+            "`reductions` of a [loaded profile](profile.md#read-a-trace-file-otpload) has what events of a",
+            "[reduced trace](spans.md#trace-size) stand for: one row per event that was aggregated, and per event or span that others were",
+            "collapsed into, in no order.",
+            "",
+            "| column | dtype | unit | meaning |",
+            "| --- | --- | --- | --- |",
+            *(row(column) for column in REDUCTION_COLUMNS),
             "",
         ]
     )

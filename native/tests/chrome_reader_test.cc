@@ -222,18 +222,21 @@ void call_stacks_are_extras() {
 }
 
 void spans_have_attributes() {
-  const Document read = read_document(
+  const std::string_view text =
       "[{\"ph\":\"X\",\"ts\":1,\"name\":\"generate\",\"args\":{\"span_id\":\"a1\",\"parent_id\":\"00000000000000ff\","
       "\"attributes\":{\"torch.phase.name\":\"forward\",\"torch.op.sequence_nr\":7,\"torch.async\":true,\"name\":{"
       "\"a\":1},"
       "\"torch.op.input_dtypes\":\"['float', 'Scalar', 'it, [']\",\"torch.op.input_shapes\":\"[[2], [], []]\","
       "\"torch.op.concrete_inputs\":\"[None, False, None]\"}}},"
-      "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"2\",\"attributes\":{\"torch.collapsed.count\":2}}}]");
+      "{\"ph\":\"X\",\"ts\":1,\"args\":{\"span_id\":\"2\",\"attributes\":{\"torch.collapsed.count\":2}}}]";
+  const Document read = read_document(text);
   CHECK_EQ(read.rows.size(), 2u);
   const Row& row = read.rows[0];
   CHECK(row.name == "torch.phase.forward" && row.span_id == 0xa1 && row.parent_id == 0xff && row.sequence_nr == 7);
   CHECK_EQ(row.flags, OTP_TRACE_ASYNC);
-  CHECK_EQ(read.rows[1].flags, OTP_TRACE_AGGREGATE);
+  const uint64_t second = text.find("{\"ph\":\"X\"", 1 + text.find("{\"ph\":\"X\""));
+  CHECK_EQ(read.attributes.size(), 1u);
+  CHECK(read.attributes[0] == std::make_tuple(uint64_t{1}, uint64_t{2}, second, "torch.collapsed.count", "2"));
   const int64_t tensor = OTP_INPUT_TENSOR | 7 << 8 | OTP_INPUT_NO_STRIDES << 16 | int64_t{1} << 32;
   CHECK(read.inputs == (std::vector<int64_t>{3, tensor, 2, OTP_INPUT_BOOL, OTP_INPUT_OTHER}));
 }

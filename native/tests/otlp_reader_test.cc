@@ -77,8 +77,7 @@ void every_attribute() {
       {250, 10, -1, -1, 0, 3, 0, "label", "user_annotation", "", process, thread, 0, 'X', 0},
       {300, 10, -1, -1, 0, 4, 0, "f.py(1): f", "python_function", "", process, thread, 0, 'X', 0},
       {320, 10, -1, -1, 0, 5, 0, "a.0", "module", "", process, thread, 0, 'X', 0},
-      {340, 10, -1, -1, 0, 6, 0, "torch.phase.forward", "user_annotation", "", process, thread, 0, 'X',
-       OTP_TRACE_AGGREGATE},
+      {340, 10, -1, -1, 0, 6, 0, "torch.phase.forward", "user_annotation", "", process, thread, 0, 'X', 0},
       {360, 10, -1, -1, 7, 7, 0, "timed", "cpu_op", "", process, thread, 0, 'X', 0},
       {360, 25, -1, -1, 7, 0, 0, "timed", "gpu_user_annotation", "", process, thread, 0, 'X',
        OTP_TRACE_WORK | OTP_TRACE_TIMED}};
@@ -89,6 +88,8 @@ void every_attribute() {
   const int64_t tensor = OTP_INPUT_TENSOR | 7 << 8 | OTP_INPUT_NO_STRIDES << 16 | int64_t{2} << 32;
   CHECK(read.inputs == (std::vector<int64_t>{2, tensor, 2, 3, OTP_INPUT_INT, 1}));
   CHECK(read.figures.events == 7 && read.figures.unusable == 0);
+  CHECK(read.attributes.size() == 1 && std::get<0>(read.attributes[0]) == 6);
+  CHECK(std::get<3>(read.attributes[0]) == "torch.aggregated.count" && std::get<4>(read.attributes[0]) == "3");
 }
 
 void lines_say_the_same_as_messages() {

@@ -11,18 +11,11 @@ import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, format_time
-from otel_torchprof._files.attribute_keys import (
-    AGGREGATED_COUNT,
-    COLLAPSED_COUNT,
-    COLLAPSED_DURATION,
-    PHASE_OF,
-    STEP,
-    UNFINISHED,
-)
+from otel_torchprof._files.attribute_keys import PHASE_OF, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.trace_events import TraceEventKind, step_number
-from otel_torchprof._model.averages import MAX_NAMES, OTHER_NAMES, Average
+from otel_torchprof._model.averages import MAX_NAMES, OTHER_NAMES, Average, collapsed_average
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.phases import repeated_phases
 from otel_torchprof._model.step_spans import JOB_NAME
@@ -44,8 +37,6 @@ if TYPE_CHECKING:
 
 # ---- Sums over a trace file: averages by name, and its steps ----
 
-COLLAPSED = "(collapsed into others)"
-"""The entry of spans that were collapsed into their parents."""
 MOST_NAMES = MAX_NAMES
 """The most entries; further names share one."""
 _MOST_STEPS = 50_000
@@ -122,9 +113,7 @@ def _averages(events: TraceEvents) -> list[Average]:
     own = events.self_times(totals, is_counted)
     is_phase = np.array([name.startswith(PHASE_PREFIX) for name in names], np.bool_)[key] & is_counted
     calls = np.ones(len(events), np.int64)
-    if AGGREGATED_COUNT in events.attributes:
-        rows, counts = events.attributes[AGGREGATED_COUNT]
-        calls[rows] = counts
+    calls[events.reductions.row] = events.reductions.calls
     parent = np.where(is_counted[events.parent], events.parent, -1)
     is_repeated = np.zeros(len(events), np.bool_)
     is_repeated[repeated_phases(key, parent, is_phase)] = True  # torch's own in a trainer's, for example
@@ -136,7 +125,7 @@ def _averages(events: TraceEvents) -> list[Average]:
         _sums(key_of_self[is_counted], own[is_counted], len(names)),
     )
     averages = [Average(name, False, *of_name) for name, *of_name in zip(names, *sums, strict=True) if of_name[0]]
-    collapsed = _collapsed(events)
+    collapsed = collapsed_average(events.reductions.collapsed, events.reductions.collapsed_duration)
     return [*averages, collapsed] if collapsed.calls else averages
 
 
@@ -171,14 +160,6 @@ def _sums(keys: Array, values: Array, count: int) -> list[int]:
     np.add.at(high, keys, values >> _HALF)
     np.add.at(low, keys, values & ((1 << _HALF) - 1))
     return [(of_high << _HALF) + of_low for of_high, of_low in zip(high.tolist(), low.tolist(), strict=True)]
-
-
-def _collapsed(events: TraceEvents) -> Average:
-    """The entry of spans that were collapsed into others, those of shared roots among them."""
-    _, counts = events.attributes.get(COLLAPSED_COUNT, ((), ()))
-    _, seconds = events.attributes.get(COLLAPSED_DURATION, ((), ()))
-    time = sum(round(float(value) * 1e9) for value in seconds)
-    return Average(COLLAPSED, False, sum(counts), time, time)
 
 
 def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .schema import COLLECTIVE_COLUMNS, COLUMNS, DEVICE_COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, NEVER, OPTIONAL
+from .schema import (
+    COLLECTIVE_COLUMNS,
+    COLUMNS,
+    DEVICE_COLUMNS,
+    ENERGY_COLUMNS,
+    MEMORY_COLUMNS,
+    NEVER,
+    OPTIONAL,
+    REDUCTION_COLUMNS,
+)
 
 if TYPE_CHECKING:
     from .frame_info import FrameInfo
@@ -276,6 +285,9 @@ class Batch:
     collectives: Mapping[str, Array] | None = None
     """Info about collectives, including open ones, as arrays of their own (see
     :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`); None without operators."""
+    reductions: Mapping[str, Array] | None = None
+    """Calls that spans of a file stand for, as arrays of their own (see
+    :data:`~otel_torchprof._columns.schema.REDUCTION_COLUMNS`); None where each event is one call."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Dropped events, by reason."""
     watermark: int = NEVER
@@ -327,6 +339,7 @@ class Batch:
             "devices": DEVICE_COLUMNS,
             "energy": ENERGY_COLUMNS,
             "collectives": COLLECTIVE_COLUMNS,
+            "reductions": REDUCTION_COLUMNS,
         }
         for name, table in tables.items():
             if rest.get(name) is not None:

@@ -230,4 +230,14 @@ COLLECTIVE_COLUMNS: tuple[Column, ...] = (
 )
 """The columns of :attr:`Batch.collectives`, which has rows of its own, in no order; an event has at most one."""
 
+REDUCTION_COLUMNS: tuple[Column, ...] = (
+    _column("event", np.uint64, "", "id of the event; 0: a span that is no event, such as a root"),
+    _column("start", np.int64, "ns", "start time of the event or span, Unix time"),
+    _column("calls", np.int64, "", "number of calls that the event stands for"),
+    _column("duration", np.int64, "ns", "total duration of these calls"),
+    _column("collapsed", np.int64, "", "number of collapsed calls inside it"),
+    _column("collapsed_duration", np.int64, "ns", "total duration of the top-level collapsed calls"),
+)
+"""The columns of :attr:`Batch.reductions`, which has rows of its own, in no order; an event has at most one."""
+
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

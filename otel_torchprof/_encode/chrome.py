@@ -103,7 +103,7 @@ def encode(
     memory is one piece, the escaped names and about 10 bytes per event (60 per slice of a device), besides arrays over the
     events that live while the arrows are paired. The batch is not changed; several threads may encode it at once.
     """
-    extra = _checked_metadata(metadata)
+    extra = checked_metadata(metadata)
     _check_indices(batch)
     if devices_of is not None and devices_of is not batch:
         _check_indices(devices_of)
@@ -156,7 +156,7 @@ def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool, devices: Devi
     yield from _power(batch, base_ns, pid)
 
 
-def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
+def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
     """Returns the user's metadata as JSON text by key."""
     encoded = {}
     for key, value in (metadata or {}).items():

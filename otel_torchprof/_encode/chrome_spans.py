@@ -56,11 +56,12 @@ class ChromeSpans:
     """Encodes one export after another for one trace file. Not thread-safe.
 
     The track of a span depends on earlier exports, and names of tracks are written once. Memory grows with the threads and
-    the spans that overlap in time, not with the number of spans.
+    the spans that overlap in time, not with the number of spans. ``metadata``: further members of the document, as JSON.
     """
 
-    def __init__(self, pid: int | None = None) -> None:
+    def __init__(self, pid: int | None = None, metadata: Mapping[str, str] | None = None) -> None:
         self.pid = os.getpid() if pid is None else pid
+        self._metadata = metadata or {}
         self._tracks = Tracks(self.pid)
         self._resources: list[Resource] = []
         self._resources_reported = 1
@@ -127,7 +128,8 @@ class ChromeSpans:
             "otherData": {"resource": resource},
         }
         process = ",\n".join(process_events(self.pid, _service(resource), self.pid))
-        return f'{compact(fields)[:-1]},\n"traceEvents":[\n{process}'
+        members = "".join(f",\n{compact(key)}:{text}" for key, text in self._metadata.items() if key not in fields)
+        return f'{compact(fields)[:-1]}{members},\n"traceEvents":[\n{process}'
 
     def _label(self, resource: Resource) -> str:
         """Returns a label with a further resource, that of another provider; the process is named after the first one."""

@@ -13,7 +13,7 @@ from otel_torchprof._model.flops import flops_of
 from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.inputs import InputKind, has_inputs, may_have, text_ids, values_in
 from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, NO_PEAK, peaks_between, peaks_of_rows
-from otel_torchprof._native.loops import self_times
+from otel_torchprof._model.reductions import own_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,7 @@ def self_duration(source: AttributeSource) -> Values:
     """Time not spent in children on its thread, seconds."""
     batch, own = source.batch, source.self_time
     if own is None:
-        own = self_times(batch["parent"], batch["start"], batch["end"])
+        own = own_times(batch)
     seconds = source.spread(own, dtype=np.float64)
     seconds /= 1e9
     return np.maximum(seconds, 0, out=seconds), source.is_event

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.generation import TEXT_COMPLETION
+from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
 from otel_torchprof._model.limits import LINK_SIZE, limited, span_sizes
 from otel_torchprof._model.span_table import AttributeColumn, AttributeType, SpanTable
@@ -16,7 +17,7 @@ from otel_torchprof._model.span_tables import picked
 from otel_torchprof._model.span_tree import SpanTree, column_of, rows_of_spans
 
 if TYPE_CHECKING:
-    from otel_torchprof._columns.batch import Names
+    from otel_torchprof._columns.batch import Batch, Names
 
 # ---- Spans that replace others: parents, links and attributes when spans are removed from a table ----
 
@@ -83,6 +84,38 @@ def with_values(table: SpanTable, key: str, kind: AttributeType, rows: Array, va
     column[rows], present[rows] = values, True
     others = tuple(c for c in table.attributes if c.key != key)
     return replace(table, attributes=(*others, AttributeColumn.where(key, kind, column, present)))
+
+
+def with_reductions(table: SpanTable, batch: Batch) -> SpanTable:
+    """Sets the attributes of spans that stand for several calls of the file that a batch was read from.
+
+    ``table``: spans of the batch's events, and synthetic ones. What was collapsed into other spans of the file is in the synthetic span
+    that began last before these, or in the first one.
+    """
+    reductions = batch.reductions
+    if reductions is None:
+        return table
+    span_of_row = np.full(len(batch) + 1, -1)
+    span_of_row[table.row[table.row >= 0]] = np.flatnonzero(table.row >= 0)
+    span = span_of_row[rows_of(batch, reductions["event"])]
+    roots = np.flatnonzero(table.row < 0)
+    roots = roots[np.argsort(table.start[roots], kind="stable")]
+    before = np.searchsorted(table.start[roots], reductions["start"], side="right") - 1
+    span = np.where(reductions["event"] == 0, roots[np.maximum(before, 0)], span)
+    own = np.flatnonzero((span >= 0) & (reductions["calls"] != 1) & (reductions["event"] > 0))
+    inside = np.flatnonzero((span >= 0) & (reductions["collapsed"] > 0))
+    collapsed = np.zeros((2, len(table)), np.int64)
+    for sums, name in zip(collapsed, ("collapsed", "collapsed_duration"), strict=True):
+        np.add.at(sums, span[inside], reductions[name][inside])
+    within = np.flatnonzero(collapsed[0])
+    for rows, (key, values), (key_of_sum, sums) in (
+        (span[own], (AGGREGATED_COUNT, reductions["calls"][own]), (AGGREGATED_DURATION, reductions["duration"][own])),
+        (within, (COLLAPSED_COUNT, collapsed[0, within]), (COLLAPSED_DURATION, collapsed[1, within])),
+    ):
+        if len(rows):
+            table = with_values(table, key, AttributeType.INT64, rows, values)
+            table = with_values(table, key_of_sum, AttributeType.DOUBLE, rows, sums / 1e9)
+    return table
 
 
 def absorbed(table: SpanTable, tree: SpanTree, into: Array, *, with_links: bool = True) -> SpanTable:

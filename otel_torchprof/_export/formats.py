@@ -6,6 +6,7 @@ A new one is an encoder in ``_encode``, an exporter here that writes it while a 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,8 +80,13 @@ class Format(NamedTuple):
 
 
 def _chrome(recorded: FormatInput) -> Iterable[bytes]:
-    from otel_torchprof._encode import chrome
+    from otel_torchprof._encode import chrome, chrome_spans, spans
 
+    if recorded.batch.reductions is not None:  # slices nest in time, which spans that stand for several calls do not
+        metadata = chrome.checked_metadata(recorded.metadata)
+        reduced = spans.SpanList(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
+        encoder = chrome_spans.ChromeSpans(recorded.pid, metadata)
+        return itertools.chain(encoder.encode(reduced, begin=True), [chrome_spans.CLOSING])
     return chrome.encode(
         recorded.batch,
         steps=recorded.steps,

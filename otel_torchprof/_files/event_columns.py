@@ -50,7 +50,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
     """The events of a trace that was read for sums; takes its columns out of it. Costs some 100 ns per event."""
     rows, left_out = trace.rows, other_events(trace)
     kind = _kinds(trace, left_out)
-    attributes = _Attributes.of(trace)
+    attributes = ReadAttributes.of(trace)
     kind[attributes.faulty] = _NO_EVENT
     chosen = np.flatnonzero(kind != _NO_EVENT)
     kind = kind[chosen]
@@ -210,7 +210,7 @@ def _traces(trace: TraceColumns, number: Array) -> tuple[list[Hashable], Array]:
     return traces, np.searchsorted(used, number).astype(np.uint32) if len(used) > 1 else np.zeros_like(number)
 
 
-class _Attributes(NamedTuple):
+class ReadAttributes(NamedTuple):
     """Attributes of rows of a trace."""
 
     values: dict[str, tuple[Integers, list[Any]]]
@@ -222,7 +222,7 @@ class _Attributes(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, trace: TraceColumns) -> _Attributes:
+    def of(cls, trace: TraceColumns) -> ReadAttributes:
         """Parses what the reader found; each different text once."""
         values: dict[str, tuple[Integers, list[Any]]] = {}
         faults: dict[int, tuple[str, int]] = {}

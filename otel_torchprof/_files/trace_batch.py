@@ -16,7 +16,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.phases import Part
-from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, Flag, Kind, Scope
+from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, REDUCTION_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.flows import EVALUATION
 from otel_torchprof._model.inputs import InputKept
@@ -27,7 +27,9 @@ from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
 from .attribute_keys import RANK
 from .chrome_events import SliceKind
+from .event_columns import ReadAttributes
 from .records import BASE_TIME
+from .reductions import reductions_of
 from .span_memory import PlacedSpans, memory_of_spans
 from .trace_columns import RESOURCE
 from .trace_devices import (
@@ -88,24 +90,31 @@ class TraceTable:
     with_flops: bool = False
     rank: int | None = None
     """Rank of the process; None if the file does not say it, or has several."""
+    problems: Sequence[str] = ()
+    """Messages about spans that cannot be counted."""
 
 
-def batch_of(trace: TraceColumns) -> TraceTable:
+def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     """Makes a batch of a trace's columns, which it takes out of the trace. Costs some 0.5 us per event."""
     _put_on_threads(trace)
     left_out = other_events(trace)
     base = _base_time(trace.members)
     times = Times(trace.rows["start"] + base, _durations(trace.rows, left_out))
+    attributes = ReadAttributes.of(trace)
+    if attributes.faulty.size:
+        times = times._replace(duration=times.duration.copy())
+        times.duration[attributes.faulty] = -1
     host, work, window = _chosen(trace, times, left_out)
     steps, on_steps = _steps_apart(trace, host, times)
     placed = _placed(trace, host[~on_steps], times)
     devices = _devices(trace, placed, work, times)
+    devices["reductions"] = _reductions(attributes, placed, times)
     pid = _pid(trace, placed)
     del host, work, on_steps, times
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
     with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
-    said = _resource(trace), trace.members, with_flops, _rank(trace)
+    said = _resource(trace), trace.members, with_flops, _rank(trace), attributes.problems(path, trace.origin)
     return TraceTable(batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said)
 
 
@@ -438,6 +447,19 @@ def _innermost(placed: _Placed, thread: Array, time: Array) -> npt.NDArray[np.ui
         event[moving] = above
         moving = moving[(above >= 0) & (placed.end[above] < time[moving])]
     return (event + 1).astype(np.uint64)
+
+
+def _reductions(attributes: ReadAttributes, placed: _Placed, times: Times) -> dict[str, Array] | None:
+    """The spans that stand for several calls; None without any. Of those that are no events, what was collapsed counts."""
+    if not attributes.values:
+        return None
+    slices = np.flatnonzero(times.duration >= 0)
+    found = reductions_of(attributes.of_rows(slices), times.duration[slices])
+    rows, event = slices[found.row], np.zeros(len(times.start), np.uint64)
+    event[placed.rows] = np.arange(1, len(placed.rows) + 1)
+    columns = {**found._asdict(), "event": event[rows], "start": times.start[rows]}
+    counts = (columns["event"] > 0) | (found.collapsed > 0)
+    return {column.name: columns[column.name][counts] for column in REDUCTION_COLUMNS} if counts.any() else None
 
 
 def _devices(trace: TraceColumns, placed: _Placed, work: Array, times: Times) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.loops import positions_of
 from otel_torchprof._native.trace_files import enclosing_rows
 
-from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_DURATION, STEP
+from .attribute_keys import STEP
+from .reductions import Reductions, reductions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array
 
-_NS = 1e9
 _MOST_DIGITS = 18
 LONGEST_NAME = 500
 """Characters of a name; what comes after them is cut off."""
@@ -125,22 +125,23 @@ class TraceEvents:
                 found[at][key] = values[place[at]]
         return found
 
+    @cached_property
+    def reductions(self) -> Reductions:
+        """The spans that stand for several events."""
+        return reductions_of(self.attributes, self.duration)
+
     def totals(self) -> npt.NDArray[np.int64]:
         """Durations; of spans that stand for several events, the sum of theirs."""
-        if AGGREGATED_COUNT not in self.attributes or AGGREGATED_DURATION not in self.attributes:
+        if not len(self.reductions.row):
             return self.duration
         totals = self.duration.copy()
-        rows, seconds = self.attributes[AGGREGATED_DURATION]
-        is_aggregate = self.has(AGGREGATED_COUNT)[rows]
-        totals[rows[is_aggregate]] = _nanoseconds(seconds)[is_aggregate]
+        totals[self.reductions.row] = self.reductions.duration
         return totals
 
     def self_times(self, totals: Integers, is_counted: Flags) -> npt.NDArray[np.int64]:
         """The totals without those of direct children, and without collapsed ones; of those that are counted only."""
         own = totals.copy()
-        if COLLAPSED_DURATION in self.attributes:
-            rows, seconds = self.attributes[COLLAPSED_DURATION]
-            own[rows] -= _nanoseconds(seconds)
+        own[self.reductions.row] -= self.reductions.collapsed_duration
         for block in blocks(len(self)):
             parent = self.parent[block]
             child = np.flatnonzero((parent >= 0) & is_counted[block])
@@ -153,10 +154,6 @@ def step_number(name: str) -> int | None:
     number = name.removeprefix(STEP_PREFIX)
     is_number = name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
     return int(number) if is_number else None
-
-
-def _nanoseconds(seconds: Sequence[float]) -> npt.NDArray[np.int64]:
-    return np.array([round(float(value) * _NS) for value in seconds], np.int64)
 
 
 # ---- parents by time ----

@@ -15,6 +15,7 @@ from otel_torchprof._process import threads
 
 from .devices import device_times
 from .frames import distinct
+from .reductions import COLLAPSED
 from .tree import ChildTimes, display_name, torch_view
 
 if TYPE_CHECKING:
@@ -65,11 +66,13 @@ class Averages:
         """
         named = _Groups(view)
         groups, bound = _split(view, named, splits) if splits else (named, named.bound)
-        # "" and " own" cannot collide with names of amounts.
+        # "", " own" and " calls" cannot collide with names of amounts.
         columns = {"": view.duration, " own": view.self_time, **(amounts or {})}
+        columns |= {} if view.calls is None else {" calls": view.calls}
         sums = grouped(groups, bound, len(view), columns, peaks)
         total, self_time = sums.amounts.pop(""), sums.amounts.pop(" own")
-        return cls(sums.first, sums.count, total, self_time, sums.amounts, sums.peaks)
+        count = sums.amounts.pop(" calls", sums.count)
+        return cls(sums.first, count, total, self_time, sums.amounts, sums.peaks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +183,12 @@ class Average(NamedTuple):
 
 AMOUNTS = len(Average._fields) - 2
 """Number of sums per name."""
+
+
+def collapsed_average(calls: Array, durations: Array) -> Average:
+    """The entry of collapsed spans: their numbers and total durations, ns, are given by what they were collapsed into."""
+    time = sum(durations.tolist())
+    return Average(COLLAPSED, False, sum(calls.tolist()), time, time)
 
 
 class NamedSums(Generic[Key]):

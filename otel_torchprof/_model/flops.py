@@ -21,6 +21,7 @@ from otel_torchprof._columns.schema import INPUTS
 
 from .frames import distinct
 from .inputs import Input, InputKind, InputPart, decoded, has_inputs, numbered
+from .reductions import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -295,7 +296,8 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
         extra = np.zeros(len(batch), dtype=np.uint64)
         extra[rows] = beyond[numbers]
         flops[chosen] = extra[chosen]
-    return flops
+    weights = weights_of(batch)
+    return flops if weights is None else flops * weights.calls.astype(np.uint64)
 
 
 def _columns(batch: Batch, rows: list[int]) -> tuple[list[int], list[int]]:

@@ -15,15 +15,18 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind
-from otel_torchprof._native.loops import count_children, display_tree, with_crossing
+from otel_torchprof._native.loops import count_children, display_tree, subtract_from_parents, with_crossing
 from otel_torchprof._process.heap import Arena
 
 from .phases import repeated_phases
+from .reductions import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from otel_torchprof._columns.batch import Batch
+
+    from .reductions import Weights
 
 Array = npt.NDArray[Any]
 
@@ -68,6 +71,8 @@ class TreeView:
     """Number of direct children."""
     display_name: npt.NDArray[np.uint32]
     """Per row of the batch, the index of its displayed name: its own, except for numbered steps."""
+    calls: npt.NDArray[np.int64] | None = None
+    """Number of calls that the event stands for, whose durations :attr:`duration` adds up; None: each is one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -112,7 +117,8 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     parent = _contained(batch, parent, unfit)
     if any_async:
         parent = np.where(is_async, np.int32(-1), parent)
-    duplicates = _duplicates(display_name, parent, hidden, batch["kind"] == Kind.PHASE)
+    weights = weights_of(batch)
+    duplicates = _duplicates(display_name, parent, hidden, batch["kind"] == Kind.PHASE, weights)
     if duplicates is not None:
         parent = lifted(parent, duplicates)
     rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
@@ -124,7 +130,19 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     if batch.work is not None:  # it takes no time of the CPU
         is_work = batch["kind"][rows] == WORK_KIND
         display.duration[is_work] = display.self_time[is_work] = 0
-    return TreeView(batch, rows, display.parent, display.duration, display.self_time, display.children, display_name)
+    view = TreeView(batch, rows, display.parent, display.duration, display.self_time, display.children, display_name)
+    return view if weights is None else _weighted(view, weights, is_async[rows])
+
+
+def _weighted(view: TreeView, weights: Weights, is_async: Array) -> TreeView:
+    """The view with the times of the calls that events stand for."""
+    rows, duration = view.rows, weights.duration[view.rows]
+    duration[view.batch["kind"][rows] == WORK_KIND] = 0
+    own = duration.copy()
+    subtract_from_parents(own, view.parent, duration)
+    own[is_async] = 0
+    weighted = replace(view, duration=duration, self_time=own, calls=weights.calls[rows])
+    return weighted.without_child_time(weights.collapsed)
 
 
 def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
@@ -183,8 +201,12 @@ def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
     return parent
 
 
-def _duplicates(display_name: Array, parent: Array, hidden: Array | None, is_phase: Array) -> Array | None:
+def _duplicates(
+    display_name: Array, parent: Array, hidden: Array | None, is_phase: Array, weights: Weights | None
+) -> Array | None:
     """Returns a mask of only children with the name of their parent, and of phases inside the same phase; None if there are none.
+
+    Whether a call was an only child is not known of those that an event stands for, nor beside collapsed ones.
 
     torch removes them one after another until none is left (``_remove_dup_nodes``). One pass over the original tree gives
     the same result: the children of a removed event move to its parent, which has the same name, so whether one of them is removed
@@ -197,6 +219,10 @@ def _duplicates(display_name: Array, parent: Array, hidden: Array | None, is_pha
         return same
 
     suspects, repeated = find(len(parent), namesakes), repeated_phases(display_name, parent, is_phase)
+    if weights is not None:
+        above = parent[suspects]
+        is_known = (weights.calls[suspects] == 1) & (weights.calls[above] == 1) & (weights.collapsed[above] == 0)
+        suspects = suspects[is_known]
     duplicates = np.zeros(len(parent), dtype=np.bool_) if suspects.size or repeated.size else None
     if duplicates is None:
         return None

@@ -69,8 +69,6 @@ ATTRIBUTE = np.dtype(
 )
 """``otp_trace_attribute``."""
 
-ROW_AGGREGATE: int = lib.OTP_TRACE_AGGREGATE
-"""Flag of spans that stand for several events."""
 ROW_TIMED: int = lib.OTP_TRACE_TIMED
 """Flag of rows that are the time between two timing events of a device."""
 
@@ -184,7 +182,7 @@ class TraceReader:
     Args:
         limit: most bytes of names, inputs and attributes.
         attributes: read for sums only: these attributes of spans, and nothing that only single operators have. None: all of
-            the operators, and no attributes.
+            the operators, and attributes of spans only that stand for several.
 
     Raises:
         MemoryError: no memory is left.

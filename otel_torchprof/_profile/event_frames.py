@@ -61,6 +61,8 @@ def of_columns(source: EventSource) -> pd.DataFrame:
         "is_user_annotation": batch["scope"][rows] == Scope.USER_SCOPE,
         "is_python_function": batch["kind"][rows] == Kind.FRAME,
     }
+    if view.calls is not None:
+        columns["count"] = view.calls
     for name in DEVICE_TIMES:
         times = source.info.device_time(name)
         if times is not None and times.any():
@@ -75,6 +77,8 @@ def of_objects(events: Sequence[Any]) -> pd.DataFrame:
     pandas = _pandas()
     averages = bool(events) and isinstance(events[0], FunctionEventAvg)
     columns = _average_columns(pandas, events) if averages else _event_columns(pandas, events)
+    if any(event.count != 1 for event in events):  # of averages it is there already
+        columns["count"] = [event.count for event in events]
     for name in _IF_ANY:
         values = [getattr(event, name) or 0 for event in events]
         if any(values):

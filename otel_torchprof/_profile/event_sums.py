@@ -63,10 +63,12 @@ def total(source: EventSource) -> FunctionEventAvg:
     """The sum of all events; as in torch, fields that are not sums are those of the last event."""
     if not len(source):
         return FunctionEventAvg()
-    total, own = int(source.view.duration.sum()), int(source.view.self_time.sum())
+    view = source.view
+    total, own = int(view.duration.sum()), int(view.self_time.sum())
+    calls = len(source) if view.calls is None else int(view.calls.sum())
     rest = {name: column.sum().item() for name, column in _added_up(source).items()}
     rest |= {name: column.max().item() for name, column in source.info.peaks().items()}
-    return _average(source.event(len(source) - 1), len(source), total, own, rest)
+    return _average(source.event(len(source) - 1), calls, total, own, rest)
 
 
 def stack_values(source: EventSource, attribute: str, text_of: Callable[[list[str]], str]) -> Iterator[tuple[str, int]]:

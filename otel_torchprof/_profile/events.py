@@ -21,6 +21,7 @@ from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Scope
 from otel_torchprof._encode.chrome_json import valid
 from otel_torchprof._encode.table import TableOptions, attribute_of, chosen, format_table, html_table, info_of
 from otel_torchprof._export.file import write
+from otel_torchprof._model.averages import collapsed_average
 from otel_torchprof._native.encoders import PIECE_SIZE
 from otel_torchprof._process.torch_differences import differences
 from otel_torchprof.errors import printable
@@ -270,6 +271,10 @@ class EventList(list[_Event]):
             averages = list(
                 event_sums.averages(source, group_by_input_shapes, group_by_stack_n, group_by_overload_name, with_calls)
             )
+            reductions = source.batch.reductions
+            if reductions is not None and reductions["collapsed"].any():
+                collapsed = collapsed_average(reductions["collapsed"], reductions["collapsed_duration"])
+                averages.append(_average(collapsed, self._use_device))
         for average in averages:
             average.stack = (average.stack or [])[:group_by_stack_n]
             if not group_by_input_shapes:

@@ -20,7 +20,6 @@ from otel_torchprof._files.trace_batch import batch_of
 from otel_torchprof._files.trace_columns import read_columns
 from otel_torchprof._model.devices import device_name
 from otel_torchprof._model.step_spans import RecordedStep
-from otel_torchprof._native.trace_files import ROW_AGGREGATE
 from otel_torchprof._process import threads
 from otel_torchprof._process.free_memory import free_memory
 from otel_torchprof.errors import TorchProfError
@@ -29,9 +28,9 @@ from otel_torchprof.health import ON, Health
 from .results import ProfileResults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import Array, Batch
     from otel_torchprof._export.byte_stream import ByteStream
     from otel_torchprof._files.repeating import RepeatingSteps
     from otel_torchprof._files.trace_batch import TraceTable
@@ -45,15 +44,14 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
     of JSON. Any file may be compressed with gzip or zstd. The result has the methods of a finished :class:`profile`. What
     the file does not have is missing in the results: ``health.notes`` lists events that are in none of them, and
-    unreadable parts with their places. Costs some 2 us per event, and 170 bytes at the peak.
+    unreadable parts with their places. An event that stands for several calls has their number as ``count``. Costs some 2 us per event, and 170 bytes at the peak.
 
     Args:
         path: path of the file.
         memory_limit: most bytes of the columns. Default: half of the free memory.
 
     Raises:
-        TorchProfError: nothing of the file can be read, or it has spans that stand for many events; names the file, the
-            place and the way out.
+        TorchProfError: nothing of the file can be read; names the file, the place and the way out.
         ValueError: the limit is no number of bytes.
 
     Examples:
@@ -73,19 +71,29 @@ def load_watched(name: str, limit: int, watch: Callable[[ByteStream], None] = la
     if is_box(name):
         return _loaded_box(name, limit)
     trace = read_columns(name, limit, watch)
-    if (trace.rows["flags"] & ROW_AGGREGATE).any():
-        raise TorchProfError(
-            f"{name!r} has spans that stand for many events: read it with otel-torchprof show, explain or diff"
-        )
     if trace.figures.unusable and not len(trace.rows["start"]):
         raise TorchProfError("; ".join(trace.problems))
-    table = batch_of(trace)
+    table = batch_of(name, trace)
     is_summed = bool(trace.resources) and table.batch.memory is not None
+    problems = [*trace.problems, *table.problems]
     notes = [
-        *trace.problems,
+        *problems,
         *(["allocations are sums per event, at its end: OTLP has no others"] if is_summed else []),
+        *_reduced(table.batch),
     ]
-    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit), is_partial=bool(trace.problems))
+    return LoadedProfile(name, table, _health(notes, trace.nbytes, limit), is_partial=bool(problems))
+
+
+def _reduced(batch: Batch) -> Iterator[str]:
+    """Yields what a file with reduced traces does not have any more."""
+    if batch.reductions is None:
+        return
+    calls = batch.reductions["calls"][batch.reductions["event"] > 0]
+    aggregated, collapsed = sum(calls[calls > 1].tolist()), sum(batch.reductions["collapsed"].tolist())
+    yield (
+        f"averages count {aggregated:,} calls aggregated into {int((calls > 1).sum()):,} events, and {collapsed:,} "
+        "collapsed: single durations, order and shapes of these are not in the file"
+    )
 
 
 def checked_limit(memory_limit: int | None) -> int:
@@ -226,6 +234,11 @@ class LoadedProfile(ProfileResults):
         """Whether ``otel-torchprof merge`` wrote it, from the files of several ranks."""
         other = self._table.metadata.get(OTHER)
         return isinstance(other, dict) and MERGED_RANKS in other
+
+    @property
+    def reductions(self) -> Mapping[str, Array] | None:
+        """The calls that events stand for as numpy arrays by name: see ``docs/columns.md``. None where each event is one call."""
+        return self._table.batch.reductions
 
     def __repr__(self) -> str:
         return f"<profile of {len(self.events())} events from {self.path!r}>"

@@ -339,6 +339,10 @@ class EventSource:
         start, end = (self.value(column, index) - self.origin_ns for column in ("start", "end"))
         return Interval(start / _NS_PER_US, end / _NS_PER_US)
 
+    def calls(self, index: int) -> int:
+        """Number of calls that an event stands for."""
+        return 1 if self.view.calls is None else self.view.calls.item(index)
+
     def parent(self, index: int) -> RecordedEvent | None:
         """The enclosing event; None for a top-level event."""
         parent = self.view.parent.item(index)
@@ -495,6 +499,7 @@ class RecordedEvent(FunctionEvent):
     _source: EventSource
 
     overload_name = _on_demand(lambda source, index: source.coded("overload_codes", index) or "")
+    count = _on_demand(EventSource.calls)
     cpu_memory_usage = _amount("cpu_memory_usage")
     device_memory_usage = _amount("device_memory_usage")
     cpu_memory_peak = _amount("cpu_memory_peak")
@@ -563,6 +568,12 @@ class RecordedEvent(FunctionEvent):
         """Adds a direct child, whose time then no longer counts as this event's self time."""
         self._source.edited = True
         super().append_cpu_child(child)
+
+    @property
+    def cpu_time_total(self) -> float:
+        """Duration, us; of an event that stands for several calls, the sum of theirs."""
+        view = self._source.view
+        return super().cpu_time_total if view.calls is None else view.duration.item(self._index) / _NS_PER_US
 
     @property
     def self_cpu_time_total(self) -> float:

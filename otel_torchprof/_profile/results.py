@@ -14,11 +14,11 @@ import numpy as np
 from otel_torchprof import markup
 from otel_torchprof._answers.rank_reading import rank_of_spans
 from otel_torchprof._answers.verdicts import explain, explained
-from otel_torchprof._columns.joined import without
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._encode.table import format_time
 from otel_torchprof._export import file, sdk
+from otel_torchprof._export.aggregating import with_reductions
 from otel_torchprof._export.formats import FORMATS, FormatInput
 from otel_torchprof._export.span_buffer import bounded
 from otel_torchprof._export.span_policy import checked_policy
@@ -33,7 +33,7 @@ from otel_torchprof.health import ProfilerStats
 from .events import EventList
 from .kineto_event import ProfilerResult, displayed_devices, displayed_events
 from .options import of_config
-from .steps import ProfileSteps, step_labels
+from .steps import ProfileSteps, without_step_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -409,7 +409,7 @@ class ProfileResults(RecordedColumns):
             displayed_events(batch, self.activity_filters),
             # With a schedule the steps are labels among the events.
             [] if self._labels_steps else self._steps(),
-            lambda: self._limited(detail),
+            lambda: self._limited("frames" if format_name == "chrome" else detail),
             lambda: resource or self._resource(),
             sdk.instrumentation_scope,
             displayed_devices(batch, self.activity_filters),
@@ -580,7 +580,7 @@ class ProfileResults(RecordedColumns):
     def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
         """All spans with their attributes, and for each the id of the root of its trace."""
         whole = self._batch()
-        batch, callers = displayed(without(whole, step_labels(whole)) if self._labels_steps else whole, detail)
+        batch, callers = displayed(without_step_labels(whole) if self._labels_steps else whole, detail)
         new_trace_id, new_span_id = self._ids.from_start()
         placed, roots = placed_recording(
             batch,
@@ -591,6 +591,7 @@ class ProfileResults(RecordedColumns):
             device_times=remaining_times(whole, batch),
         )
         table = drained_spans(placed, roots, Flows(), with_flops=self.with_flops, callers=callers, final=True)
+        table = with_reductions(table, placed.batch)
         return table, np.concatenate((table.span_id[: len(roots)], placed.root))
 
 

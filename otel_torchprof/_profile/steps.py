@@ -11,11 +11,13 @@ import itertools
 import os
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
@@ -209,6 +211,16 @@ def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
     steps = [name for name in distinct_values(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
     is_step[labels[np.isin(names, steps)]] = True
     return is_step
+
+
+def without_step_labels(batch: Batch) -> Batch:
+    """The batch without labels of steps; what was collapsed into these stays, without an event."""
+    is_step, reductions = step_labels(batch), batch.reductions
+    rest = without(batch, is_step)
+    if reductions is None:
+        return rest
+    event = np.where(np.isin(reductions["event"], batch["id"][is_step]), np.uint64(0), reductions["event"])
+    return replace(rest, reductions={**reductions, "event": event})
 
 
 class ProfileSteps:

@@ -11,6 +11,10 @@ from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 
 import otel_torchprof as otp
+from otel_torchprof._cli import main as cli
+from otel_torchprof._cli.show import TraceSums
+from otel_torchprof._files.reading import read_events
+from otel_torchprof._model.reductions import COLLAPSED
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +150,37 @@ def test_traces_of_an_instrumentation_have_its_averages(train, tmp_path, exporte
     assert [step.number for step in loaded.steps] == [0, 1, 2]
     shapes = {str(row.input_shapes) for row in loaded.key_averages(group_by_input_shape=True) if row.key == "aten::mm"}
     assert shapes > {"[[16, 16], [16, 32]]"}
+
+
+@pytest.mark.parametrize("name", ["t.otlp", "t.jsonl", "t.json"])
+def test_reduced_traces_have_the_averages_of_show(train, tmp_path, name):
+    """Operators that were aggregated and collapsed count as ``show`` counts them; only torch leaves out an only child with its parent's name."""
+    written = tmp_path / ("live.jsonl" if name == "t.jsonl" else "live.otlp")
+    policy = otp.SpanPolicy(max_spans=100)
+    with otp.stream(otp.OTLPFileExporter(written), record_shapes=True, policy=policy) as streamed:
+        for _ in range(30):
+            train()
+            streamed.step()
+    path = tmp_path / name
+    assert cli.main(["convert", "-q", str(written), "-o", str(path)]) == 0
+    for each in (written, path):
+        events = read_events([str(each)])
+        above = events.parent
+        has_namesake = (events.name[above] == events.name) & (above >= 0)
+        namesakes = {events.names[number] for number in events.name[has_namesake].tolist()}
+        given = {row.name: row for row in TraceSums(events).averages() if row.name not in {"torch.step", "torch.setup"}}
+        loaded = otp.load(each)
+        found = {row.key: row for row in loaded.key_averages()}
+        assert {name: round(found[name].self_cpu_time_total * 1000) for name in given} == {
+            name: row.self_time for name, row in given.items()
+        }
+        alike = given.keys() - namesakes
+        assert {(name, found[name].count, round(found[name].cpu_time_total * 1000)) for name in alike} == {
+            (name, given[name].calls, given[name].total) for name in alike
+        }
+        assert found[COLLAPSED].count > 100
+        assert any(row.count > 1 for row in loaded.events())
+        assert loaded.explain().steps == otp.explain(each).steps == 30
 
 
 @pytest.mark.parametrize("name", ["plain", "shapes", "all"])

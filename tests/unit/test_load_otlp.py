@@ -163,12 +163,69 @@ def test_processes_are_apart(loaded):
 
 
 def test_what_a_file_lacks_is_said(loaded):
-    """Dropped events count with their number; sums of many events are no events, and the error says where to read them."""
+    """Dropped events count with their number."""
     prof = loaded(request(("a", 0, 10, {**SCOPE, "torch.dropped_events": 5})))
     assert prof.health.dropped == {"the reason is not in the file": 5}
-    for attribute in ("torch.aggregated.count", "torch.collapsed.count"):
-        with pytest.raises(otp.TorchProfError, match=r"t\.otlp' has spans that stand for many events: read it with"):
-            loaded(request(("a", 0, 10, {attribute: 3})))
+
+
+AGGREGATE = {"torch.aggregated.count": 5, "torch.aggregated.duration": 4e-8}
+COLLAPSED = {"torch.collapsed.count": 3, "torch.collapsed.duration": 2e-8}
+
+
+@pytest.mark.parametrize("packing", PACKINGS.values(), ids=PACKINGS)
+def test_spans_that_stand_for_many(loaded, packing):
+    """Their calls count, in themselves and in their parents; a namesake is not left out where others were beside it, or may have been."""
+    spans = [
+        ("torch.job", 0, 900, COLLAPSED),
+        ("a", 0, 500, {"parent": 1, **SCOPE, **COLLAPSED}),
+        ("a", 0, 100, {"parent": 2, **SCOPE, **AGGREGATE}),
+        ("a", 0, 90, {"parent": 3, **SCOPE}),
+        ("b", 600, 700, {"parent": 1, **SCOPE, "torch.aggregated.count": 2}),
+        ("b", 600, 700, {"parent": 5, **SCOPE, "torch.aggregated.count": 2}),
+        ("c", 800, 830, {"parent": 1, **SCOPE}),
+        ("c", 800, 820, {"parent": 7, **SCOPE}),
+    ]
+    prof = loaded(packing(request(*spans)))
+    assert figures(prof) == {
+        "a": (7, 630, 530),
+        "b": (4, 200, 100),
+        "c": (1, 30, 30),
+        "(collapsed into others)": (6, 40, 40),
+    }
+    assert [(event.name, event.count) for event in prof.events()] == [
+        ("a", 1),
+        ("a", 5),
+        ("a", 1),
+        ("b", 2),
+        ("b", 2),
+        ("c", 1),
+    ]
+    assert prof.columns["end"].tolist()[:2] == [BASE + 500, BASE + 100]
+    durations = [
+        (span.name, span.attributes["torch.self_duration"]) for span in prof.spans() if span.name != "torch.profile"
+    ]
+    assert durations[:2] == [("a", 440e-9), ("a", 0.0)]
+    (root,) = (span for span in prof.spans() if span.name == "torch.profile")
+    assert root.attributes["torch.collapsed.count"] == 3
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 62, "many"])
+def test_a_count_that_is_none(loaded, value):
+    """A span whose count cannot be used is left out, as ``show`` leaves it out, and the note says where it is."""
+    prof = loaded(request(("a", 0, 10, SCOPE), ("b", 10, 20, {**SCOPE, **COLLAPSED, "torch.aggregated.count": value})))
+    assert figures(prof) == {"a": (1, 10, 10)}
+    assert "not counted: 1; the first: torch.aggregated.count" in prof.health.notes[0]
+    assert prof.is_partial
+
+
+def test_operations_of_calls_are_added_up(loaded):
+    """The floating-point operations of an aggregate span whose calls had the same shapes are those of all."""
+    inputs = {"torch.op.input_shapes": "[[2, 3], [3, 4]]", "torch.op.input_dtypes": "['float', 'float']"}
+    one, many = (
+        loaded(request(("aten::mm", 0, 10, {**SCOPE, **inputs, **more, "torch.op.flops": 1}))).key_averages()[0]
+        for more in ({}, AGGREGATE)
+    )
+    assert 0 < 5 * one.flops == many.flops
 
 
 @pytest.mark.parametrize(
@@ -220,6 +277,7 @@ def changed(seed):
     """A file with other values, or with other bytes."""
     number = random.Random(seed)
     attributes = {**SCOPE, "torch.op.input_shapes": "[[2, 3], []]", "torch.step.number": 3, "torch.memory.allocated": 5}
+    attributes |= {**AGGREGATE, **COLLAPSED} if number.random() < 0.5 else {}
     one = request(("torch.step", 0, 9, attributes), ("b", 1, 5, {"parent": 1, **attributes}), **{"process.pid": 3})
     if number.random() < 0.3:
         document = json.loads(otlp_json.line_of(one))
@@ -247,7 +305,10 @@ def test_whatever_the_file(tmp_path_factory, seed):
     if prof is None:
         assert repr(str(path)) in error
         return
-    assert sum(row.count for row in prof.key_averages()) == len(prof.events()) == len(prof.to_pandas())
+    counts = [row.count for row in prof.key_averages() if row.key != "(collapsed into others)"]
+    assert sum(counts) == prof.total_average().count == sum(event.count for event in prof.events())
+    assert len(prof.events()) == len(prof.to_pandas())
+    assert len(list(prof.spans())) >= len(prof.events())
     prof.export_chrome_trace(path.with_name("again.json"))
     prof.export_otlp(path.with_name("again.otlp"))
     assert all(repr(each) for each in (*prof.events()[:50], prof.steps, prof.health, prof.spans()))

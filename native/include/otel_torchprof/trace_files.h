@@ -25,7 +25,6 @@ enum otp_trace_flag {
   OTP_TRACE_LOSS_BEFORE = 8, /* "lost before": true */
   OTP_TRACE_INPUTS_CUT = 16, /* "inputs cut": true */
   OTP_TRACE_WORK = 32,       /* it has a row among works */
-  OTP_TRACE_AGGREGATE = 128, /* a span that stands for several events */
   OTP_TRACE_TIMED = 64,      /* the time between two timing events of a stream, "stream id" */
 };
 
@@ -60,7 +59,8 @@ typedef struct {
   int32_t* device;      /* -1: none */
 } otp_trace_works;
 
-/* An attribute of a span of this package, or an argument of a collective of torch. */
+/* An attribute of a span of this package, or an argument of a collective of torch. Always those of spans that stand for
+ * several events, others if it reads for sums. */
 typedef struct {
   uint64_t row;    /* number of the row among all rows of the file */
   uint64_t event;  /* number of the event, from 1 ... */
@@ -215,7 +215,7 @@ const otp_trace_figures* otp_trace_get_figures(const otp_trace_reader* reader);
 otp_names otp_trace_names(const otp_trace_reader* reader);
 /* Process and thread of each track as JSON text: two names each. */
 const uint32_t* otp_trace_tracks(const otp_trace_reader* reader, uint64_t* count);
-/* Attributes of spans and collectives, if it reads for sums. */
+/* Attributes of spans and collectives. */
 const otp_trace_attribute* otp_trace_attributes(const otp_trace_reader* reader, uint64_t* count);
 /* Inputs as words (otp_input_kind). */
 const int64_t* otp_trace_inputs(const otp_trace_reader* reader, uint64_t* count);

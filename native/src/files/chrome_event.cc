@@ -141,7 +141,6 @@ bool read_arguments(JsonCursor* cursor, ChromeArguments* arguments, Attributes* 
       attributes->found->emplace_back(attributes->tables->name(key), value);
       arguments->is_collective |= key == "Collective name";
     }
-    if (of_span && (key == "torch.aggregated.count" || key == "torch.collapsed.count")) arguments->is_aggregate = true;
   }
   return false;
 }

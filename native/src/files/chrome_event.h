@@ -20,7 +20,6 @@ struct ChromeArguments {
   bool is_unfinished = false;
   bool follows_loss = false;
   bool has_inputs_cut = false;
-  bool is_aggregate = false;
   bool is_collective = false;  // of torch
   std::string_view external_id, sequence_nr, fwd_thread, python_identity, correlation, device, stream, stream_id;
   std::string_view name, labels, error_type, phase_name, call_stack;

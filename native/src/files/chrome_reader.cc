@@ -122,7 +122,7 @@ uint8_t flags_of(const ChromeArguments& arguments) {
   return static_cast<uint8_t>(
       (arguments.is_async ? OTP_TRACE_ASYNC : 0) | (arguments.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
       (arguments.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (arguments.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0) |
-      (arguments.has_inputs_cut ? OTP_TRACE_INPUTS_CUT : 0) | (arguments.is_aggregate ? OTP_TRACE_AGGREGATE : 0));
+      (arguments.has_inputs_cut ? OTP_TRACE_INPUTS_CUT : 0));
 }
 
 }  // namespace

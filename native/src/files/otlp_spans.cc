@@ -35,8 +35,6 @@ constexpr Number kNumbers[] = {
     {"torch.op.forward_thread", &OtlpSpan::forward_thread},
     {"torch.op.flops", &OtlpSpan::flops},
     {"torch.dropped_events", &OtlpSpan::dropped},
-    {"torch.aggregated.count", &OtlpSpan::aggregated},
-    {"torch.collapsed.count", &OtlpSpan::collapsed},
     {"torch.memory.allocated", &OtlpSpan::allocated},
     {"torch.memory.released", &OtlpSpan::released},
     {"torch.memory.peak", &OtlpSpan::peak},
@@ -166,8 +164,8 @@ bool OtlpReader::refuse(const char* here) {
 
 // Of what is read for sums, the thread and the phase are columns.
 void OtlpReader::take_attribute(std::string_view key, const OtlpValue& value, OtlpSpan* span) {
-  if (!d_tables->is_for_sums()) return store_attribute(key, value, span);
   if (const int64_t name = d_tables->wanted(key); name >= 0) d_found.emplace_back(static_cast<uint32_t>(name), value);
+  if (!d_tables->is_for_sums()) return store_attribute(key, value, span);
   if (value.kind == OtlpValue::Kind::kNumber && key == "thread.id") span->thread_id = value.number;
   if (value.kind == OtlpValue::Kind::kText && key == "torch.phase.name") span->phase = value.text;
 }
@@ -195,9 +193,9 @@ void OtlpReader::put_row(const OtlpSpan& span, uint64_t offset) {
   rows->duration[row] = static_cast<int64_t>(std::max(span.start, span.end) - span.start);
   rows->span_id[row] = span.span_id;
   rows->parent_id[row] = span.parent_id;
+  put_attributes(span, offset);
   if (d_tables->is_for_sums()) {
     rows->text[row] = trace_of(span);
-    put_attributes(span, offset);
   } else {
     put_operator(span, row);
   }
@@ -253,8 +251,7 @@ void OtlpReader::put_operator(const OtlpSpan& span, uint64_t row) {
   rows->text[row] = d_tables->name(span.error_type);
   rows->flags[row] = static_cast<uint8_t>(
       (span.is_async ? OTP_TRACE_ASYNC : 0) | (span.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
-      (span.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (span.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0) |
-      (span.aggregated > 1 || span.collapsed > 0 ? OTP_TRACE_AGGREGATE : 0));
+      (span.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (span.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0));
   put_memory(span, track);
   if (is_timed) put_device_time(span, track);
   d_tables->figures.dropped += static_cast<uint64_t>(std::max<int64_t>(span.dropped, 0));

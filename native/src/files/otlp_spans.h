@@ -26,7 +26,6 @@ struct OtlpSpan {
   // Attributes.
   std::string_view scope, function, module, phase, step_kind, thread_name, error_type, shapes, dtypes, values;
   int64_t thread_id = -1, step = -1, sequence_nr = -1, forward_thread = 0, dropped = 0, flops = -1;
-  int64_t aggregated = 0, collapsed = 0;
   int64_t allocated = 0, released = 0, peak = -1;  // bytes, with what is inside
   int64_t device_allocated = 0, device_released = 0, device_peak = -1;
   int64_t stream = -1, device = -1;

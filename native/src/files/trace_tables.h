@@ -23,6 +23,12 @@ struct TraceOutput {
   }
 };
 
+// An attribute of spans that stand for several events: always read.
+inline bool is_of_reduction(std::string_view key) {
+  return key == "torch.aggregated.count" || key == "torch.aggregated.duration" || key == "torch.collapsed.count" ||
+         key == "torch.collapsed.duration";
+}
+
 // Throws std::bad_alloc.
 class TraceTables {
  public:
@@ -36,7 +42,10 @@ class TraceTables {
   void read_for_sums(std::string_view keys);
   bool is_for_sums() const { return d_is_for_sums; }
   // The name of a key whose attributes are read; -1 for other keys.
-  int64_t wanted(std::string_view key) const { return d_is_for_sums ? d_wanted.find(hash_of(key, d_seed)) : -1; }
+  int64_t wanted(std::string_view key) {
+    if (d_is_for_sums) return d_wanted.find(hash_of(key, d_seed));
+    return is_of_reduction(key) ? int64_t{name(key)} : -1;
+  }
   // Adds an attribute of the event that was counted last; `value`: JSON text. The self time of a span matters only
   // where what is below it is not in the file: below a phase.
   void add_attribute(uint64_t row, uint64_t offset, bool is_phase, uint32_t key, std::string_view value) {
