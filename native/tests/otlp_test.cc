@@ -117,6 +117,46 @@ void messages_keep_the_limit() {
   }
 }
 
+// What a message without resource and scope has inside: the fields of its spans.
+std::string spans_of(const std::string& message) {
+  size_t at = 0;
+  for (int around = 0; around < 2; ++around) {
+    ++at;
+    while ((message[at++] & 0x80) != 0) continue;
+    at += 2;
+  }
+  return message.substr(at);
+}
+
+// Names and values that come again are kept: none may come where another belongs.
+void a_span_is_the_same_alone_and_after_others() {
+  Spans spans;
+  uint64_t seed = 1;
+  const auto below = [&](uint64_t limit) {
+    seed = seed * 6364136223846793005u + 1;
+    return (seed >> 33) % limit;
+  };
+  std::vector<uint32_t> names;
+  for (uint64_t i = 0; i < 600; ++i)  // some share an entry, and some are too long, or no UTF-8
+    names.push_back(spans.intern(std::string(below(70), static_cast<char>('a' + i % 26)) + (i % 9 == 0 ? "\xFF" : "")));
+  std::vector<int64_t> numbers;
+  std::vector<uint32_t> texts;
+  std::vector<double> times;
+  for (uint64_t id = 1; id <= 3'000; ++id) {
+    spans.add("", id, id / 2);
+    spans.name.back() = names[id % 3 == 0 ? below(600) : 256 * below(2) + id / 10 % 4];
+    numbers.push_back(below(3) == 0 ? static_cast<int64_t>(below(4)) - 2 : 7);
+    texts.push_back(names[below(4) == 0 ? below(600) : 3]);
+    times.push_back(static_cast<double>(id));
+  }
+  spans.attributes = {{"number", 6, OTP_ATTRIBUTE_INT64, numbers.data(), nullptr, 0},
+                      {"text", 4, OTP_ATTRIBUTE_NAME, texts.data(), nullptr, 0},
+                      {"time", 4, OTP_ATTRIBUTE_DOUBLE, times.data(), nullptr, 0}};
+  std::string alone;
+  for (uint64_t row = 0; row < 3'000; ++row) alone += spans_of(encode_rows(spans.view(), {}, row, row + 1, 1).bytes);
+  CHECK(spans_of(encode(spans, {}, 0, 1 << 30).bytes) == alone);
+}
+
 void a_span_larger_than_the_limit_goes_alone() {
   Spans spans;
   spans.add("small", 1, 0);
@@ -225,6 +265,7 @@ int main() {
   RUN(smallest_message);
   RUN(every_field);
   RUN(messages_keep_the_limit);
+  RUN(a_span_is_the_same_alone_and_after_others);
   RUN(a_span_larger_than_the_limit_goes_alone);
   RUN(nothing_left_appends_nothing);
   RUN(a_message_is_appended_after_what_the_buffer_holds);
