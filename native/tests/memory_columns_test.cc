@@ -28,48 +28,16 @@ void peaks_reach_every_parent() {
   otp_max_to_parents(0, nullptr, nullptr);
 }
 
-// Self times, counts and differences reach the right parents, over several levels and roots.
+// Self times and differences reach the right parents, over several levels and roots.
 void children_count_for_their_parents() {
   const std::vector<int32_t> parent = {-1, 0, 1, 0, -1, 4};
   const std::vector<int64_t> start = {0, 10, 20, 50, 100, 110}, end = {100, 40, 25, 60, 200, 150};
   std::vector<int64_t> self(parent.size());
   otp_self_times(parent.size(), parent.data(), start.data(), end.data(), self.data());
   CHECK(self == (std::vector<int64_t>{60, 25, 5, 10, 60, 40}));
-  std::vector<int32_t> children(parent.size());
-  otp_count_children(parent.size(), parent.data(), children.data());
-  CHECK(children == (std::vector<int32_t>{2, 1, 0, 0, 1, 0}));
   std::vector<int64_t> totals = {1, 2, 3, 4, 5, 6};
   otp_subtract_from_parents(parent.size(), parent.data(), end.data(), totals.data());
   CHECK(totals == (std::vector<int64_t>{1 - 40 - 60, 2 - 25, 3, 4, 5 - 150, 6}));
-}
-
-// What is on display has its parents, times and children there, in an order of its own or as it stands.
-void rows_on_display_have_parents_and_times() {
-  const std::vector<int32_t> parent = {-1, 0, 1, 0}, rows = {3, 2, 0};
-  const std::vector<int64_t> start = {0, 10, 20, 50}, end = {100, 40, 25, 60};
-  std::vector<int32_t> position(4), above(4, 9), children(4, 9);
-  std::vector<int64_t> duration(4, 9), self(4, 9);
-  otp_display display{4,
-                      3,
-                      rows.data(),
-                      parent.data(),
-                      start.data(),
-                      end.data(),
-                      position.data(),
-                      above.data(),
-                      duration.data(),
-                      self.data(),
-                      children.data()};
-  otp_display_tree(&display);
-  CHECK(above == (std::vector<int32_t>{2, -1, -1, 9}));
-  CHECK(duration == (std::vector<int64_t>{10, 5, 100, 9}));
-  CHECK(self == (std::vector<int64_t>{10, 5, 90, 9}));
-  CHECK(children == (std::vector<int32_t>{0, 0, 1, 9}));
-  display.rows = display.position = display.display_parent = nullptr;
-  display.count = 4;
-  otp_display_tree(&display);
-  CHECK(self == (std::vector<int64_t>{60, 25, 5, 10}));
-  CHECK(children == (std::vector<int32_t>{2, 1, 0, 0}));
 }
 
 // The longest sample there can be fits into what is reserved for one, whatever the name of its track.
@@ -127,7 +95,6 @@ int main() {
   RUN(sums_reach_every_parent);
   RUN(peaks_reach_every_parent);
   RUN(children_count_for_their_parents);
-  RUN(rows_on_display_have_parents_and_times);
   RUN(the_longest_sample_fits);
   RUN(the_longest_line_fits);
 }

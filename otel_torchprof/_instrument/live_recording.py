@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,13 +19,11 @@ from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SpanPolicy
 from otel_torchprof._model.collectives import LiveCollectives
-from otel_torchprof._model.devices import DisplayedTimes, displayed_times
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._model.live_table import CallRules, Flows, traced_events
 from otel_torchprof._model.step_spans import Job
 from otel_torchprof._model.steps import Steps
-from otel_torchprof._model.tree import torch_view
 from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._native.torch_library import Observation
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from otel_torchprof._model.placed import Placed
     from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._model.step_spans import Step, StepSpan
-    from otel_torchprof._model.tree import TreeView
     from otel_torchprof._record.contexts import ContextTable
     from otel_torchprof._record.recording import Recording
 
@@ -63,7 +59,9 @@ if TYPE_CHECKING:
 
 def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan]) -> None:
     """Adds the events of a drain, and the steps that ended in it."""
-    averages.add(*_displayed(placed))
+    recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
+    counted = None if recorded.all() else recorded[placed.trace_group]
+    averages.add(placed.batch, placed.child_time, counted=counted, devices=placed.devices)
     for step in ended:
         give_way()
         # Once per step: not its parts in other traces, and not an unfinished step at the end of the recording.
@@ -82,7 +80,7 @@ def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
     child_time: dict[int, int] = {}
     below = np.flatnonzero(placed.is_root)
     sums = np.zeros(len(placed.trace_groups), dtype=np.int64)
-    np.add.at(sums, placed.trace_group[below], (placed.batch["end"] - placed.batch["start"])[below])
+    np.add.at(sums, placed.trace_group[below], placed.batch["end"][below] - placed.batch["start"][below])
     for trace_group, time in zip(placed.trace_groups, sums.tolist(), strict=True):
         if trace_group.step is None and trace_group.parent_span_id and not trace_group.is_remote:
             child_time[trace_group.parent_span_id] = child_time.get(trace_group.parent_span_id, 0) + time
@@ -90,27 +88,6 @@ def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
         if step.parent is not None and not step.parent.is_remote:
             child_time[step.parent.span_id] = child_time.get(step.parent.span_id, 0) + step.end - step.start
     return child_time
-
-
-def _displayed(placed: Placed) -> tuple[TreeView, DisplayedTimes | None]:
-    """Returns the events as torch displays them, without those of traces that are not recorded; self times exclude earlier children."""
-    view = torch_view(placed.batch, modules=True)
-    devices = None if placed.devices is None else displayed_times(view, placed.devices)
-    if placed.child_time is not None:
-        view = view.without_child_time(placed.child_time)
-    recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
-    if recorded.all():
-        return view, devices
-    requested = recorded[placed.trace_group[view.rows]]
-    # For sums only, which need no parents: they would have to be renumbered.
-    chosen = replace(
-        view,
-        rows=view.rows[requested],
-        duration=view.duration[requested],
-        self_time=view.self_time[requested],
-        parent=view.parent[:0],
-    )
-    return chosen, None if devices is None else DisplayedTimes(*(column[requested] for column in devices))
 
 
 _FIRST_DUE_BYTES = 256 << 10

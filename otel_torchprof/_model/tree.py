@@ -15,16 +15,15 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind
-from otel_torchprof._native.loops import count_children, display_tree, subtract_from_parents, with_crossing
+from otel_torchprof._native.loops import display_parents, display_tree, subtract_from_parents, with_crossing
 from otel_torchprof._process.heap import Arena
 
-from .phases import repeated_phases
 from .reductions import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import Batch, Names
 
     from .reductions import Weights
 
@@ -86,22 +85,6 @@ class TreeView:
             begin, width = begin + width, width * 2
         return positions
 
-    def without_child_time(self, child_time: npt.NDArray[np.int64]) -> TreeView:
-        """Returns the view with ``child_time``, the time of children in earlier batches, subtracted from self times.
-
-        ``child_time`` is in ns, by row of the batch; that of a row that is not displayed is subtracted from its nearest displayed ancestor.
-        """
-        position = np.full(len(child_time), -1, dtype=np.int64)
-        position[self.rows] = np.arange(len(self))
-        above, own = self.batch["parent"], self.self_time.copy()
-        for late in np.flatnonzero(child_time).tolist():
-            row = late
-            while row >= 0 and position[row] < 0:
-                row = int(above[row])
-            if row >= 0:
-                own[position[row]] -= child_time[late]
-        return replace(self, self_time=np.maximum(own, 0, out=own))
-
 
 def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     """Returns a batch as torch's event list, which has no modules, or with ``modules``.
@@ -109,49 +92,60 @@ def torch_view(batch: Batch, *, modules: bool = False) -> TreeView:
     Costs 25 ns per event, 60 if threads are merged and events dropped, and 30 bytes, 28 of them in the result. An event that begins and
     ends in the last nanosecond of its parent stays its child; torch, which compares only times, would make it a sibling.
     """
-    display_name = display_names(batch)
-    hidden, parent = hidden_rows(batch, modules), batch["parent"]
-    is_async = (batch["flags"] & Flag.ASYNC) != 0
-    any_async = bool(is_async.any())
-    unfit = _union(hidden, is_async if any_async else None)
-    parent = _contained(batch, parent, unfit)
-    if any_async:
-        parent = np.where(is_async, np.int32(-1), parent)
     weights = weights_of(batch)
-    duplicates = _duplicates(display_name, parent, hidden, batch["kind"] == Kind.PHASE, weights)
-    if duplicates is not None:
-        parent = lifted(parent, duplicates)
-    rows = _order(batch["start"], batch["end"], _union(hidden, duplicates))
+    events = displayed_events(batch, modules=modules, weights=weights)
+    parent, left_out = display_parents(events) or (batch["parent"], None)
+    rows = _order(batch["start"], batch["end"], left_out)
     display = display_tree(rows, parent, batch["start"], batch["end"], Arena(len(batch) * _VIEW_BYTES))
     if rows is None:
         rows = np.arange(len(batch), dtype=np.int32)
-    if any_async:
+    is_async = (batch["flags"] & Flag.ASYNC) != 0
+    if is_async.any():
         display.self_time[is_async[rows]] = 0
     if batch.work is not None:  # it takes no time of the CPU
         is_work = batch["kind"][rows] == WORK_KIND
         display.duration[is_work] = display.self_time[is_work] = 0
-    view = TreeView(batch, rows, display.parent, display.duration, display.self_time, display.children, display_name)
-    return view if weights is None else _weighted(view, weights, is_async[rows])
+    view = TreeView(batch, rows, display.parent, display.duration, display.self_time, display.children, events["name"])
+    return view if weights is None else _weighted(view, weights)
 
 
-def _weighted(view: TreeView, weights: Weights, is_async: Array) -> TreeView:
+def _weighted(view: TreeView, weights: Weights) -> TreeView:
     """The view with the times of the calls that events stand for."""
-    rows, duration = view.rows, weights.duration[view.rows]
-    duration[view.batch["kind"][rows] == WORK_KIND] = 0
+    batch, rows = view.batch, view.rows
+    duration = weights.duration[rows]
+    duration[batch["kind"][rows] == WORK_KIND] = 0
     own = duration.copy()
     subtract_from_parents(own, view.parent, duration)
-    own[is_async] = 0
-    weighted = replace(view, duration=duration, self_time=own, calls=weights.calls[rows])
-    return weighted.without_child_time(weights.collapsed)
+    own[(batch["flags"][rows] & Flag.ASYNC) != 0] = 0
+    # What was collapsed into an event that is not displayed is in the nearest one around it that is.
+    position = np.full(len(batch), -1, dtype=np.int64)
+    position[rows] = np.arange(len(view))
+    collapsed = np.flatnonzero(weights.collapsed)
+    around = collapsed.copy()
+    while (moving := (around >= 0) & (position[around] < 0)).any():
+        around[moving] = batch["parent"][around[moving]]
+    known = around >= 0
+    np.subtract.at(own, position[around[known]], weights.collapsed[collapsed[known]])
+    return replace(view, duration=duration, self_time=np.maximum(own, 0), calls=weights.calls[rows])
 
 
-def display_names(batch: Batch) -> npt.NDArray[np.uint32]:
-    """Returns per row the index of its displayed name.
+def displayed_events(batch: Batch, *, modules: bool, weights: Weights | None = None) -> dict[str, Array]:
+    """Returns the arrays of ``otp_events`` in ``display.h``. ``modules``: whether modules are displayed; ``weights``: of the rows."""
+    columns = {name: np.ascontiguousarray(batch[name]) for name in ("parent", "start", "end", "kind", "flags")}
+    columns["name"] = np.ascontiguousarray(display_names(batch.names, batch["name"]))
+    if (hidden := hidden_rows(batch, modules)) is not None:
+        columns["hidden"] = hidden
+    if weights is not None:
+        columns["reduced"] = (weights.calls != 1) + 2 * (weights.collapsed != 0).astype(np.uint8)
+    return columns
+
+
+def display_names(names: Names, own: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Returns the indices of the displayed names of events, from those of their own names.
 
     All numbered profiler steps share the index of the first of them in the process; :func:`display_name` returns its text.
     """
-    own: npt.NDArray[np.uint32] = batch["name"]
-    steps = batch.names.matching((STEP_KEY,), (STEP_PREFIX,))
+    steps = names.matching((STEP_KEY,), (STEP_PREFIX,))
     return own if steps is None else np.where(steps[own], np.uint32(steps.argmax()), own)
 
 
@@ -165,72 +159,9 @@ def hidden_rows(batch: Batch, modules: bool) -> npt.NDArray[np.bool_] | None:
     by_name = batch.names.matching(HIDDEN_NAMES)
     hidden = None if by_name is None else by_name[batch["name"]] & (batch["kind"] != MEMORY_KIND)
     if not modules:
-        hidden = _union(hidden, batch["kind"] == Kind.MODULE)
+        is_module = batch["kind"] == Kind.MODULE
+        hidden = is_module if hidden is None else hidden | is_module
     return hidden if hidden is not None and hidden.any() else None
-
-
-def _union(one: Array | None, other: Array | None) -> Array | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return one | other
-
-
-def _contained(batch: Batch, parent: Array, unfit: Array | None) -> Array:
-    """Returns for each event its nearest ancestor that does not end before it and is not ``unfit``.
-
-    The search of an event continues at the parent already found for its candidate, which halves the distance each time. That is
-    valid, since the ancestors that the candidate skipped are unfit or end before the candidate, and so before the event.
-    Unfit events skip only unfit ancestors; otherwise a child that ends before them could miss a parent.
-    """
-    end = batch["end"]
-
-    def misplaced(which: Any, parents: Array) -> Array:
-        is_misplaced: Array = end[which] > end[parents]
-        if unfit is not None:
-            is_misplaced &= ~unfit[which]
-            is_misplaced |= unfit[parents]
-        return is_misplaced & (parents >= 0)
-
-    moving = find(len(parent), lambda block: misplaced(block, parent[block]))
-    if not moving.size:
-        return parent
-    parent = parent.copy()
-    while moving.size:
-        parent[moving] = parent[parent[moving]]
-        moving = moving[misplaced(moving, parent[moving])]
-    return parent
-
-
-def _duplicates(
-    display_name: Array, parent: Array, hidden: Array | None, is_phase: Array, weights: Weights | None
-) -> Array | None:
-    """Returns a mask of only children with the name of their parent, and of phases inside the same phase; None if there are none.
-
-    Whether a call was an only child is not known of those that an event stands for, nor beside collapsed ones.
-
-    torch removes them one after another until none is left (``_remove_dup_nodes``). One pass over the original tree gives
-    the same result: the children of a removed event move to its parent, which has the same name, so whether one of them is removed
-    does not depend on whether the event itself is.
-    """
-
-    def namesakes(block: slice) -> Array:
-        same: Array = display_name[block] == display_name[parent[block]]
-        same &= parent[block] >= 0
-        return same
-
-    suspects, repeated = find(len(parent), namesakes), repeated_phases(display_name, parent, is_phase)
-    if weights is not None:
-        above = parent[suspects]
-        is_known = (weights.calls[suspects] == 1) & (weights.calls[above] == 1) & (weights.collapsed[above] == 0)
-        suspects = suspects[is_known]
-    duplicates = np.zeros(len(parent), dtype=np.bool_) if suspects.size or repeated.size else None
-    if duplicates is None:
-        return None
-    duplicates[repeated] = True
-    if suspects.size:
-        displayed = parent if hidden is None else parent[~hidden]
-        duplicates[suspects] |= count_children(displayed, len(parent))[parent[suspects]] == 1
-    return duplicates if duplicates.any() else None
 
 
 def lifted(parent: Array, dropped: Array) -> Array:

@@ -23,6 +23,7 @@ HEADERS = (
     "encode_chrome.h",
     "inputs.h",
     "model.h",
+    "display.h",
     "device_slices.h",
     "record_format.h",
     "recorder.h",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .ffi import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from otel_torchprof._process.heap import Arena
 
@@ -24,6 +24,7 @@ _C_TYPES = {
     for sign in "iu"
     for size in (1, 4, 8)
 }
+_C_TYPES[np.dtype(np.bool_)] = _C_TYPES[np.dtype(np.uint8)]
 
 
 def pointer(array: Array) -> Any:
@@ -70,12 +71,47 @@ def self_times(parent: Array, start: Array, end: Array) -> npt.NDArray[np.int64]
     return own_times
 
 
-def count_children(parent: Array, rows: int) -> npt.NDArray[np.int32]:
-    """Number of children of each of ``rows`` rows."""
-    children = np.zeros(rows, dtype=np.int32)
-    parent = np.ascontiguousarray(parent, dtype=np.int32)
-    lib.otp_count_children(len(parent), pointer(parent), pointer(children))
-    return children
+def display_parents(events: Mapping[str, Array]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]] | None:
+    """Returns by row the parent on display, -1 for none, and a mask of events that are not on display; None if all are, as recorded.
+
+    ``events``: the arrays of ``otp_events`` in ``display.h``, by name. Some 5 ns per row.
+
+    Raises:
+        MemoryError: memory is short.
+    """
+    count = len(events["parent"])
+    parent, left_out = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.bool_)
+    differs = lib.otp_display_parents(ffi.new("otp_events *", _events(events)), pointer(parent), pointer(left_out))
+    _checked(differs)
+    return (parent, left_out) if differs else None
+
+
+def sums_by_name(
+    events: Mapping[str, Array], more: Mapping[str, Array], amounts: Sequence[Array], names: int
+) -> npt.NDArray[np.int64]:
+    """Returns the columns that ``otp_display_sums_by_name`` in ``display.h`` writes. Some 10 ns per event.
+
+    Args:
+        events: the arrays of ``otp_events``, by name.
+        more: other arrays of ``otp_display_sums``, by name.
+        amounts: int64 columns to be summed.
+        names: number of names.
+
+    Raises:
+        MemoryError: memory is short.
+    """
+    columns = [pointer(column) for column in amounts]
+    addresses = ffi.new("int64_t *[]", columns)
+    native = ffi.new("otp_display_sums *", {name: pointer(column) for name, column in more.items()})
+    native.events, native.columns, native.column_count = _events(events), addresses, len(columns)
+    sums = np.empty((4 + len(columns), min(len(events["parent"]), 2 * names)), dtype=np.int64)
+    count = lib.otp_display_sums_by_name(native, sums.shape[1], pointer(sums))
+    _checked(count)
+    return sums[:, :count]
+
+
+def _events(columns: Mapping[str, Array]) -> dict[str, Any]:
+    return {"count": len(columns["parent"]), **{name: pointer(column) for name, column in columns.items()}}
 
 
 class Display(NamedTuple):

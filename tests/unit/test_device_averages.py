@@ -14,10 +14,9 @@ import otel_torchprof as otp
 from otel_torchprof import EventList
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS
-from otel_torchprof._instrument.live_recording import _displayed
+from otel_torchprof._instrument.live_recording import add_up
 from otel_torchprof._model.averages import Average, RunningAverages
-from otel_torchprof._model.devices import displayed_times
-from otel_torchprof._model.tree import torch_view
+from otel_torchprof._model.devices import device_times
 from otel_torchprof._native.recorder import Session
 from otel_torchprof._profile.events import averages_list
 
@@ -54,8 +53,7 @@ def test_random_batches_sum_to_what_their_lists_give():
     random, running, expected = np.random.default_rng(11), RunningAverages(), {}
     for number in range(50):
         batch = random_batch(random, 1 + 100 * number)
-        view = torch_view(batch, modules=True)
-        running.add(view, displayed_times(view))
+        running.add(batch, devices=device_times(batch))
         for average in EventList.of(batch, origin_ns=0, use_device="cuda").key_averages():
             total, own = expected.get(average.key, (0, 0))
             expected[average.key] = (total + average.device_time_total, own + average.self_device_time_total)
@@ -67,15 +65,14 @@ def test_random_batches_sum_to_what_their_lists_give():
 def test_nothing_where_no_device_told_of_anything():
     """Without times no column of a device is there, and no device is known; names that came later without times have none."""
     running = RunningAverages()
-    view = torch_view(Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"]))
-    running.add(view, displayed_times(view))
+    batch = Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"])
+    running.add(batch, devices=device_times(batch))
     assert running.device_type is None
     assert running.read() == [Average("a", False, 1, 5, 5)]
     assert "CUDA" not in averages_list(running.read()).table()
-    timed = torch_view(Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"], devices=devices((1, 0, 3))))
-    running.add(timed, displayed_times(timed))
-    later = torch_view(Batch.of({"start": [0], "end": [5], "name": [2]}, ["", "a", "b"]))
-    running.add(later)
+    timed = Batch.of({"start": [0], "end": [5], "name": [1]}, ["", "a"], devices=devices((1, 0, 3)))
+    running.add(timed, devices=device_times(timed))
+    running.add(Batch.of({"start": [0], "end": [5], "name": [2]}, ["", "a", "b"]))
     assert running.read() == [Average("a", False, 2, 10, 10, 3, 3), Average("b", False, 1, 5, 5)]
 
 
@@ -118,8 +115,9 @@ def test_children_of_earlier_drains(service):
         {"loop": [0, 67]},
     ]
     assert not service.trees._devices._child_times
-    view, listed = _displayed(drained[-1])
-    assert (listed.own.tolist(), listed.total.tolist(), len(view)) == ([0], [67], 1)
+    running = RunningAverages()
+    add_up(running, drained[-1], ())
+    assert running.read() == [Average("loop", False, 1, 90, 60, 67, 0)]
 
 
 def test_what_is_open_no_more_is_forgotten(service):
@@ -135,7 +133,7 @@ def test_events_that_no_sampler_wants(service):
     service.answers["refused"] = replace(service.new_trace("refused", -1, None), recorded=False)
     found = placed(service, label("refused", 0, 9), label("kept", 10, 19), pairs=[("refused", 0, 5), ("kept", 0, 7)])
     running = RunningAverages()
-    running.add(*_displayed(found))
+    add_up(running, found, ())
     assert [(average.name, average.device_total) for average in running.read()] == [("kept", 7)]
 
 

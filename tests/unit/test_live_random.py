@@ -13,7 +13,7 @@ from live_batches import Event, Service, Span, readable, span_context
 
 from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, Kind
-from otel_torchprof._instrument.live_recording import _displayed
+from otel_torchprof._instrument.live_recording import add_up
 from otel_torchprof._model.averages import RunningAverages
 from otel_torchprof._model.live_table import live_table
 from otel_torchprof._model.operator_roots import OPERATORS_NAME, SLICE_NS
@@ -85,7 +85,7 @@ class Program:
         of_steps = [span for step in taken for span in step.spans.values()]
         roots = self.service.trees.ended_roots(self.now, final=final)
         self.service.trees.forget_roots(roots)
-        self.averages.add(*_displayed(placed))
+        add_up(self.averages, placed, ())
         table = live_table(placed, [*of_steps, *roots], self.service.flows)
         for name, span in readable(table).items():
             if name.startswith(OPERATORS_NAME):

@@ -74,14 +74,6 @@ def test_self_times(forest):
     np.testing.assert_array_equal(loops.self_times(parent, start, end), expected)
 
 
-@given(forests())
-def test_children_are_counted(forest):
-    """Each row has as many children as name it as their parent; also of fewer rows than there are children."""
-    parent, *_ = forest
-    expected = np.bincount(parent[parent >= 0], minlength=len(parent))
-    np.testing.assert_array_equal(loops.count_children(parent, len(parent)), expected)
-
-
 @given(forests(), st.randoms())
 def test_rows_on_display(forest, random):
     """Any rows in any order have their parents by position, times less those of their children, and the number of these."""

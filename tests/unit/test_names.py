@@ -233,7 +233,7 @@ def test_averages_do_not_grow_with_names():
     assert found[0].self_cpu_time_total.tolist() == found[1].self_cpu_time_total.tolist()
     running = [RunningAverages(), RunningAverages()]
     for sums, batch in zip(running, (few, many), strict=True):
-        sums.add(torch_view(batch))
+        sums.add(batch)
     assert running[0].read() == running[1].read()
     assert len(running[1]._groups) == len(running[0]._groups)
 
@@ -242,5 +242,5 @@ def test_numbered_steps_share_an_entry_of_the_averages():
     """Numbered steps of the profiler, a name each, are one entry of the averages over a process, as in a profile's."""
     running, names = RunningAverages(), ["", "ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     for step in (1, 2, 3):
-        running.add(torch_view(Batch.of({"name": [step], "start": [0], "end": [5], "scope": [7]}, names)))
+        running.add(Batch.of({"name": [step], "start": [0], "end": [5], "scope": [7]}, names))
     assert [(entry.name, entry.calls) for entry in running.read()] == [("ProfilerStep*", 3)]

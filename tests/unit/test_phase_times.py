@@ -24,7 +24,6 @@ from otel_torchprof._model.averages import RunningAverages
 from otel_torchprof._model.live_table import Flows, live_table
 from otel_torchprof._model.phases import PhaseTimes, exclusive_times
 from otel_torchprof._model.step_spans import RecordedStep, StepSpan, Trace
-from otel_torchprof._model.tree import torch_view
 
 LOOP = RecordedThread(1, threading.get_ident(), 1, "loop")
 OTHER = RecordedThread(2, LOOP.ident + 1, 2, "loader")
@@ -325,7 +324,7 @@ def test_averages_have_a_row_per_phase(service):
         Event("aten::mm", 30, 40, "torch.phase.forward"),
     )
     averages = RunningAverages()
-    averages.add(torch_view(batch, modules=True))
+    averages.add(batch)
     found = {row.name: (row.calls, row.total, row.self_time) for row in averages.read()}
     assert found == {
         "torch.phase.forward": (1, 50, 30),

@@ -8,7 +8,6 @@ import pytest
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import Scope
 from otel_torchprof._model.averages import MAX_NAMES, OTHER_NAMES, Average, RunningAverages
-from otel_torchprof._model.tree import torch_view
 from otel_torchprof._profile.events import EventList, averages_list
 
 
@@ -22,8 +21,8 @@ def batch(*events: tuple[int, int, int, int], names: list[str], scopes: list[int
 def test_sums_of_batches_add_up():
     """Two batches give the sums that one batch of all their events would."""
     running = RunningAverages()
-    running.add(torch_view(batch((1, 0, 10, -1), (2, 2, 5, 0), names=["", "outer", "inner"])))
-    running.add(torch_view(batch((2, 20, 24, -1), (3, 30, 31, -1), names=["", "outer", "inner", "new"])))
+    running.add(batch((1, 0, 10, -1), (2, 2, 5, 0), names=["", "outer", "inner"]))
+    running.add(batch((2, 20, 24, -1), (3, 30, 31, -1), names=["", "outer", "inner", "new"]))
     assert running.read() == [
         Average("outer", False, 1, 10, 7),
         Average("inner", False, 2, 7, 7),
@@ -35,7 +34,7 @@ def test_a_label_and_an_operator_of_one_name_stay_apart():
     """As in torch, a label does not add to the operator that has its name."""
     running = RunningAverages()
     scopes = [int(Scope.USER_SCOPE), int(Scope.FUNCTION)]
-    running.add(torch_view(batch((1, 0, 10, -1), (1, 20, 25, -1), names=["", "same"], scopes=scopes)))
+    running.add(batch((1, 0, 10, -1), (1, 20, 25, -1), names=["", "same"], scopes=scopes))
     assert running.read() == [Average("same", True, 1, 10, 10), Average("same", False, 1, 5, 5)]
 
 
@@ -46,7 +45,7 @@ def test_random_batches_sum_to_what_one_list_gives():
     for number in range(20):
         start = np.sort(random.integers(0, 1000, 50)) + number * 10_000
         whole += [(int(n), int(s), int(s) + 3, -1) for n, s in zip(random.integers(1, 6, 50), start, strict=True)]
-        running.add(torch_view(batch(*whole[-50:], names=["", *"abcde"])))
+        running.add(batch(*whole[-50:], names=["", *"abcde"]))
     expected = EventList.of(batch(*whole, names=["", *"abcde"]), origin_ns=0).key_averages()
     found = averages_list(running.read())
     assert {e.key: (e.count, e.cpu_time_total, e.self_cpu_time_total) for e in found} == {

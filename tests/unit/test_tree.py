@@ -11,9 +11,9 @@ from torch_forests import Event, as_batch, forests
 from examples import random_examples
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind
-from otel_torchprof._model.averages import Averages
+from otel_torchprof._model.averages import Average, Averages, RunningAverages
 from otel_torchprof._model.inputs import shape_keys
-from otel_torchprof._model.tree import HIDDEN_NAMES, TreeView, nested_rows, not_nested, torch_view
+from otel_torchprof._model.tree import HIDDEN_NAMES, TreeView, display_name, nested_rows, not_nested, torch_view
 
 
 def _described(view: TreeView):
@@ -48,11 +48,9 @@ def test_hidden_operators_disappear_and_their_children_move_up(hidden):
 
 def test_time_of_earlier_children_is_that_of_what_is_displayed():
     """Children that came with an earlier batch are subtracted from the nearest displayed event: a merged one has no time of its own."""
-    view = torch_view(as_batch(_chain("a", "b", "b", HIDDEN_NAMES[-1])))
-    assert _described(view) == [(1, None, 8_000, 2_000), (2, 1, 6_000, 6_000)]
-    less = view.without_child_time(np.array([500, 1_000, 2_000, 300]))
-    assert _described(less) == [(1, None, 8_000, 1_500), (2, 1, 6_000, 2_700)]
-    assert view.self_time.tolist() == [2_000, 6_000]
+    running = RunningAverages()
+    running.add(as_batch(_chain("a", "b", "b", HIDDEN_NAMES[-1])), np.array([500, 1_000, 2_000, 300]))
+    assert running.read() == [Average("a", False, 1, 8_000, 1_500), Average("b", False, 1, 6_000, 2_700)]
 
 
 def test_name_that_only_contains_a_hidden_one_stays():
@@ -160,6 +158,20 @@ def test_a_call_gives_way_to_a_label():
 
 
 # ---- averages on columns of any length ----
+
+
+@random_examples(100)
+@given(forests())
+def test_running_sums_are_those_of_the_view(events):
+    """Sums by name that are made without a view are those of the view, in its order."""
+    batch = as_batch(events)
+    view, running = torch_view(batch, modules=True), RunningAverages()
+    running.add(batch)
+    sums = Averages.of(view)
+    columns = (sums.count, sums.cpu_time_total, sums.self_cpu_time_total)
+    names = [display_name(batch.names[index]) for index in batch["name"][view.rows[sums.first]]]
+    expected = list(zip(names, *(column.tolist() for column in columns), strict=True))
+    assert [(average.name, *average[2:5]) for average in running.read()] == expected
 
 
 def test_sums_are_exact():

@@ -25,28 +25,6 @@ void otp_subtract_from_parents(uint64_t count, const int32_t* parent, const int6
  * root. */
 void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end, int64_t* self);
 
-/* Adds 1 to the count of its parent for each of `count` rows. parent[i] is the number of a count, or negative. */
-void otp_count_children(uint64_t count, const int32_t* parent, int32_t* children);
-
-/* Rows of a tree that are on display, at positions of an order of their own, with their times. */
-typedef struct {
-  uint64_t row_count;
-  uint64_t count;        /* on display */
-  const int32_t* rows;   /* by position; null: all rows as they stand */
-  const int32_t* parent; /* by row: the row of its parent, or negative */
-  const int64_t* start;  /* by row */
-  const int64_t* end;    /* by row */
-  int32_t* position;     /* by row: room to work in; null where `rows` is */
-  /* Written, by position. */
-  int32_t* display_parent; /* position of the parent, -1 for none, and where that is not on display; null as `rows` */
-  int64_t* duration;
-  int64_t* self_time; /* the duration less those of its children on display */
-  int32_t* children;  /* how many these are */
-} otp_display;
-
-/* Fills in what is written. Every row is below `row_count`, and stands at one position at most. */
-void otp_display_tree(const otp_display* display);
-
 /* The span ids of `count` events by their ids, none of which is 0: see event_span_ids in span_table.py. */
 void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids);
 

@@ -27,30 +27,6 @@ extern "C" void otp_self_times(uint64_t count, const int32_t* parent, const int6
   }
 }
 
-extern "C" void otp_count_children(uint64_t count, const int32_t* parent, int32_t* children) {
-  for (uint64_t i = 0; i < count; ++i)
-    if (parent[i] >= 0) ++children[parent[i]];
-}
-
-// Two passes over what is on display, since a parent may stand behind its child where both began at one time.
-extern "C" void otp_display_tree(const otp_display* display) {
-  const otp_display& d = *display;
-  if (d.rows != nullptr) std::fill(d.position, d.position + d.row_count, -1);
-  for (uint64_t i = 0; i < d.count; ++i) {
-    const uint64_t row = d.rows == nullptr ? i : static_cast<uint64_t>(d.rows[i]);
-    if (d.rows != nullptr) d.position[row] = static_cast<int32_t>(i);
-    d.self_time[i] = d.duration[i] = d.end[row] - d.start[row];
-    d.children[i] = 0;
-  }
-  for (uint64_t i = 0; i < d.count; ++i) {
-    int32_t above = d.parent[d.rows == nullptr ? i : static_cast<uint64_t>(d.rows[i])];
-    if (d.rows != nullptr) d.display_parent[i] = above = above < 0 ? -1 : d.position[above];
-    if (above < 0) continue;
-    d.self_time[above] -= d.duration[i];
-    ++d.children[above];
-  }
-}
-
 // An odd key, then the finaliser of SplitMix64: bijections that map 0 to 0.
 extern "C" void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids) {
   for (uint64_t i = 0; i < count; ++i) {

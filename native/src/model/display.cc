@@ -1,0 +1,243 @@
+#include "otel_torchprof/display.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "otel_torchprof/record_format.h"
+
+namespace otp {
+namespace {
+
+constexpr uint8_t kUserScope = 7;  // at::RecordScope::USER_SCOPE
+
+int64_t plus(int64_t one, int64_t other) {  // wraps around, as numpy's sums do
+  return static_cast<int64_t>(static_cast<uint64_t>(one) + static_cast<uint64_t>(other));
+}
+
+int64_t minus(int64_t one, int64_t other) {
+  return static_cast<int64_t>(static_cast<uint64_t>(one) - static_cast<uint64_t>(other));
+}
+
+bool is_async(const otp_events& events, uint64_t row) { return (events.flags[row] & OTP_FLAG_ASYNC) != 0; }
+
+bool is_hidden(const otp_events& events, uint64_t row) { return events.hidden != nullptr && events.hidden[row] != 0; }
+
+// Whether torch gives it no children.
+bool is_unfit(const otp_events& events, uint64_t row) { return is_async(events, row) || is_hidden(events, row); }
+
+// Makes the parent of each event its nearest ancestor that does not end before it and is not unfit; of unfit events,
+// that is not unfit: otherwise a child that ends before them could miss a parent. Counts the children on display as so
+// many bits: 0, 1, or more. Returns the events that may be left out.
+//
+// The search goes on at the parent that was found for a candidate. The ancestors that the candidate skipped are unfit
+// or end before it, and so before the event.
+std::vector<uint32_t> contain(const otp_events events, int32_t* parent, uint8_t* children) {
+  std::vector<uint32_t> suspects;
+  for (uint32_t i = 0; i < events.count; ++i) {
+    const bool is_odd = is_unfit(events, i);
+    const int64_t end = is_odd ? INT64_MIN : events.end[i];
+    int32_t above = parent[i];
+    while (above >= 0 && (events.end[above] < end || is_unfit(events, static_cast<uint32_t>(above))))
+      above = parent[above];
+    parent[i] = above;
+    if (above >= 0 && !is_odd) children[above] = static_cast<uint8_t>(children[above] << 1 | 1);
+    const bool is_namesake = above >= 0 && events.name[above] == events.name[i];
+    if (is_odd || is_namesake || events.kind[i] == OTP_EVENT_PHASE) suspects.push_back(i);
+  }
+  return suspects;
+}
+
+// Whether it is the only event in one of the same name.
+bool is_only_namesake(const otp_events& events, uint64_t row, int32_t above, const uint8_t* children) {
+  if (above < 0 || events.name[above] != events.name[row] || children[above] != 1) return false;
+  return events.reduced == nullptr || ((events.reduced[row] & 1) == 0 && events.reduced[above] == 0);
+}
+
+// Whether a phase is in one of the same name, whatever labels are between them.
+bool is_repeated(const otp_events& events, const int32_t* parent, uint32_t row) {
+  if (events.kind[row] != OTP_EVENT_PHASE) return false;
+  int32_t above = parent[row];
+  while (above >= 0 && events.kind[above] != OTP_EVENT_PHASE) above = parent[above];
+  return above >= 0 && events.name[above] == events.name[row];
+}
+
+// Writes the parents on display and what is left out; returns whether anything is.
+//
+// Torch removes only children of the name of their parent one after another until there are none
+// (`_remove_dup_nodes`). One pass finds the same: the children of a removed event move to its parent, which has the
+// same name, so whether one of them is removed does not depend on whether the event is.
+bool display_parents(const otp_events& events, int32_t* parent, uint8_t* left_out) {
+  std::copy(events.parent, events.parent + events.count, parent);
+  std::fill(left_out, left_out + events.count, uint8_t{0});
+  std::vector<uint8_t> children(events.count);
+  bool is_any = false;
+  for (const uint32_t i : contain(events, parent, children.data())) {
+    if (is_async(events, i)) parent[i] = -1;
+    left_out[i] = is_hidden(events, i) || is_only_namesake(events, i, parent[i], children.data()) ||
+                  is_repeated(events, parent, i);
+    is_any = is_any || left_out[i] != 0;
+  }
+  for (uint64_t i = 0; is_any && i < events.count; ++i) {
+    while (parent[i] >= 0 && left_out[parent[i]] != 0) parent[i] = parent[parent[i]];
+  }
+  return is_any;
+}
+
+// The events on display, and the self time of each.
+class Displayed {
+ public:
+  explicit Displayed(const otp_display_sums& sums)
+      : d_events(sums.events),
+        d_parent(new int32_t[sums.events.count]),
+        d_left_out(new uint8_t[sums.events.count]),
+        d_self_time(sums.events.count) {
+    display_parents(d_events, d_parent.get(), d_left_out.get());
+    for (uint64_t i = 0; i < d_events.count; ++i) {
+      if (is_async(d_events, i) || d_left_out[i] != 0) continue;
+      d_self_time[i] = plus(d_self_time[i], duration(i));
+      const int32_t above = d_parent[i];
+      if (above >= 0) d_self_time[above] = minus(d_self_time[above], duration(i));
+    }
+    if (sums.child_time != nullptr) subtract(sums.child_time);
+  }
+
+  bool has(uint64_t row) const { return d_left_out[row] == 0; }
+  int64_t duration(uint64_t row) const { return minus(d_events.end[row], d_events.start[row]); }
+  int64_t self_time(uint64_t row) const { return d_self_time[row]; }
+
+ private:
+  // From the nearest ancestor on display; what is left is no less than 0.
+  void subtract(const int64_t* child_time) {
+    for (uint64_t i = 0; i < d_events.count; ++i) {
+      if (child_time[i] == 0) continue;
+      auto row = static_cast<int32_t>(i);
+      while (row >= 0 && d_left_out[row] != 0) row = d_events.parent[row];
+      if (row >= 0) d_self_time[row] = minus(d_self_time[row], child_time[i]);
+    }
+    for (uint64_t i = 0; i < d_events.count; ++i) d_self_time[i] = std::max<int64_t>(d_self_time[i], 0);
+  }
+
+  const otp_events d_events;
+  std::unique_ptr<int32_t[]> d_parent;
+  std::unique_ptr<uint8_t[]> d_left_out;
+  std::vector<int64_t> d_self_time;
+};
+
+struct Sum {
+  uint64_t key;             // name and whether it is a label
+  int64_t row, start, end;  // of the first on display
+  int64_t calls, total, self_time;
+};
+
+// The sums by name. Open addressing: the slots have positions in the list of sums.
+class Sums {
+ public:
+  explicit Sums(const otp_display_sums& sums) : d_columns(sums.columns, sums.columns + sums.column_count) {
+    const Displayed displayed(sums);
+    const otp_events events = sums.events;
+    for (uint64_t i = 0; i < events.count; ++i) {
+      if (!displayed.has(i) || (sums.counted != nullptr && sums.counted[i] == 0)) continue;
+      const uint64_t key = uint64_t{events.name[i]} << 1 | (sums.scope[i] == kUserScope);
+      const uint32_t at = position(key, static_cast<int64_t>(i), events);
+      Sum& sum = d_sums[at];
+      if (events.start[i] < sum.start || (events.start[i] == sum.start && events.end[i] > sum.end))
+        sum.row = static_cast<int64_t>(i), sum.start = events.start[i], sum.end = events.end[i];
+      ++sum.calls;
+      sum.total = plus(sum.total, displayed.duration(i));
+      sum.self_time = plus(sum.self_time, displayed.self_time(i));
+      int64_t* more = d_more.data() + at * d_columns.size();
+      for (const int64_t* column : d_columns) *more = plus(*more, column[i]), ++more;
+    }
+  }
+
+  int64_t write(uint64_t room, int64_t* out) const {
+    std::vector<uint32_t> order(d_sums.size());
+    for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
+      const Sum &one = d_sums[a], &other = d_sums[b];
+      if (one.start != other.start) return one.start < other.start;
+      return one.end != other.end ? one.end > other.end : one.row < other.row;
+    });
+    const uint64_t count = std::min<uint64_t>(order.size(), room);
+    for (uint64_t i = 0; i < count; ++i) {
+      const Sum& sum = d_sums[order[i]];
+      out[i] = sum.row, out[room + i] = sum.calls;
+      out[2 * room + i] = sum.total, out[3 * room + i] = sum.self_time;
+      for (uint64_t c = 0; c < d_columns.size(); ++c) out[(4 + c) * room + i] = d_more[order[i] * d_columns.size() + c];
+    }
+    return static_cast<int64_t>(count);
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  uint32_t position(uint64_t key, int64_t row, const otp_events& events) {
+    uint32_t& slot = slot_of(key);
+    if (slot != kNone) return slot;
+    const auto at = static_cast<uint32_t>(d_sums.size());
+    slot = at;
+    d_sums.push_back({key, row, events.start[row], events.end[row], 0, 0, 0});
+    d_more.resize(d_more.size() + d_columns.size());
+    if (2 * d_sums.size() > d_slots.size()) grow();
+    return at;
+  }
+
+  uint32_t& slot_of(uint64_t key) {
+    const uint64_t mask = d_slots.size() - 1;
+    uint64_t at = (key * 0x9E3779B97F4A7C15u >> 32) & mask;
+    while (d_slots[at] != kNone && d_sums[d_slots[at]].key != key) at = (at + 1) & mask;
+    return d_slots[at];
+  }
+
+  void grow() {
+    d_slots.assign(2 * d_slots.size(), kNone);
+    for (uint32_t i = 0; i < d_sums.size(); ++i) slot_of(d_sums[i].key) = i;
+  }
+
+  std::vector<const int64_t*> d_columns;
+  std::vector<Sum> d_sums;
+  std::vector<int64_t> d_more;  // the columns' sums, of one name after another
+  std::vector<uint32_t> d_slots = std::vector<uint32_t>(1 << 10, kNone);
+};
+
+}  // namespace
+}  // namespace otp
+
+extern "C" int otp_display_parents(const otp_events* events, int32_t* parent, uint8_t* left_out) {
+  try {
+    const bool is_any = otp::display_parents(*events, parent, left_out);
+    return is_any || !std::equal(parent, parent + events->count, events->parent) ? 1 : 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// Two passes over what is on display, since a parent may stand behind its child where both began at one time.
+extern "C" void otp_display_tree(const otp_display* display) {
+  const otp_display& d = *display;
+  if (d.rows != nullptr) std::fill(d.position, d.position + d.row_count, -1);
+  for (uint64_t i = 0; i < d.count; ++i) {
+    const uint64_t row = d.rows == nullptr ? i : static_cast<uint64_t>(d.rows[i]);
+    if (d.rows != nullptr) d.position[row] = static_cast<int32_t>(i);
+    d.self_time[i] = d.duration[i] = d.end[row] - d.start[row];
+    d.children[i] = 0;
+  }
+  for (uint64_t i = 0; i < d.count; ++i) {
+    int32_t above = d.parent[d.rows == nullptr ? i : static_cast<uint64_t>(d.rows[i])];
+    if (d.rows != nullptr) d.display_parent[i] = above = above < 0 ? -1 : d.position[above];
+    if (above < 0) continue;
+    d.self_time[above] -= d.duration[i];
+    ++d.children[above];
+  }
+}
+
+extern "C" int64_t otp_display_sums_by_name(const otp_display_sums* events, uint64_t room, int64_t* sums) {
+  try {
+    return otp::Sums(*events).write(room, sums);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
