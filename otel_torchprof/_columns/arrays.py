@@ -30,12 +30,6 @@ def find(rows: int, test: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.NDArr
     return np.concatenate(row_blocks) if row_blocks else np.empty(0, dtype=np.intp)
 
 
-def take(values: npt.NDArray[Any], index: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Writes the values at an index in range."""
-    for block in blocks(len(index)):
-        np.take(values, index[block], out=out[block], mode="clip")  # by default it writes to a copy of ``out`` first
-
-
 def is_any_of(values: npt.NDArray[Any], few: Sequence[Any]) -> Flags:
     """Returns a mask of the values that are one of a few: as ``np.isin``, whose overhead alone is 15 us."""
     if not len(few):

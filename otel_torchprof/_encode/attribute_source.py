@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.arrays import find, take
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._columns.schema import Kind
+from otel_torchprof._columns.schema import Kind, Scope
 from otel_torchprof._model.compiled import Shares, shares_of_roots
 from otel_torchprof._model.devices import DeviceTimes, device_times
 from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.inputs import DistinctInputs
 from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
+from otel_torchprof._model.reductions import own_times
+from otel_torchprof._model.span_table import ascending
+from otel_torchprof._native.loops import event_attributes
 from otel_torchprof._process.heap import Arena
 
 if TYPE_CHECKING:
@@ -29,9 +31,15 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Values = tuple[Array, Array]
-"""The values of an attribute and where they are present, both one per span."""
-_ATTRIBUTE_BYTES = 48
-"""Estimated size of one span's attributes: its number, scope, times and thread."""
+"""The values of an attribute, and the spans that have one each, ascending."""
+_ATTRIBUTE_BYTES = 60
+"""Estimated size of one span's attributes: its scope, self time and thread."""
+_BY_ROW = ("kind", "scope", "sequence_nr", "fwd_thread", "thread")
+
+
+def chosen(values: Values, mask: npt.NDArray[np.bool_]) -> Values:
+    """The values where the mask is true."""
+    return values[0][mask], values[1][mask]
 
 
 class AttributeSource:
@@ -52,47 +60,67 @@ class AttributeSource:
         self.with_flops = with_flops
         self.table = table
         self.dropped_on = dropped_on
-        self.self_time = self_time
+        self._self_time = self_time
         self._callers = callers
         self._device_times = device_times
-        self.is_event: npt.NDArray[np.bool_] = table.row >= 0
+        self._room = Arena(len(table) * _ATTRIBUTE_BYTES)
         self.strings: list[str] = []
         self._shares: Shares | None = None
-        # Usually the roots, then all events in the order of the batch: then copying costs a third of gathering.
-        self._roots = len(table) - len(batch)
-        self._in_order = self._roots >= 0 and not find(len(batch), self._is_elsewhere).size
-        self._arena = Arena(len(table) * _ATTRIBUTE_BYTES)
-
-    def _is_elsewhere(self, block: slice) -> npt.NDArray[np.bool_]:
-        is_elsewhere: npt.NDArray[np.bool_] = self.table.row[self._roots :][block] != np.arange(block.start, block.stop)
-        return is_elsewhere
-
-    def spread(self, per_event: Array, values: Array | None = None, *, dtype: npt.DTypeLike | None = None) -> Array:
-        """Converts one value per row of the batch to one per span; synthetic spans get an arbitrary one.
-
-        ``values``: if given, ``per_event`` has indices into it. ``dtype``: of the result; default: unchanged.
-        """
-        spread = self._arena.empty(len(self.table), dtype or (per_event if values is None else values).dtype)
-        if not len(per_event):
-            spread[:] = 0
-            return spread
-        events = spread[self._roots :] if self._in_order else spread
-        rows = per_event if self._in_order else per_event[self.table.row]
-        spread[: len(spread) - len(events)] = 0
-        if values is None:
-            events[:] = rows
-        else:
-            take(values, rows, events)
-        return spread
-
-    def column(self, name: str) -> Array:
-        """A column of the batch, one value per span."""
-        return self.spread(self.batch[name])
 
     @cached_property
-    def kind(self) -> Array:
-        """The kinds of spans, see :class:`~otel_torchprof._columns.schema.Kind`."""
-        return self.column("kind")
+    def of_events(self) -> Mapping[str, Values]:
+        """The attributes that most events have, see :func:`~otel_torchprof._native.loops.event_attributes`."""
+        batch, threads = self.batch, self.batch.threads
+        own = self._self_time
+        named = self.add([thread.name for thread in threads])
+        columns = {
+            "self_time": own_times(batch) if own is None else own,
+            "name_of_scope": self.add([scope.name.lower() for scope in Scope]),
+            "name_of_thread": named * np.array([bool(thread.name) for thread in threads], dtype=np.uint32),
+            "id_of_thread": np.array([thread.ident for thread in threads], dtype=np.int64),
+        }
+        return event_attributes(self.table.row, columns | {name: batch[name] for name in _BY_ROW}, self._room)
+
+    @cached_property
+    def events(self) -> Array:
+        """The spans of events, ascending."""
+        return self.of_events["thread_id"][1]
+
+    @cached_property
+    def rows(self) -> Array:
+        """The row of each of these."""
+        events = self.events
+        # Usually all behind each other: then nothing is copied.
+        is_block = len(events) and events[-1] - events[0] + 1 == len(events)
+        rows: Array = self.table.row[slice(events[0], events[-1] + 1) if is_block else events]
+        return rows
+
+    @cached_property
+    def synthetic(self) -> Array:
+        """The spans of no event, ascending."""
+        return np.flatnonzero(self.table.row < 0)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+        """The spans of events where a mask by row is true, ascending, and their rows."""
+        at = np.flatnonzero(mask[self.rows]) if mask.any() else np.empty(0, dtype=np.int64)
+        return self.events[at], self.rows[at]
+
+    def nonzero(self, values: Array) -> Values:
+        """The values by row that are not 0."""
+        spans, rows = self.where(values != 0)
+        return values[rows], spans
+
+    def of_kind(self, kind: Kind) -> tuple[Array, Array]:
+        """The spans of events of a kind, ascending, and their rows."""
+        return self.where(self.batch["kind"] == int(kind))  # not with the enum, which numpy compares as int64
+
+    def joined(self, *parts: Values) -> Values:
+        """The values of all parts; of several for one span, the first counts."""
+        values, spans = (self._end_to_end(arrays) for arrays in zip(*parts, strict=True))
+        return ascending(values, spans)
+
+    def _end_to_end(self, arrays: Sequence[Array]) -> Array:
+        return np.concatenate(arrays, out=self._room.empty(sum(map(len, arrays)), np.result_type(*arrays)))
 
     @cached_property
     def any_flags(self) -> int:
@@ -111,33 +139,34 @@ class AttributeSource:
         return self._shares
 
     @cached_property
-    def frames(self) -> npt.NDArray[np.int64] | None:
-        """Positions of the spans that are calls; None if there are none."""
-        positions = np.flatnonzero((self.kind == Kind.FRAME) & self.is_event)
-        return positions if positions.size else None
-
-    def frame_names(self, spans: Array) -> Array:
-        """The names of calls as they were recorded: what facts are known by."""
-        names: Array = self.batch["name"][self.table.row[spans]]
-        return names
+    def phases(self) -> tuple[Array, Array]:
+        """The spans that are phases, and their rows."""
+        return self.of_kind(Kind.PHASE)
 
     @cached_property
-    def functions(self) -> tuple[list[FunctionInfo], npt.NDArray[np.int64]] | None:
-        """Python functions that spans are calls of or are directly inside, and the index of each span's function; -1 for none."""
+    def frames(self) -> tuple[Array, Array] | None:
+        """The spans that are calls, and their rows; None if there are none."""
+        frames = self.of_kind(Kind.FRAME)
+        return frames if frames[0].size else None
+
+    @cached_property
+    def functions(self) -> tuple[list[FunctionInfo], Array, Array] | None:
+        """Python functions that spans are calls of or are directly inside; the index of the function of each such span; these spans."""
         info = self.batch.frame_info
         if info is None or (self.frames is None and self._callers is None):
             return None
-        name = np.zeros(len(self.table), dtype=np.int64)
-        if self._callers is not None:
-            name[:] = self.spread(self._callers)
-        if self.frames is not None:
-            name[self.frames] = self.frame_names(self.frames)
-        used, which = distinct(np.where(self.is_event, name, 0))
+        name = np.zeros(len(self.events), dtype=np.int64) if self._callers is None else self._callers[self.rows]
+        is_frame = self.batch["kind"][self.rows] == int(Kind.FRAME)
+        used, which = distinct(np.where(is_frame, self.batch["name"][self.rows], name))
         known = np.array([index in info.functions for index in used.tolist()], dtype=np.bool_)
         if not known.any():
             return None
-        number = np.where(known, np.cumsum(known) - 1, -1)
-        return [info.functions[index] for index in used[known].tolist()], number[which]
+        has = known[which]
+        return (
+            [info.functions[index] for index in used[known].tolist()],
+            (np.cumsum(known) - 1)[which[has]],
+            self.events[has],
+        )
 
     @cached_property
     def device_times(self) -> DeviceTimes | None:
@@ -145,16 +174,16 @@ class AttributeSource:
         return device_times(self.batch) if self._device_times is None else self._device_times
 
     @cached_property
-    def collectives(self) -> npt.NDArray[np.int64] | None:
-        """Per span its place in ``batch.collectives``, -1 where it is none; None where no span is."""
+    def collectives(self) -> Values | None:
+        """The place in ``batch.collectives`` of each span that is a collective; None where no span is."""
         reported = self.batch.collectives
         if reported is None or not len(reported["event"]):
             return None
         rows = rows_of(self.batch, reported["event"])
         of_row = np.full(len(self.batch), -1, dtype=np.int64)
         of_row[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
-        place = np.where(self.is_event, self.spread(of_row), -1)
-        return place if (place >= 0).any() else None
+        spans, rows = self.where(of_row >= 0)
+        return (of_row[rows], spans) if spans.size else None
 
     @cached_property
     def generations(self) -> list[tuple[int, Mapping[str, AttributeValue]]]:
@@ -163,8 +192,10 @@ class AttributeSource:
         if not known:
             return []
         rows = rows_of(self.batch, np.fromiter(known, np.uint64, len(known)))
-        spans = np.flatnonzero(self.is_event & np.isin(self.table.row, rows[rows >= 0]))
-        ids = self.batch["id"][self.table.row[spans]].tolist()
+        is_known = np.zeros(len(self.batch), dtype=np.bool_)
+        is_known[rows[rows >= 0]] = True
+        spans, rows = self.where(is_known)
+        ids = self.batch["id"][rows].tolist()
         return [(span, known[event].attributes()) for span, event in zip(spans.tolist(), ids, strict=True)]
 
     @cached_property
@@ -200,4 +231,4 @@ class Attribute:
     present: str
     """When a span has the attribute, in words, for the documentation."""
     compute: Callable[[AttributeSource], Values | None]
-    """Returns the values and which spans have them; None if no span has the attribute."""
+    """Returns the values and the spans that have them; None if no span has the attribute."""

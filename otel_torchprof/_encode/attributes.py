@@ -127,8 +127,9 @@ def add_attributes(
     the enclosing call, see :class:`~otel_torchprof._model.frame_spans.Displayed`. ``device_times``: of the rows of the batch, for
     batches from which events were removed; default: computed from the batch.
 
-    Attributes that no span has, and those in ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES``, are left out; existing ones are unchanged. Costs a few
-    numpy passes per attribute that any event has, and about 40 ns per event for inputs; equal inputs are formatted once. Thread-safe.
+    Attributes that no span has, and those in ``OTEL_TORCHPROF_HIDDEN_ATTRIBUTES``, are left out; existing ones are unchanged. Costs one
+    pass for the attributes that most events have, some ns per span that has one of the others, and about 40 ns per event for inputs; equal
+    inputs are formatted once. Thread-safe.
     """
     source = AttributeSource(
         batch,
@@ -146,17 +147,17 @@ def add_attributes(
         computed = None if attribute.key in hidden else attribute.compute(source)
         if computed is None:
             continue
-        values, present = computed
+        values, spans = computed
         for column in [c for c in columns if c.key == attribute.key]:
-            own, here = column.spread(len(table))
             if column.type is attribute.type:  # merged: readers expect one column per attribute
                 columns.remove(column)
-                values, present = np.where(here, own, values), present | here
+                values, spans = source.joined((column.values, column.spans(len(table))), (values, spans))
             else:
-                present = present & ~here
-        if not present.any():
-            continue
-        columns.append(AttributeColumn.where(attribute.key, attribute.type, values, present))
+                is_free = ~np.isin(spans, column.spans(len(table)))
+                values, spans = values[is_free], spans[is_free]
+        if len(spans):
+            rows = None if len(spans) == len(table) else spans
+            columns.append(AttributeColumn(attribute.key, attribute.type, values, rows))
     name = phases.span_names(source, hidden)
     return replace(
         table,
@@ -248,21 +249,21 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _NAME,
         "scope of the RecordFunction: torch's `RecordScope` in lower case",
         "on operators and labels",
-        events.scope,
+        events.usual("op_scope"),
     ),
     Attribute(
         "torch.op.sequence_nr",
         _INT64,
         "autograd's sequence number, the same on a forward operator and its backward function",
         "if torch assigned one",
-        events.sequence_nr,
+        events.usual("op_sequence_nr"),
     ),
     Attribute(
         "torch.op.forward_thread",
         _INT64,
         "torch's id of the thread that ran the forward operator",
         "on backward functions",
-        events.forward_thread,
+        events.usual("op_forward_thread"),
     ),
     Attribute(
         "torch.op.input_shapes",
@@ -312,7 +313,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _DOUBLE,
         "self time in seconds: the duration without child events on its thread",
         "on events",
-        events.self_duration,
+        events.usual("self_duration"),
     ),
     Attribute(
         "torch.device.duration",
@@ -413,14 +414,14 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _INT64,
         "`threading.get_ident()` of the thread where the span began; on steps, of the loop's thread",
         "on events, steps and `torch.operators`",
-        events.thread_id,
+        events.usual("thread_id"),
     ),
     Attribute(
         "thread.name",
         _NAME,
         "name of the thread where the span began; on steps, of the loop's thread",
         "on events, steps and `torch.operators`, if the thread has a name",
-        events.thread_name,
+        events.usual("thread_name"),
     ),
     Attribute(
         "error.type",

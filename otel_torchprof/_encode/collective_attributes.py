@@ -10,23 +10,21 @@ from otel_torchprof._columns.schema import CollectiveFlag
 from otel_torchprof._model.collectives import collective_name
 from otel_torchprof._model.span_table import AttributeType
 
-from .attribute_source import Attribute
+from .attribute_source import Attribute, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .attribute_source import Array, AttributeSource, Values
+    from .attribute_source import AttributeSource, Values
 
 
 def name(source: AttributeSource) -> Values | None:
     """Common name of the collective."""
     if source.collectives is None:
         return None
-    place = source.collectives
-    used, which = np.unique(source.column("name")[place >= 0], return_inverse=True)
-    index = np.zeros(len(place), dtype=np.uint32)
-    index[place >= 0] = source.add([collective_name(source.batch.names[at]) for at in used.tolist()])[which.reshape(-1)]
-    return index, place >= 0
+    _, spans = source.collectives
+    used, which = np.unique(source.batch["name"][source.table.row[spans]], return_inverse=True)
+    return source.add([collective_name(source.batch.names[at]) for at in used.tolist()])[which.reshape(-1)], spans
 
 
 def text(column: str) -> Callable[[AttributeSource], Values | None]:
@@ -34,7 +32,7 @@ def text(column: str) -> Callable[[AttributeSource], Values | None]:
 
     def compute(source: AttributeSource) -> Values | None:
         values = _values(source, column)
-        return None if values is None else (values, values != 0)
+        return None if values is None else chosen(values, values[0] != 0)
 
     return compute
 
@@ -43,19 +41,19 @@ def number(column: str) -> Callable[[AttributeSource], Values | None]:
     """Returns a function for a column of numbers; negative ones are no values."""
 
     def compute(source: AttributeSource) -> Values | None:
-        values = _values(source, column, missing=-1)
-        return None if values is None else (values.astype(np.int64), values >= 0)
+        values = _values(source, column)
+        return None if values is None else chosen(values, values[0] >= 0)
 
     return compute
 
 
 def size(source: AttributeSource) -> Values | None:
     """The larger of the rank's sent and received bytes."""
-    given, got = _values(source, "bytes_in", missing=-1), _values(source, "bytes_out", missing=-1)
+    given, got = _values(source, "bytes_in"), _values(source, "bytes_out")
     if given is None or got is None:
         return None
-    larger = np.maximum(given, got)
-    return larger, larger >= 0
+    larger = np.maximum(given[0], got[0])
+    return chosen((larger, given[1]), larger >= 0)
 
 
 def is_async(source: AttributeSource) -> Values | None:
@@ -63,17 +61,16 @@ def is_async(source: AttributeSource) -> Values | None:
     flags = _values(source, "flags")
     if flags is None:
         return None
-    is_async_flag = flags & CollectiveFlag.ASYNC != 0
-    return is_async_flag, is_async_flag
+    is_async_flag = flags[0] & CollectiveFlag.ASYNC != 0
+    return chosen((is_async_flag, flags[1]), is_async_flag)
 
 
-def _values(source: AttributeSource, column: str, missing: int = 0) -> Array | None:
-    """A column of the collectives, per span; None where there are none."""
+def _values(source: AttributeSource, column: str) -> Values | None:
+    """A column of the collectives; None where there are none."""
     if source.collectives is None:
         return None
-    place = source.collectives
-    values: Array = (source.batch.collectives or {})[column]
-    return np.where(place >= 0, values[np.maximum(place, 0)], values.dtype.type(missing))
+    place, spans = source.collectives
+    return (source.batch.collectives or {})[column][place], spans
 
 
 _PRESENT = "on collectives, sends and receives of `torch.distributed`"

@@ -23,10 +23,9 @@ from otel_torchprof._columns.phases import (
     Part,
     Segment,
 )
-from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.span_table import STEP_KIND, STEP_NUMBER, AttributeType
 
-from .attribute_source import Attribute
+from .attribute_source import Attribute, chosen
 from .event_attributes import module as module_name
 
 if TYPE_CHECKING:
@@ -59,33 +58,27 @@ PLACES = {
 
 def name(source: AttributeSource) -> Values | None:
     """The phase's name."""
-    if not (source.batch["kind"] == Kind.PHASE).any():
+    spans, rows = source.phases
+    if not spans.size:
         return None
-    spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
     names = source.add(PHASES)
     of_part = np.zeros(max(Part) + 1, dtype=np.uint32)
     for part in Part:
         of_part[part] = names[PHASES.index(part.phase)]
-    values, present = np.zeros(len(source.table), dtype=np.uint32), np.zeros(len(source.table), dtype=np.bool_)
-    values[spans], present[spans] = of_part[source.batch["fwd_thread"][source.table.row[spans]]], True
-    return values, present
+    return of_part[source.batch["fwd_thread"][rows]], spans
 
 
-def module(source: AttributeSource) -> Values | None:
+def module(source: AttributeSource) -> Values:
     """The name of the root module for its phases; else the name of a module, for modules and calls of modules."""
     modules = module_name(source)
     if not source.batch.roots:
         return modules
-    spans = np.flatnonzero((source.kind == Kind.PHASE) & source.is_event)
-    rows = source.table.row[spans]
+    spans, rows = source.phases
     of_roots = np.isin(source.batch["fwd_thread"][rows], OF_MODULES)
-    spans, rows = spans[of_roots], rows[of_roots]
-    used, which = np.unique(source.batch["sequence_nr"][rows], return_inverse=True)
+    used, which = np.unique(source.batch["sequence_nr"][rows[of_roots]], return_inverse=True)
     names = [source.batch.roots.get(key, "") for key in used.tolist()]
-    values, present = modules or (np.zeros(len(source.table), np.uint32), np.zeros(len(source.table), np.bool_))
-    values[spans] = source.add(names)[which]
-    present[spans] = np.array([bool(name) for name in names], dtype=np.bool_)[which]
-    return values, present
+    is_known = np.array([bool(name) for name in names], dtype=np.bool_)[which]
+    return source.joined(modules, chosen((source.add(names)[which], spans[of_roots]), is_known))
 
 
 SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
@@ -214,16 +207,9 @@ def _of(key: str, kind: AttributeType) -> Callable[[AttributeSource], Values | N
         attribute_values = [(span, attributes[key]) for span, attributes in source.generations if key in attributes]
         if not attribute_values:
             return None
-        spans = [span for span, _ in attribute_values]
-        values = np.zeros(len(source.table), dtype=kind.dtype)
-        present = np.zeros(len(source.table), dtype=np.bool_)
-        values[spans] = (
-            source.add([str(text) for _, text in attribute_values])
-            if kind is _NAME
-            else [value for _, value in attribute_values]
-        )
-        present[spans] = True
-        return values, present
+        spans, values = zip(*attribute_values, strict=True)
+        own = source.add([str(text) for text in values]) if kind is _NAME else np.array(values, dtype=kind.dtype)
+        return own, np.array(spans)
 
     return compute
 

@@ -43,7 +43,7 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 
 def has_backward(batch: Batch) -> bool:
     """Whether the batch has a backward function."""
-    return bool((batch["scope"] == Scope.BACKWARD_FUNCTION).any())
+    return bool((batch["scope"] == int(Scope.BACKWARD_FUNCTION)).any())
 
 
 class NumberedEvents(NamedTuple):
@@ -75,7 +75,8 @@ class NumberedEvents(NamedTuple):
 
 def numbered_events(batch: Batch) -> NumberedEvents:
     """Returns the events of a batch that can be in a pair, in the order of their rows."""
-    rows = np.flatnonzero((batch["sequence_nr"] >= 0) & (batch["kind"] != Kind.PHASE))
+    rows = np.flatnonzero(batch["sequence_nr"] >= 0)  # few have one
+    rows = rows[batch["kind"][rows] != Kind.PHASE]
     backward = batch["scope"][rows] == Scope.BACKWARD_FUNCTION
     torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
     made_on = np.where(backward, batch["fwd_thread"][rows], torch_tids[batch["thread"][rows]])

@@ -19,10 +19,10 @@ from otel_torchprof._process.heap import Arena
 from .flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
 from .forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
 from .frame_spans import module_calls, plain_names
-from .span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, extend_names
+from .span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, ascending, extend_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from otel_torchprof._columns.batch import Batch
 
@@ -229,17 +229,18 @@ def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
 
 def failed_events(batch: Batch) -> npt.NDArray[np.bool_]:
     """Mask of the events that failed. Exceptions of Python calls are no errors: callers expect many, such as the end of an iterator."""
-    failed: npt.NDArray[np.bool_] = (batch["error_type"] != 0) | (batch["flags"] & Flag.ERROR != 0)
-    failed &= batch["kind"] != Kind.FRAME
+    # Not with the enums, which numpy takes for int64: eight times the memory of these columns.
+    failed: npt.NDArray[np.bool_] = (batch["error_type"] != 0) | (batch["flags"] & int(Flag.ERROR) != 0)
+    failed &= batch["kind"] != int(Kind.FRAME)
     return failed
 
 
 def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
     """Mask of the events that become spans, by samplers and steps; see :func:`live_table`."""
-    of_trace_groups = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
-    is_traced: npt.NDArray[np.bool_] = np.fromiter(of_trace_groups, np.bool_, len(placed.trace_groups))[
-        placed.trace_group
-    ]
+    of_trace_groups = [u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups]
+    if all(of_trace_groups):
+        return np.ones(len(placed.trace_group), dtype=np.bool_)
+    is_traced: npt.NDArray[np.bool_] = np.array(of_trace_groups, dtype=np.bool_)[placed.trace_group]
     return is_traced
 
 
@@ -412,86 +413,41 @@ def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
     return {STEP_KIND: step.segment.value, **times}
 
 
-_SCALARS = {bool: AttributeType.BOOL, int: AttributeType.INT64, float: AttributeType.DOUBLE}
-_KINDS = {str: AttributeType.NAME, **_SCALARS}
-
-
-class _Typed(NamedTuple):
-    """Values of one type, and the positions in the table of the spans that have them."""
-
-    kind: AttributeType
-    positions: Sequence[int]
-    values: Sequence[Any]
-
-
 def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
-    # Most steps have the same keys with values of the same types: those are taken key by key. One list of values for all of them, as the
-    # garbage collector counts every container.
-    alike: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
+    # Plain numbers for types: enums have a slow hash.
+    columns: dict[tuple[str, int], dict[int, Any]] = {}
     for position, attributes in added_attributes:
         give_way()
-        shape = (*attributes, *map(type, attributes), *map(type, attributes.values()))
-        positions, values = alike.get(shape) or alike.setdefault(shape, ([], []))
-        positions.append(position)
-        values.extend(attributes.values())
-    columns: dict[tuple[str, AttributeType], list[_Typed]] = {}
-    for shape, (positions, values) in alike.items():
-        give_way()
-        keys = shape[: len(shape) // 3]
-        for at, key in enumerate(keys):
-            for typed in _typed(positions, values[at :: len(keys)]):
-                columns.setdefault((str(key), typed.kind), []).append(typed)
+        for key, value in attributes.items():
+            column = str(key), _kind(value)
+            (columns.get(column) or columns.setdefault(column, {}))[position] = value
     if not columns:
         return table
     strings: dict[str, int] = {}
 
-    def stored(kind: AttributeType, values: Sequence[Any]) -> Array:
+    def stored(kind: AttributeType, values: Collection[Any]) -> Array:
         if kind is AttributeType.NAME:
             texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values]
             values = [strings.setdefault(text, len(table.names) + len(strings)) for text in texts]
-        return np.array(values, dtype=kind.dtype)
+        return np.fromiter(values, dtype=kind.dtype, count=len(values))
 
     added = []
-    for (key, kind), parts in columns.items():
+    for (key, number), by_position in columns.items():
         give_way()
-        rows = np.concatenate([np.array(positions, dtype=np.uint32) for _, positions, _ in parts])
-        column = np.concatenate([stored(kind, values) for _, _, values in parts])
-        added.append(AttributeColumn(key, kind, *_ascending(column, rows)))
+        kind, rows = AttributeType(number), np.fromiter(by_position, np.uint32, len(by_position))
+        added.append(AttributeColumn(key, kind, *ascending(stored(kind, by_position.values()), rows)))
     return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
 
 
+_SCALARS = {bool: int(AttributeType.BOOL), int: int(AttributeType.INT64), float: int(AttributeType.DOUBLE)}
+_KINDS = {str: int(AttributeType.NAME), **_SCALARS}
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 
 
-def _typed(positions: Sequence[int], values: Sequence[Any]) -> list[_Typed]:
-    """Splits values of one Python type by their types in the table, which depend on the size of integers, and on each value of other types."""
-    kind = _KINDS.get(type(values[0]))
-    if kind is not None and (kind is not AttributeType.INT64 or (min(values) >= _MIN and max(values) <= _MAX)):
-        return [_Typed(kind, positions, values)]
-    kinds = [_kind(value) for value in values]
-    return [
-        _Typed(
-            kind,
-            [at for at, one in zip(positions, kinds, strict=True) if one is kind],
-            [value for value, one in zip(values, kinds, strict=True) if one is kind],
-        )
-        for kind in dict.fromkeys(kinds)
-    ]
-
-
-def _kind(value: Any) -> AttributeType:
-    """Returns the type for values of all types, and of all sizes."""
-    kind = next((_SCALARS[base] for base in type(value).__mro__ if base in _SCALARS), AttributeType.NAME)
-    too_large = kind is AttributeType.INT64 and not _MIN <= value <= _MAX
-    return AttributeType.NAME if too_large else kind
-
-
-def _ascending(values: Array, rows: Array) -> tuple[Array, Array]:
-    """Sorts values by their rows; of several for one row, whose keys differ only in type, one counts."""
-    if (rows[1:] > rows[:-1]).all():
-        return values, rows
-    order = np.argsort(rows, kind="stable")
-    values, rows = values[order], rows[order]
-    is_last = np.append(rows[1:] != rows[:-1], [True])
-    return values[is_last], rows[is_last]
+def _kind(value: Any) -> int:
+    """Returns the :class:`AttributeType` of a value; integers that are too large become text."""
+    kind = _KINDS.get(type(value))
+    if kind is None:
+        kind = next((_SCALARS[base] for base in type(value).__mro__ if base in _SCALARS), _KINDS[str])
+    return _KINDS[str] if kind == _KINDS[int] and not _MIN <= value <= _MAX else kind

@@ -66,6 +66,10 @@ class AttributeColumn:
             return cls(key, kind, np.ascontiguousarray(values[rows[0] : rows[-1] + 1]), rows)
         return cls(key, kind, values[rows], rows)
 
+    def spans(self, count: int) -> Array:
+        """The spans that have a value, ascending; ``count``: of all spans."""
+        return np.arange(count) if self.rows is None else self.rows
+
     def spread(self, spans: int) -> tuple[Array, npt.NDArray[np.bool_]]:
         """One value per span, 0 for none, and a mask of the spans that have one; copies, unless all have one."""
         if self.rows is None:
@@ -73,6 +77,16 @@ class AttributeColumn:
         values, present = np.zeros(spans, dtype=self.values.dtype), np.zeros(spans, dtype=np.bool_)
         values[self.rows], present[self.rows] = self.values, True
         return values, present
+
+
+def ascending(values: Array, rows: Array) -> tuple[Array, Array]:
+    """Sorts values by their rows; of several for one row, the first counts."""
+    if (rows[1:] > rows[:-1]).all():
+        return values, rows
+    order = np.argsort(rows, kind="stable")
+    values, rows = values[order], rows[order]
+    is_first = np.append([True], rows[1:] != rows[:-1])
+    return values[is_first], rows[is_first]
 
 
 _ROWS = np.dtype(np.uint32)

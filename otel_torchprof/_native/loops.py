@@ -25,10 +25,11 @@ _C_TYPES = {
     for size in (1, 4, 8)
 }
 _C_TYPES[np.dtype(np.bool_)] = _C_TYPES[np.dtype(np.uint8)]
+_C_TYPES[np.dtype(np.float64)] = ffi.typeof("double[]")
 
 
 def pointer(array: Array) -> Any:
-    """The values of a contiguous array of integers for C, which keep the array alive."""
+    """The values of a contiguous array of numbers for C, which keep the array alive."""
     return ffi.from_buffer(_C_TYPES[array.dtype], array)  # 0.2 us; a pointer cast from ``array.ctypes.data`` takes 1.4
 
 
@@ -200,6 +201,41 @@ def add_to_groups(group: Array, begin: int, first: Array, count: Array, sums: Se
     columns = [pointer(np.ascontiguousarray(column)) for column, _ in sums]
     native = (ffi.new("int64_t *[]", arrays) for arrays in (columns, [pointer(of_groups) for _, of_groups in sums]))
     lib.otp_add_to_groups(len(group), pointer(group), begin, pointer(first), pointer(count), len(columns), *native)
+
+
+def event_attributes(
+    row: Array, columns: Mapping[str, Array], room: Arena
+) -> dict[str, tuple[Array, npt.NDArray[np.uint32]]]:
+    """The attributes that most events have: for each the values, and the spans that have one. Costs 6 ns per span.
+
+    ``row``: of the event of each span, int64, negative for none. ``columns``: the other arrays of ``otp_event_attributes`` in ``model.h``,
+    which names the attributes too; ``thread_id`` and ``self_duration`` are of all events.
+
+    Raises:
+        IndexError: a row or the number of a thread is out of range.
+    """
+    count, most, few = len(row), room.empty, np.empty  # of memory that nobody touches, there are no pages
+    made = {
+        "thread_id": (most(count, np.int64), most(count, np.uint32)),
+        "thread_name": (most(count, np.uint32), most(count, np.uint32)),
+        "op_scope": (most(count, np.uint32), most(count, np.uint32)),
+        "op_sequence_nr": (few(count, np.int64), few(count, np.uint32)),
+        "op_forward_thread": (few(count, np.int64), few(count, np.uint32)),
+    }
+    arrays = {**columns, "row": row, "self_duration": most(count, np.float64)}
+    views = {name: pointer(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    views |= {name: {"values": pointer(values), "spans": pointer(spans)} for name, (values, spans) in made.items()}
+    native = ffi.new("otp_event_attributes *", views)
+    native.count, native.row_count = count, len(columns["kind"])
+    native.scope_count, native.thread_count = len(columns["name_of_scope"]), len(columns["id_of_thread"])
+    if lib.otp_make_event_attributes(native) < 0:
+        raise IndexError("a span has a row that is not in its batch, or that is of a thread that is not")
+    for name, (values, spans) in made.items():
+        has = getattr(native, name).count
+        rest_is_freed = 2 * has < count
+        made[name] = (values[:has].copy(), spans[:has].copy()) if rest_is_freed else (values[:has], spans[:has])
+    events = made["thread_id"][1]
+    return {**made, "self_duration": (arrays["self_duration"][: len(events)], events)}
 
 
 class SpanForest(NamedTuple):

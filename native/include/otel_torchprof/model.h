@@ -70,6 +70,47 @@ void otp_raise_sums(uint64_t count, const int64_t* order, const int64_t* above, 
 /* Likewise makes it the highest of them. */
 void otp_raise_highest(uint64_t count, const int64_t* order, const int64_t* above, int64_t* values);
 
+/* The values of an attribute, and the spans that have one each, rising. */
+typedef struct {
+  uint32_t* spans;
+  uint32_t* values; /* names */
+  uint64_t count;
+} otp_span_names;
+
+typedef struct {
+  uint32_t* spans;
+  int64_t* values;
+  uint64_t count;
+} otp_span_numbers;
+
+/* The attributes that most events have, of spans in any order. */
+typedef struct {
+  uint64_t count;     /* of spans */
+  const int64_t* row; /* of each span: the row of its event; negative: it is of none */
+  uint64_t row_count;
+  const uint8_t* kind;  /* by row, as the columns of a batch: otp_event_kind */
+  const uint8_t* scope; /* those from scope_count on have no name */
+  const int64_t* sequence_nr;
+  const uint32_t* fwd_thread;
+  const uint32_t* thread;
+  const int64_t* self_time;      /* by row, ns */
+  const uint32_t* name_of_scope; /* by scope */
+  uint64_t scope_count;
+  const uint32_t* name_of_thread; /* by thread; 0: none */
+  const int64_t* id_of_thread;    /* by thread */
+  uint64_t thread_count;
+  /* Written: room for `count` each. */
+  otp_span_numbers thread_id; /* of all events */
+  double* self_duration;      /* likewise, seconds */
+  otp_span_names thread_name;
+  otp_span_names op_scope;            /* not of modules, calls and phases */
+  otp_span_numbers op_sequence_nr;    /* sequence numbers; not of phases, which have other numbers there */
+  otp_span_numbers op_forward_thread; /* not of calls and phases */
+} otp_event_attributes;
+
+/* Fills in what is written. Returns 0, or -1 if a row or a thread is out of range. */
+int otp_make_event_attributes(otp_event_attributes* attributes);
+
 /* What memory is used for: torch's categories, with its numbers in files. */
 enum otp_memory_category {
   OTP_MEMORY_PARAMETER = 0,
