@@ -293,7 +293,8 @@ class CheckedSpans:
         values = _checked(column.key, column.values, count if rows is None else len(rows))
         begin, end = self.rows.start, self.rows.stop
         if rows is not None:
-            begin, end = np.searchsorted(rows, (begin, end)).tolist()
+            # With bounds of another type numpy would convert all rows.
+            begin, end = np.searchsorted(rows, np.array((begin, end), dtype=rows.dtype)).tolist()
             if not (rows[begin + 1 : end] > rows[begin : max(end - 1, 0)]).all():
                 raise ValueError(f"the rows of column {column.key} must rise")
         if column.type == AttributeType.NAME:
