@@ -21,7 +21,7 @@ from otel_torchprof._export.span_policy import SpanPolicy
 from otel_torchprof._model.collectives import LiveCollectives
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
-from otel_torchprof._model.live_table import CallRules, Flows, traced_events
+from otel_torchprof._model.live_table import CallRules, Flows, traced_groups
 from otel_torchprof._model.step_spans import Job
 from otel_torchprof._model.steps import Steps
 from otel_torchprof._native.python_sources import usage_at
@@ -78,10 +78,7 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
 def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
     """Child time of application spans of this process in the events of a drain, ns, by span id."""
     child_time: dict[int, int] = {}
-    below = np.flatnonzero(placed.is_root)
-    sums = np.zeros(len(placed.trace_groups), dtype=np.int64)
-    np.add.at(sums, placed.trace_group[below], placed.batch["end"][below] - placed.batch["start"][below])
-    for trace_group, time in zip(placed.trace_groups, sums.tolist(), strict=True):
+    for trace_group, time in zip(placed.trace_groups, placed.sums.child_time.tolist(), strict=True):
         if trace_group.step is None and trace_group.parent_span_id and not trace_group.is_remote:
             child_time[trace_group.parent_span_id] = child_time.get(trace_group.parent_span_id, 0) + time
     for step in ended:
@@ -363,12 +360,11 @@ class LiveRecording:
 
     def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
         """Outcomes of a drain of ``events`` events, of which those in ``placed`` are in a trace, with ``spans`` spans."""
-        sampled = np.array([trace_group.trace.exported for trace_group in placed.trace_groups], dtype=np.bool_)[
-            placed.trace_group
-        ]
-        count, of_events = int(sampled.sum()), int(traced_events(placed).sum())
-        filtered = events - len(sampled) + count - of_events
-        return Counter(not_sampled=len(sampled) - count, filtered=filtered, added=spans - of_events)
+        sampled = np.array([trace_group.trace.exported for trace_group in placed.trace_groups], dtype=np.bool_)
+        of_groups = placed.sums.events
+        not_sampled, of_events = int(of_groups[~sampled].sum()), int(of_groups[traced_groups(placed)].sum())
+        filtered = events - not_sampled - of_events
+        return Counter(not_sampled=not_sampled, filtered=filtered, added=spans - of_events)
 
     def _settled(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
         """Returns the numbers of recorded events, of dropped events by reason, and of outcomes, since the last call.

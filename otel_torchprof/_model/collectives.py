@@ -16,14 +16,16 @@ import numpy as np
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import CollectiveFlag
 
+from .forest import at_nodes, nodes_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._native.placing import Trees
 
-    from .forest import Forest
     from .placed import Placed, TraceGroup
 
 _REMEMBERED = 1 << 16
@@ -144,28 +146,28 @@ class LiveCollectives:
         self._transfers: dict[int, Counter[str]] = {}
 
     def place(
-        self, batch: Batch, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: npt.NDArray[np.int64]
+        self, batch: Batch, trees: Trees, trace_groups: Sequence[TraceGroup], of_root: npt.NDArray[np.int64]
     ) -> Batch:
         """Learns of the collectives of a batch that is being placed; the batch, with the numbers of its sends and receives.
 
-        ``trace_groups`` and ``trace_group``: where the nodes of ``trees`` belong. Some 20 us per collective.
+        ``of_root``: index into ``trace_groups`` of each node that is a root of ``trees``. Some 20 us per collective.
         """
         reported = batch.collectives
         if reported is None or not len(reported["event"]):
             return batch
-        node_of = _nodes_of(trees, reported["event"])
-        numbers = reported["sequence_nr"].copy()
-        for at in np.lexsort((reported["event"], trees.start[node_of])).tolist():
-            node = int(node_of[at])
-            step_span = trace_groups[trace_group[node]].step
-            step = -1 if step_span is None else step_span.number
-            entry = _entry(batch, reported, at, batch.names[int(trees.name[node])])
+        node = nodes_of(batch, reported["event"])
+        start, name = (at_nodes(batch, column, node) for column in ("start", "name"))
+        numbers, trace_group = reported["sequence_nr"].copy(), of_root[trees.root[node]]
+        for at in np.lexsort((reported["event"], start)).tolist():
+            group = trace_groups[trace_group[at]]
+            step = -1 if group.step is None else group.step.number
+            entry = _entry(batch, reported, at, batch.names[int(name[at])])
             if entry.is_transfer:
                 entry = entry._replace(number=-1 if step < 0 else self._transfer(entry, step))
                 numbers[at] = entry.number
             if entry.event not in self._parts and step >= 0:
                 part = self._part(entry, step)
-                if part is not None and part.trace_id == trace_groups[trace_group[node]].trace.trace_id:
+                if part is not None and part.trace_id == group.trace.trace_id:
                     self._parts[entry.event] = part
         _forget_oldest(self._parts)
         _forget_oldest(self._numbers)
@@ -227,12 +229,6 @@ class LiveCollectives:
             self._numbers[entry.event] = counts[key]
             counts[key] += 1
         return self._numbers[entry.event]
-
-
-def _nodes_of(trees: Forest, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The node of each event; every event must have one."""
-    order = np.argsort(trees.id, kind="stable")
-    return order[np.searchsorted(trees.id[order], events)]
 
 
 def _forget_oldest(known: dict[int, Any]) -> None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.arrays import find
-from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._native.loops import positions_of, roots_of
+from otel_torchprof._native.loops import positions_of
+from otel_torchprof._native.placing import LongNodes, Trees, lasting_rows, trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,21 +32,14 @@ class OpenEventInfo:
     """The nearest event around it that was still open, whatever its context."""
 
 
-@dataclass(frozen=True, eq=False)
-class Forest:
-    """Nodes: the rows of the batch, then the events that are open. One entry per node."""
+class Forest(NamedTuple):
+    """Nodes: the rows of the batch, then the events that are open."""
 
-    rows: int
-    """Number of nodes that are rows; they come first."""
-    id: Ids
-    start: npt.NDArray[np.int64]
-    context: npt.NDArray[np.uint32] | None
-    """Context of each node; None if contexts were not recorded."""
-    name: npt.NDArray[np.uint32]
-    parent: npt.NDArray[np.int64]
-    """Parent of each node; -1 for none."""
-    enclosing: npt.NDArray[np.int64]
-    """Node that encloses it on its thread, regardless of context and duration; -1 for none."""
+    trees: Trees
+    enclosing: npt.NDArray[np.int32]
+    """Node that encloses each node on its thread, regardless of context and duration; -1 for none."""
+    known: npt.NDArray[np.int64]
+    """Nodes that were open in the previous drain."""
     beyond: npt.NDArray[np.int64]
     """Nodes whose parent ended in an earlier drain, and so is not among the nodes."""
     beyond_parents: Ids
@@ -55,32 +47,23 @@ class Forest:
     decided: OpenEventInfo
     """Parents of the open events, for the next drain."""
 
-    def __len__(self) -> int:
-        return len(self.id)
-
-    @cached_property
-    def roots(self) -> npt.NDArray[np.int64]:
-        """Nodes without a parent among the nodes."""
-        return np.flatnonzero(self.parent < 0)
-
-    @cached_property
-    def root(self) -> npt.NDArray[np.int64]:
-        """Topmost ancestor of each node, or itself."""
-        return roots_of(self.parent)
-
-    @property
-    def row_parent(self) -> npt.NDArray[np.int32]:
-        """For each row the row of its parent; -1 for none, or if it is not in the batch."""
-        parent = self.parent[: self.rows]
-        if len(parent) == len(self.parent):
-            return parent.astype(np.int32, copy=False)
-        return np.where(parent < self.rows, parent, -1).astype(np.int32)
-
 
 def of_nodes(batch: Batch, column: str) -> Array:
     """Returns a column of the rows of a batch, then of its open events; without a copy if there are none."""
     own, opened = batch[column], getattr(batch.opens, column)
     return np.concatenate((own, opened)) if len(opened) else own
+
+
+def at_nodes(batch: Batch, column: str, nodes: Array) -> Array:
+    """Returns a column of the rows and open events of a batch at some of these nodes."""
+    rows = len(batch)
+    is_open = nodes >= rows
+    if not is_open.any():
+        return batch[column][nodes]
+    values = np.empty(len(nodes), dtype=batch[column].dtype)
+    values[~is_open] = batch[column][nodes[~is_open]]
+    values[is_open] = NEVER if column == "end" else getattr(batch.opens, column)[nodes[is_open] - rows]
+    return values
 
 
 def ends_of_nodes(batch: Batch) -> npt.NDArray[np.int64]:
@@ -109,97 +92,68 @@ def forest(batch: Batch, decided: OpenEventInfo, lasting: Lasting | None) -> For
     So the parent here is the nearest enclosing event that has the same context, had not ended when the event began and, if it spans
     more than one whole step, began in the same step. An event without such a parent is a root.
 
-    ``lasting``: None if no event spans more than a whole step. Costs a few numpy passes.
+    ``lasting``: None if no event spans more than a whole step. Costs some ns per event, and more if one does.
     """
-    rows, ids = len(batch), of_nodes(batch, "id")
-    at = _nodes(ids, rows, decided.id)
-    known, at = at >= 0, at[at >= 0]
-    enclosing = enclosing_of(batch, ids)
-    enclosing[at] = _nodes(ids, rows, decided.enclosing[known])
-    context, start, end = contexts_of_nodes(batch), of_nodes(batch, "start"), ends_of_nodes(batch)
-    is_long, is_in_same_step = (None, None) if lasting is None else _long(lasting, start, end, context)
-    compared = context if context is not None and (context != context[:1]).any() else None
-
-    def holds(above: Array, nodes: Array | slice) -> Array:
-        encloses: Array = end[above] >= start[nodes]
-        if compared is not None:
-            encloses &= compared[above] == compared[nodes]
-        if is_long is not None and is_in_same_step is not None:
-            far = np.flatnonzero(is_long[above])
-            below = nodes.start + far if isinstance(nodes, slice) else nodes[far]
-            encloses[far] &= is_in_same_step(above[far], below)
-        return encloses
-
-    parent = _nearest(enclosing, holds)
-    if at.size and parent is enclosing:
-        parent = enclosing.copy()
-    parent[at] = _nodes(ids, rows, decided.parent[known])
-    is_beyond = (parent[at] < 0) & (decided.parent[known] != 0)
-    beyond, beyond_parents = at[is_beyond], decided.parent[known][is_beyond]
+    rows, at = len(batch), nodes_of(batch, decided.id)
+    was_open, known = at >= 0, at[at >= 0]
+    parents = decided.parent[was_open]
+    enclosing, known_parent = enclosing_of(batch), nodes_of(batch, parents).astype(np.int32)
+    enclosing[known] = nodes_of(batch, decided.enclosing[was_open])
+    made = trees(batch, enclosing, known, known_parent, None if lasting is None else _long(batch, lasting))
+    is_beyond = (known_parent < 0) & (parents != 0)
+    beyond, beyond_parents = known[is_beyond], parents[is_beyond]
     far = np.zeros(len(batch.opens), dtype=np.uint64)
     far[beyond[beyond >= rows] - rows] = beyond_parents[beyond >= rows]
-    following = _decided(ids, rows, enclosing, parent, far)
-    return Forest(
-        rows, ids, start, context, of_nodes(batch, "name"), parent, enclosing, beyond, beyond_parents, following
-    )
-
-
-def _long(
-    lasting: Lasting, start: Array, end: Array, context: Array | None
-) -> tuple[npt.NDArray[np.bool_] | None, Callable[[Array, Array], npt.NDArray[np.bool_]]]:
-    """Returns which nodes span more than one whole step, None for none, and a function that tells if nodes and others began in one step."""
-
-    def step(times: Array, nodes: Array) -> Array:
-        return lasting.step_of(times[nodes], None if context is None else context[nodes])
-
-    # Few last as long as a step: it is not asked for all.
-    candidates = np.flatnonzero((end - start >= lasting.shortest) | (end == NEVER))
-    long = candidates[step(end, candidates) - step(start, candidates) > 1]
-    is_long = np.zeros(len(start), dtype=np.bool_)
-    is_long[long] = True
-    return is_long if long.size else None, lambda nodes, others: step(start, nodes) == step(start, others)
-
-
-def enclosing_of(batch: Batch, ids: Ids) -> npt.NDArray[np.int64]:
-    """Returns for each node the node that enclosed it at its start; -1 for none, or if it ended in an earlier drain."""
-    rows, opens = len(batch), batch.opens
-    enclosing = np.empty(len(ids), dtype=np.int64)
-    enclosing[:rows] = batch["parent"]
-    if len(opens):
-        enclosing[batch.outer_rows.astype(np.intp)] = _nodes(ids, rows, batch.outer_parents)
-        enclosing[rows:] = _nodes(ids, rows, opens.parent)
-    return enclosing
-
-
-def _nearest(enclosing: Array, holds: Callable[[Array, Array | slice], Array]) -> npt.NDArray[np.int64]:
-    """Returns the nearest enclosing node for which ``holds`` is true, -1 for none; ``enclosing`` itself if that is true for all."""
-    moving = find(len(enclosing), lambda block: (enclosing[block] >= 0) & ~holds(enclosing[block], block))
-    if not moving.size:
-        return enclosing
-    parent = enclosing.copy()
-    while moving.size:
-        above = parent[moving] = enclosing[parent[moving]]
-        moving = moving[(above >= 0) & ~holds(above, moving)]
-    return parent
-
-
-def _decided(ids: Ids, rows: int, enclosing: Array, parent: Array, far: Ids) -> OpenEventInfo:
-    """Returns the parents of the open events. ``far``: for each the id of a parent that ended in an earlier drain, or 0."""
     outer = enclosing[rows:]
     while (ended := (outer >= 0) & (outer < rows)).any():
         outer = np.where(ended, enclosing[outer], outer)
-    return OpenEventInfo(
-        ids[rows:],
-        np.where(parent[rows:] >= 0, ids[parent[rows:]], far),
-        np.where(outer >= 0, ids[outer], np.uint64(0)),
+    following = OpenEventInfo(
+        batch.opens.id, _ids(batch, made.parent[rows:], far), _ids(batch, outer, np.zeros(len(outer), dtype=np.uint64))
     )
+    return Forest(made, enclosing, known, beyond, beyond_parents, following)
 
 
-def _nodes(ids: Ids, rows: int, requested: Ids) -> npt.NDArray[np.int64]:
-    """Returns the index of each requested id in ``ids``, mostly after the first ``rows``; -1 for missing ids, and for 0."""
-    nodes = positions_of(ids[rows:], requested)
-    nodes[nodes >= 0] += rows
+def _long(batch: Batch, lasting: Lasting) -> LongNodes | None:
+    """Returns which nodes span more than one whole step, and where all began; None if none does."""
+    rows, count = len(batch), len(batch) + len(batch.opens)
+
+    def steps(column: str, at: Array) -> Array:
+        contexts = at_nodes(batch, "context", at) if "context" in batch.columns else None
+        return lasting.step_of(at_nodes(batch, column, at), contexts)
+
+    # Few last as long as a step: it is not asked for all.
+    candidates = np.concatenate((lasting_rows(batch, lasting.shortest), np.arange(rows, count)))
+    long = candidates[steps("end", candidates) - steps("start", candidates) > 1]
+    if not long.size:
+        return None
+    is_long = np.zeros(count, dtype=np.uint8)
+    is_long[long] = 1
+    return LongNodes(is_long, steps("start", np.arange(count)))
+
+
+def enclosing_of(batch: Batch) -> npt.NDArray[np.int32]:
+    """Returns for each node the node that enclosed it at its start; -1 for none, or if it ended in an earlier drain."""
+    rows, opens = len(batch), batch.opens
+    enclosing = np.empty(rows + len(opens), dtype=np.int32)
+    enclosing[:rows] = batch["parent"]
+    if len(opens):
+        enclosing[batch.outer_rows.astype(np.intp)] = nodes_of(batch, batch.outer_parents)
+        enclosing[rows:] = nodes_of(batch, opens.parent)
+    return enclosing
+
+
+def nodes_of(batch: Batch, requested: Ids) -> npt.NDArray[np.int64]:
+    """Returns the node with each requested id, mostly an open one; -1 for missing ids, and for 0."""
+    nodes = positions_of(batch.opens.id, requested)
+    nodes[nodes >= 0] += len(batch)
     lost = np.flatnonzero((nodes < 0) & (requested != 0))
     if lost.size:
-        nodes[lost] = positions_of(ids[:rows], requested[lost])
+        nodes[lost] = positions_of(batch["id"], requested[lost])
     return nodes
+
+
+def _ids(batch: Batch, nodes: Array, otherwise: Ids) -> Ids:
+    """Returns the id of each node; the entry of ``otherwise`` for -1."""
+    ids, at = otherwise.copy(), np.flatnonzero(nodes >= 0)
+    ids[at] = at_nodes(batch, "id", nodes[at])
+    return ids

@@ -22,11 +22,12 @@ from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._native.loops import roots_of
+from otel_torchprof._native.placing import PlacedNodes, Trees, placed_nodes
 from otel_torchprof._process.give_way import give_way
 
 from .compiled import shares
 from .devices import DeviceTimes, timed_rows, times_of
-from .forest import Forest, Lasting, OpenEventInfo, forest
+from .forest import Forest, Lasting, OpenEventInfo, at_nodes, forest
 from .frames import distinct
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls
@@ -75,7 +76,7 @@ class LiveDevices:
     def __init__(self) -> None:
         self._child_times: dict[_EventStream, int] = {}
 
-    def times(self, batch: Batch, trees: Forest) -> DeviceTimes | None:
+    def times(self, batch: Batch, trees: Trees) -> DeviceTimes | None:
         """Returns the device times of the rows; None if no device was timed. The batch must have the parents of ``trees``.
 
         Total times include children from earlier drains; self times (``own``) exclude them.
@@ -86,8 +87,8 @@ class LiveDevices:
         whole = self._with_children(batch)
         timed = timed_rows(whole)
         if timed is not None:
-            self._remember(whole, timed, trees)
-        still_open = set(trees.id[trees.rows :].tolist())
+            self._remember(batch, whole, timed, trees)
+        still_open = set(batch.opens.id.tolist())
         self._child_times = {
             child_time: time for child_time, time in self._child_times.items() if child_time.event in still_open
         }
@@ -122,11 +123,11 @@ class LiveDevices:
         }
         return Batch(columns, batch.names, batch.threads, devices=_joined(batch.devices, added))
 
-    def _remember(self, whole: Batch, timed: TimedRows, trees: Forest) -> None:
+    def _remember(self, batch: Batch, whole: Batch, timed: TimedRows, trees: Trees) -> None:
         """Adds the device times of rows to the nearest open ancestor of each, by stream."""
-        rows, devices = trees.rows, whole.devices
+        rows, devices = len(batch), whole.devices
         top = roots_of(whole["parent"])[timed.rows]
-        node = trees.parent[top]
+        node = trees.parent[top].astype(np.int64)
         chosen = np.flatnonzero((node >= rows) & (timed.enclosing < 0))
         if devices is not None and chosen.size:
             pair, stream = timed.pair[timed.rows[chosen]], timed.stream[chosen]
@@ -134,7 +135,7 @@ class LiveDevices:
             _, first, place = np.unique(node[chosen] * width + stream, return_index=True, return_inverse=True)
             sums = np.zeros(len(first), dtype=np.int64)
             np.add.at(sums, place.reshape(-1), devices["duration"][pair])
-            keys = [trees.id[node[chosen[first]]], *(devices[name][pair[first]] for name in _STREAM)]
+            keys = [batch.opens.id[node[chosen[first]] - rows], *(devices[name][pair[first]] for name in _STREAM)]
             for *key, time in zip(*(column.tolist() for column in keys), sums.tolist(), strict=True):
                 child_time = _EventStream(*key)
                 self._child_times[child_time] = self._child_times.get(child_time, 0) + time
@@ -203,7 +204,7 @@ class LiveTrees:
         self._devices = LiveDevices()
 
     def place(self, batch: Batch, device_times: DeviceTimes | None = None) -> Placed:
-        """Gives every row of a drained batch its trace, its span id and its parent. About 20 numpy passes.
+        """Gives every row of a drained batch its trace, its span id and its parent. Costs some 20 ns per row.
 
         ``device_times``: of the rows, for batches from which events were left out; default: computed from the batch.
         """
@@ -212,36 +213,41 @@ class LiveTrees:
         steps = self._steps.known()
         if self._calls is not None:
             batch = self._without_loose_calls(batch, steps, self._calls)
-        trees = forest(batch, self._decided, self._lasting_in(steps, batch))
-        rows = trees.rows
+        nodes = forest(batch, self._decided, self._lasting_in(steps, batch))
+        rows, trees = len(batch), nodes.trees
         give_way()
-        trace_groups, trace_group = self._trace_groups(trees, batch, steps)
+        trace_groups, of_root = self._trace_groups(nodes, batch, steps)
+        trace_group = np.empty(len(trees.root), dtype=np.int64)
+        trace_group[trees.roots] = of_root
         give_way()
         child_time = self._times(trees, batch)
-        self._remember(trees, trace_groups, trace_group)
+        self._remember(nodes, trace_groups, trace_group[trees.root[rows:]])
         if self._collectives is not None:
             batch = self._collectives.place(batch, trees, trace_groups, trace_group)
-        give_way()
-        ids = self._span_ids(trees.id)
-        own = _with_parents(batch, trees)
-        is_root = trees.parent[:rows] < 0
-        is_root[trees.beyond[trees.beyond < rows]] = False
+        span_id = self._span_ids(batch["id"])
+        found = self._placed_nodes(nodes, batch, span_id, trace_groups, trace_group)
+        own = batch
+        if trees.is_moved:
+            parent = np.where(trees.parent[:rows] < rows, trees.parent[:rows], np.int32(-1))
+            own = replace(batch, columns={**batch.columns, "parent": parent})
         placed = Placed(
             own,
             trace_groups,
-            trace_group[:rows],
-            ids[:rows],
-            self._parent_ids(trees, ids, trace_groups, trace_group),
-            is_root,
+            found.group[:rows],
+            span_id,
+            found.parent_span_id,
+            found.is_root[:rows],
             child_time,
-            *self._roots(trees, ids, trace_groups, trace_group),
+            found.root_id[:rows],
+            self._open_roots(batch, trace_groups, found),
+            found.sums,
             self._devices.times(own, trees) if device_times is None else device_times,
         )
         give_way()
-        self._widen_steps(placed, trees.start, trace_group)
+        self._widen_steps(placed)
         self._add_shares(placed, trees.parent)
         give_way()
-        self._add_phases(placed, trees.enclosing, trace_group)
+        self._add_phases(placed, nodes.enclosing, found.group)
         self._steps.settle()
         return placed
 
@@ -261,18 +267,34 @@ class LiveTrees:
         own = event_span_ids(events, self._key)
         return own if self._collectives is None else self._collectives.span_ids(events, own)
 
-    def _parent_ids(
-        self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
-    ) -> npt.NDArray[np.uint64]:
-        """For each row, the span id of its parent: an event, or the parent of its trace group."""
-        rows, parent = trees.rows, trees.parent[: trees.rows]
-        above = np.array([u.parent_span_id for u in trace_groups], dtype=np.uint64)
-        roots = np.flatnonzero(parent < 0)
-        parent_ids = ids[parent]
-        parent_ids[roots] = above[trace_group[roots]]
-        at = np.flatnonzero(trees.beyond < rows)
-        parent_ids[trees.beyond[at]] = self._span_ids(trees.beyond_parents[at])
-        return parent_ids
+    def _placed_nodes(
+        self, nodes: Forest, batch: Batch, span_id: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
+    ) -> PlacedNodes:
+        """``trace_group``: that of each node that is a root; written for the others."""
+        is_loops = np.zeros(len(batch.threads), dtype=np.uint8)
+        is_loops[self._loop_threads(batch)] = 1
+        # If the parent ended in an earlier drain, the root may have too.
+        beyond = at_nodes(batch, "id", nodes.beyond)
+        known_roots = zip(beyond.tolist(), self._span_ids(beyond).tolist(), strict=True)
+        columns = {
+            "is_loops": is_loops,
+            "span_id": span_id,
+            "open_span_id": self._span_ids(batch.opens.id),
+            "beyond": nodes.beyond,
+            "beyond_parent": self._span_ids(nodes.beyond_parents),
+            "beyond_root": np.array([self._root_of.get(event, own) for event, own in known_roots], dtype=np.uint64),
+            "group_parent": np.array([group.parent_span_id for group in trace_groups], dtype=np.uint64),
+            "group_root": _synthetic_roots(trace_groups),
+            "group": trace_group,
+        }
+        return placed_nodes(batch, nodes.trees, columns)
+
+    def _open_roots(self, batch: Batch, trace_groups: Sequence[TraceGroup], found: PlacedNodes) -> frozenset[int]:
+        """Returns the roots that are events with open descendants."""
+        rows = len(batch)
+        at = np.flatnonzero(_synthetic_roots(trace_groups)[found.group[rows:]] == 0)
+        self._root_of = dict(zip(batch.opens.id[at].tolist(), found.root_id[rows:][at].tolist(), strict=True))
+        return frozenset(self._root_of.values())
 
     def _without_loose_calls(self, batch: Batch, steps: Sequence[Step], rules: CallRules) -> Batch:
         def is_foreign(context: Array) -> npt.NDArray[np.bool_]:
@@ -291,36 +313,22 @@ class LiveTrees:
         """A context that the loop's own thread was in belongs to the loop."""
         if not (batch["context"].any() or batch.opens.context.any()):
             return
-        opened = batch.opens.context[self._is_loops(batch, batch.opens.thread)]
-        contexts = distinct_values(batch["context"][self._is_loops(batch, batch["thread"])])
+        own = self._loop_threads(batch)
+        opened = batch.opens.context[is_any_of(batch.opens.thread, own)]
+        contexts = distinct_values(batch["context"][is_any_of(batch["thread"], own)])
         self._steps.note_contexts(c for c in (*contexts.tolist(), *opened.tolist()) if c)
 
-    def _is_loops(self, batch: Batch, thread: Array) -> npt.NDArray[np.bool_]:
-        """Mask of the indices into the batch's threads that are threads of the training loop."""
-        own = [i for i, known in enumerate(batch.threads) if known.ident in self._steps.threads]
-        return is_any_of(thread, own)
+    def _loop_threads(self, batch: Batch) -> list[int]:
+        """Indices into the batch's threads of those of the training loop."""
+        return [i for i, known in enumerate(batch.threads) if known.ident in self._steps.threads]
 
-    def _widen_steps(self, placed: Placed, start: Array, trace_group: Array) -> None:
-        """A synthetic span holds its events, those that are still open too. ``start``, ``trace_group``: of rows and open events."""
-        spans = [group.step for group in placed.trace_groups]
-        if not any(spans):
-            return
-        batch, count = placed.batch, len(spans)
-        starts = _grouped(np.minimum, np.full(count, NEVER), trace_group, start)
-        ends = _grouped(np.maximum, starts.copy(), placed.trace_group, batch["end"])
-        own_ends, child_time, longest = np.zeros((3, count), dtype=np.int64)
-        if self._steps.threads:
-            own = np.where(self._is_loops(batch, batch["thread"]), batch["end"], 0)
-            _grouped(np.maximum, own_ends, placed.trace_group, own)
-        below = np.flatnonzero(placed.is_root)
-        durations, of_below = batch["end"][below] - batch["start"][below], placed.trace_group[below]
-        _grouped(np.add, child_time, of_below, durations)
-        _grouped(np.maximum, longest, of_below, durations)
-        for number, (span, *bounds) in enumerate(
-            zip(spans, *(column.tolist() for column in (starts, ends, own_ends, child_time, longest)), strict=True)
-        ):
-            if span is not None and starts[number] != NEVER:
-                span.widen(*bounds)
+    @staticmethod
+    def _widen_steps(placed: Placed) -> None:
+        """A synthetic span holds its events, those that are still open too."""
+        bounds = zip(*(column.tolist() for column in placed.sums[:-1]), strict=True)
+        for group, (start, *others) in zip(placed.trace_groups, bounds, strict=True):
+            if group.step is not None and start != NEVER:
+                group.step.widen(start, *others)
 
     @staticmethod
     def _add_shares(placed: Placed, parent: Array) -> None:
@@ -347,33 +355,29 @@ class LiveTrees:
     # ---- Trace groups ----
 
     def _trace_groups(
-        self, trees: Forest, batch: Batch, steps: Sequence[Step]
+        self, nodes: Forest, batch: Batch, steps: Sequence[Step]
     ) -> tuple[list[TraceGroup], npt.NDArray[np.int64]]:
-        """The trace groups of a drain, those of trees that are known from earlier ones first, and of each node which it is in."""
-        trace_groups: list[TraceGroup] = []
-        if trees.context is None and len(steps) == 1 and not self._places:
+        """The trace groups of a drain, those of trees that are known from earlier ones first, and of each root which it is in."""
+        roots, trace_groups = nodes.trees.roots, list[TraceGroup]()
+        if "context" not in batch.columns and len(steps) == 1 and not self._places:
             trace_groups += filter(None, [self._shared_group(0, steps[0])])
-            return trace_groups, np.broadcast_to(np.int64(0), len(trees))
-        roots = trees.roots
+            return trace_groups, np.zeros(len(roots), dtype=np.int64)
         of_root = np.full(len(roots), -1, dtype=np.int64)
-        if self._places:
-            known = np.flatnonzero(np.isin(trees.id[roots], np.fromiter(self._places, np.uint64, len(self._places))))
-            for at in known.tolist():
-                of_root[at] = len(trace_groups)
-                trace_groups.append(self._places[int(trees.id[roots[at]])])
-        late = self._shared_groups(trees, roots, steps, trace_groups, of_root)
-        self._operator_groups(trees, batch, roots, trace_groups, of_root)
-        for at in np.flatnonzero(of_root < 0).tolist():
-            of_root[at] = len(trace_groups)
-            trace_groups.append(TraceGroup(self._new_trace(batch.names[trees.name[roots[at]]], -1, None), 0))
+        known = np.sort(nodes.known[nodes.trees.parent[nodes.known] < 0])
+        of_root[np.searchsorted(roots, known)] = np.arange(len(known))
+        trace_groups += [self._places[event] for event in at_nodes(batch, "id", known).tolist()]
+        late = self._shared_groups(batch, roots, steps, trace_groups, of_root)
+        self._operator_groups(nodes, batch, trace_groups, of_root)
+        alone = np.flatnonzero(of_root < 0)
+        of_root[alone] = len(trace_groups) + np.arange(len(alone))
+        names = at_nodes(batch, "name", roots[alone])
+        trace_groups += [TraceGroup(self._new_trace(batch.names[name], -1, None), 0) for name in names.tolist()]
         for at, context in late.items():
             self._link(trace_groups, of_root[at], context)
-        trace_group = np.empty(len(trees), dtype=np.int64)
-        trace_group[roots] = of_root
-        return trace_groups, trace_group[trees.root]
+        return trace_groups, of_root
 
     def _shared_groups(
-        self, trees: Forest, roots: Array, steps: Sequence[Step], trace_groups: list[TraceGroup], of_root: Array
+        self, batch: Batch, roots: Array, steps: Sequence[Step], trace_groups: list[TraceGroup], of_root: Array
     ) -> dict[int, int]:
         """Assigns roots to the spans of steps and contexts, with one lookup per pair of context and step.
 
@@ -382,14 +386,16 @@ class LiveTrees:
         """
         late: dict[int, int] = {}
         waiting = np.flatnonzero(of_root < 0)
-        context = None if trees.context is None else trees.context[roots[waiting]].astype(np.int64)
-        step = self._positions(steps, trees.start[roots[waiting]], context)
+        start, context = at_nodes(batch, "start", roots[waiting]), None
+        if "context" in batch.columns:
+            context = at_nodes(batch, "context", roots[waiting]).astype(np.int64)
+        step = self._positions(steps, start, context)
         for end, following in self._steps.gaps():
-            step[(trees.start[roots[waiting]] > end) & (trees.start[roots[waiting]] < following)] = -1
+            step[(start > end) & (start < following)] = -1
         if context is None:
             pairs, of_pair = distinct(step + 1)
         else:
-            is_late = self._is_late(context, trees.start[roots[waiting]]) & (step < 0)
+            is_late = self._is_late(context, start) & (step < 0)
             late = dict(zip(waiting[is_late].tolist(), context[is_late].tolist(), strict=True))
             context[is_late] = 0
             pairs, of_pair = np.unique(context << 32 | step + 1, return_inverse=True)
@@ -422,9 +428,7 @@ class LiveTrees:
             group.step.trace = trace
         trace_groups[at] = replace(group, trace=trace)
 
-    def _operator_groups(
-        self, trees: Forest, batch: Batch, roots: Array, trace_groups: list[TraceGroup], of_root: Array
-    ) -> None:
+    def _operator_groups(self, nodes: Forest, batch: Batch, trace_groups: list[TraceGroup], of_root: Array) -> None:
         """Operators that are in none of these, which share roots."""
         is_shared = np.array(
             [trace_group.step is not None and trace_group.step.name == OPERATORS_NAME for trace_group in trace_groups]
@@ -433,18 +437,18 @@ class LiveTrees:
         waiting = of_root < 0
         if not is_shared.any() and not waiting.any():
             return
-        waiting &= operators(batch)[roots]
-        below = np.zeros(len(trees), dtype=np.bool_)
+        root, roots = nodes.trees.root, nodes.trees.roots
+        waiting &= operators(batch, roots)
+        below = np.zeros(len(root), dtype=np.bool_)
         below[roots] = waiting | is_shared[of_root]
-        below = below[trees.root]
-        if len(self._decided.id):
-            below &= ~np.isin(trees.id, self._decided.id)
+        below = below[root]
+        below[nodes.known] = False
         new = np.flatnonzero(below)
         if not new.size:
             return
-        is_waiting = np.zeros(len(trees), dtype=np.bool_)
+        is_waiting = np.zeros(len(root), dtype=np.bool_)
         is_waiting[roots] = waiting
-        spans, which = self._operators.shared(batch, trees, new, is_waiting[new])
+        spans, which = self._operators.shared(batch, new, is_waiting[new])
         of_root[waiting] = len(trace_groups) + which
         trace_groups += [TraceGroup(span.trace, span.span_id, False, span) for span in spans]
 
@@ -470,9 +474,6 @@ class LiveTrees:
         # What lasts for more than a step is longer than the shortest one, or open since an earlier one.
         starts = sorted({*(step.start for step in steps), self._steps.origin or steps[0].start})
         shortest = np.diff(starts).min(initial=NEVER)
-        longest = (batch["end"] - batch["start"]).max(initial=0)
-        if longest < shortest and batch.opens.start.min(initial=NEVER) >= steps[-1].start:
-            return None
         return Lasting(lambda times, context: self._lasting(steps, times, context), int(shortest))
 
     def _lasting(self, steps: Sequence[Step], times: Array, context: Array | None) -> npt.NDArray[np.int64]:
@@ -499,61 +500,27 @@ class LiveTrees:
         trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         return TraceGroup(trace, parent.span_id, parent.is_remote)
 
-    def _roots(
-        self, trees: Forest, ids: Array, trace_groups: Sequence[TraceGroup], trace_group: Array
-    ) -> tuple[npt.NDArray[np.uint64], frozenset[int]]:
-        """Returns for each row the span id of its trace group's root, and the roots that are events with open descendants."""
-        synthetic = np.array([0 if u.step is None else u.step.span_id for u in trace_groups], dtype=np.uint64)
-        if synthetic.all():
-            self._root_of = {}
-            root = (
-                synthetic[trace_group[: trees.rows]] if len(synthetic) > 1 else np.broadcast_to(synthetic, trees.rows)
-            )
-            return root, frozenset()
-        of_trace_group, top = synthetic[trace_group], ids.copy()
-        # If the parent ended in an earlier drain, the root may have too.
-        for node in trees.beyond.tolist():
-            top[node] = self._root_of.get(int(trees.id[node]), top[node])
-        root = np.where(of_trace_group != 0, of_trace_group, top[trees.root])
-        is_open = np.flatnonzero(of_trace_group[trees.rows :] == 0) + trees.rows
-        self._root_of = dict(zip(trees.id[is_open].tolist(), root[is_open].tolist(), strict=True))
-        return root[: trees.rows], frozenset(root[is_open].tolist())
-
     # ---- State between drains ----
 
-    def _remember(self, trees: Forest, trace_groups: Sequence[TraceGroup], trace_group: Array) -> None:
-        """Stores the trace groups of open events."""
-        self._decided = trees.decided
-        self._places = {
-            key: trace_groups[number]
-            for key, number in zip(trees.decided.id.tolist(), trace_group[trees.rows :].tolist(), strict=True)
-        }
+    def _remember(self, nodes: Forest, trace_groups: Sequence[TraceGroup], of_open: Array) -> None:
+        """Stores the trace groups of open events. ``of_open``: index of each."""
+        self._decided = nodes.decided
+        groups = (trace_groups[number] for number in of_open.tolist())
+        self._places = dict(zip(nodes.decided.id.tolist(), groups, strict=True))
 
-    def _times(self, trees: Forest, batch: Batch) -> npt.NDArray[np.int64] | None:
+    def _times(self, trees: Trees, batch: Batch) -> npt.NDArray[np.int64] | None:
         """Stores the times of children of open parents; returns the stored times of parents that have ended now."""
         if not len(self._child_times) and not len(batch.opens):
             return None
-        rows = trees.rows
-        parent = trees.parent[:rows]
-        outer = np.flatnonzero(parent >= rows)
-        durations = (batch["end"] - batch["start"])[outer]
-        return self._child_times.settle(batch["id"], trees.id[parent[outer]], durations, batch.opens.id)
+        outer = trees.outer
+        durations = batch["end"][outer] - batch["start"][outer]
+        parents = batch.opens.id[trees.parent[outer] - len(batch)]
+        return self._child_times.settle(batch["id"], parents, durations, batch.opens.id)
 
 
-def _grouped(add: np.ufunc, into: Array, group: Array, values: Array) -> Array:
-    """Adds values to those of their groups, in place, by an operation such as a sum or a maximum."""
-    if len(into) == 1 and len(values):
-        into[0] = add(into[0], add.reduce(values))
-    else:
-        add.at(into, group, values)
-    return into
-
-
-def _with_parents(batch: Batch, trees: Forest) -> Batch:
-    parent = trees.row_parent
-    if np.array_equal(parent, batch["parent"]):
-        return batch
-    return replace(batch, columns={**batch.columns, "parent": parent})
+def _synthetic_roots(trace_groups: Sequence[TraceGroup]) -> npt.NDArray[np.uint64]:
+    """Span id of the synthetic root of each trace group, 0 if its root is an event."""
+    return np.array([0 if group.step is None else group.step.span_id for group in trace_groups], dtype=np.uint64)
 
 
 def placed_recording(

@@ -45,7 +45,7 @@ Array = npt.NDArray[Any]
 # long it lasts, since spans that were sent have it as their parent.
 
 Mask = npt.NDArray[np.bool_]
-Nodes = npt.NDArray[np.int64]
+Nodes = npt.NDArray[np.int32]
 
 
 class CallRules(NamedTuple):
@@ -84,7 +84,7 @@ def without_loose_calls(
     start, end = of_nodes(batch, "start"), ends_of_nodes(batch)
     contexts = contexts_of_nodes(batch)
     context = np.zeros(len(ids), dtype=np.uint32) if contexts is None else contexts
-    enclosing = enclosing_of(batch, ids)
+    enclosing = enclosing_of(batch)
     first, last = lasting(start, context), lasting(end, context)
     in_step = last >= 0
     loose = in_step & ((last - first > 1) | (first < 0) | ((first == 0) & (end == NEVER)))
@@ -235,12 +235,18 @@ def failed_events(batch: Batch) -> npt.NDArray[np.bool_]:
     return failed
 
 
+def traced_groups(placed: Placed) -> npt.NDArray[np.bool_]:
+    """Mask of the trace groups whose events become spans, by samplers and steps; see :func:`live_table`."""
+    is_traced = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
+    return np.fromiter(is_traced, np.bool_, len(placed.trace_groups))
+
+
 def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
-    """Mask of the events that become spans, by samplers and steps; see :func:`live_table`."""
-    of_trace_groups = [u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups]
-    if all(of_trace_groups):
+    """Mask of the events that become spans: those of :func:`traced_groups`."""
+    of_trace_groups = traced_groups(placed)
+    if of_trace_groups.all():
         return np.ones(len(placed.trace_group), dtype=np.bool_)
-    is_traced: npt.NDArray[np.bool_] = np.array(of_trace_groups, dtype=np.bool_)[placed.trace_group]
+    is_traced: npt.NDArray[np.bool_] = of_trace_groups[placed.trace_group]
     return is_traced
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.schema import Kind, Scope
 
-from .forest import of_nodes
+from .forest import at_nodes
 from .span_table import event_span_ids
 from .step_spans import StepSpan
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch, RecordedThread
 
-    from .forest import Forest
     from .step_spans import Trace
 
 Array = npt.NDArray[Any]
@@ -70,25 +69,24 @@ class OperatorRoots:
         self._latest: dict[tuple[int, int], _RootSlice] = {}
         self._open: list[StepSpan] = []
 
-    def shared(self, batch: Batch, trees: Forest, new: Array, is_root: Array) -> tuple[list[StepSpan], Array]:
+    def shared(self, batch: Batch, new: Array, is_root: Array) -> tuple[list[StepSpan], Array]:
         """The roots of operators, and for each of these operators, by rising node, which root it has.
 
         Args:
             batch: that is drained.
-            trees: its forest.
             new: nodes of trees below shared roots that no drain has seen before.
             is_root: for each of them whether it is an operator that needs such a root.
         """
         roots_found: list[StepSpan] = []
         which = np.empty(len(new), dtype=np.int64)
         limit = max(self._max_spans() - 1, 1)
-        thread = of_nodes(batch, "thread")[new]
-        order = np.lexsort((trees.id[new], trees.start[new], thread))
+        thread, start, ids = (at_nodes(batch, column, new) for column in ("thread", "start", "id"))
+        order = np.lexsort((ids, start, thread))
         for events in _runs(order, thread[order]):
             roots = np.flatnonzero(is_root[events])
-            nodes, began_on = new[events[roots]], batch.threads[int(thread[events[0]])]
-            for begin, end, root in self._cut(began_on, trees.start[nodes], roots, trees.id[nodes], limit):
-                which[events[roots[begin:end]]] = len(roots_found)
+            own, began_on = events[roots], batch.threads[int(thread[events[0]])]
+            for begin, end, root in self._cut(began_on, start[own], roots, ids[own], limit):
+                which[own[begin:end]] = len(roots_found)
                 roots_found.append(root)
             if (latest := self._latest.get(_key(began_on))) is not None:
                 latest.first -= len(events)
@@ -142,12 +140,12 @@ def _key(thread: RecordedThread) -> tuple[int, int]:
     return thread.os_tid, thread.ident
 
 
-def operators(batch: Batch) -> npt.NDArray[np.bool_]:
-    """Mask of the operators and backward functions among rows and open events.
+def operators(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
+    """Mask of the operators and backward functions among ``nodes``: rows, then open events.
 
     Labels of torch and functions of TorchScript are not, though torch reports them in the same way: each may be a request.
     """
-    kind, scope = of_nodes(batch, "kind"), of_nodes(batch, "scope")
+    kind, scope = at_nodes(batch, "kind", nodes), at_nodes(batch, "scope", nodes)
     is_operator: npt.NDArray[np.bool_] = (kind == Kind.OPERATOR) & (
         (scope == Scope.FUNCTION) | (scope == Scope.BACKWARD_FUNCTION)
     )

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
-from otel_torchprof._columns.schema import NEVER, Kind
+from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native.python_sources import untracked
+
+from .forest import at_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,38 +57,26 @@ def exclusive_times(
     times = np.zeros((groups, len(threads), len(PHASES) + 1), dtype=np.int64)
     np.add.at(times, (group[rows], thread, _PHASE_OF[part]), end - start)
 
-    above = _nearest(enclosing, rows, lambda nodes: _of(batch, "kind", nodes) == Kind.PHASE)
+    above = _nearest(enclosing, rows, lambda nodes: at_nodes(batch, "kind", nodes) == Kind.PHASE)
     inner = np.flatnonzero(above >= 0)
     above = above[inner]
-    within = np.minimum(end[inner], _of(batch, "end", above)) - start[inner]
-    np.subtract.at(times, (group[above], thread[inner], _PHASE_OF[_of(batch, "fwd_thread", above)]), within)
+    within = np.minimum(end[inner], at_nodes(batch, "end", above)) - start[inner]
+    np.subtract.at(times, (group[above], thread[inner], _PHASE_OF[at_nodes(batch, "fwd_thread", above)]), within)
 
     # A recomputation in a recomputation is part of its time; a backward pass in one is not, but recomputation in that is.
     both = np.flatnonzero((part == Part.RECOMPUTATION) | (part == Part.BACKWARD))
     around = _nearest(enclosing, rows[both], lambda nodes: _is_either(batch, nodes))
     is_inside = np.zeros(len(both), dtype=np.bool_)
-    is_inside[around >= 0] = _of(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
+    is_inside[around >= 0] = at_nodes(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
     sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
     np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
     return ExclusiveTimes(tuple(batch.threads[number].ident for number in threads.tolist()), times)
 
 
-def _of(batch: Batch, column: str, nodes: Array) -> Array:
-    """Returns a column for nodes: rows, then open events."""
-    rows = len(batch)
-    is_open = nodes >= rows
-    if not is_open.any():
-        return batch[column][nodes]
-    values = np.empty(len(nodes), dtype=batch[column].dtype)
-    values[~is_open] = batch[column][nodes[~is_open]]
-    values[is_open] = NEVER if column == "end" else getattr(batch.opens, column)[nodes[is_open] - rows]
-    return values
-
-
 def _is_either(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
     """Returns a mask of the nodes that are backward passes or recomputations of the forward pass."""
-    is_either: npt.NDArray[np.bool_] = _of(batch, "kind", nodes) == Kind.PHASE
-    is_either[is_either] = np.isin(_of(batch, "fwd_thread", nodes[is_either]), (Part.BACKWARD, Part.RECOMPUTATION))
+    is_either: npt.NDArray[np.bool_] = at_nodes(batch, "kind", nodes) == Kind.PHASE
+    is_either[is_either] = np.isin(at_nodes(batch, "fwd_thread", nodes[is_either]), (Part.BACKWARD, Part.RECOMPUTATION))
     return is_either
 
 

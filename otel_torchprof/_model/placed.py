@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._native.placing import GroupSums
 
     from .devices import DeviceTimes
     from .step_spans import StepSpan, Trace
@@ -51,6 +52,8 @@ class Placed(NamedTuple):
     """Span id of the trace group's root: a synthetic span or the top-level event."""
     open_roots: frozenset[int]
     """Ids of the roots that are events with a part of their tree still open, mostly the root itself."""
+    sums: GroupSums
+    """Of each trace group."""
     devices: DeviceTimes | None = None
     """Device times, including children in earlier drains."""
 

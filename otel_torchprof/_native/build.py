@@ -24,6 +24,7 @@ HEADERS = (
     "inputs.h",
     "model.h",
     "display.h",
+    "placing.h",
     "device_slices.h",
     "record_format.h",
     "recorder.h",

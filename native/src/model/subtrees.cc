@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "roots.h"
+
 // From the last to the first: when a value is added to its parent, everything below it is in it already.
 extern "C" void otp_add_to_parents(uint64_t count, const int32_t* parent, int64_t* values) {
   for (uint64_t i = count; i-- > 0;)
@@ -44,19 +46,8 @@ extern "C" void otp_top_level(uint64_t count, const int32_t* parent, const uint8
   }
 }
 
-// Up to a node whose root is known, then the same way again to tell all on it. What is on the way has itself meanwhile,
-// so that a circle ends where it began.
 extern "C" void otp_roots(uint64_t count, const int64_t* parent, int64_t* roots) {
-  std::fill(roots, roots + count, -1);
-  for (uint64_t i = 0; i < count; ++i) {
-    auto at = static_cast<int64_t>(i);
-    while (roots[at] < 0 && parent[at] >= 0) {
-      roots[at] = at;
-      at = parent[at];
-    }
-    const int64_t root = roots[at] < 0 ? at : roots[at];
-    for (at = static_cast<int64_t>(i); at >= 0 && roots[at] != root; at = parent[at]) roots[at] = root;
-  }
+  otp::fill_roots(count, parent, roots);
 }
 
 // Sums wrap around, as numpy's do.
