@@ -59,8 +59,15 @@ def precious(table: SpanTable) -> npt.NDArray[np.bool_]:
 
 def phases(names: Names, name: Array) -> npt.NDArray[np.bool_]:
     """Mask of the phases, which are never aggregated or collapsed; without tokens, of which there may be thousands."""
+    named = phase_names(names)
+    return np.zeros(len(name), dtype=np.bool_) if named is None else named[name]
+
+
+def phase_names(names: Names) -> npt.NDArray[np.bool_] | None:
+    """Mask of the names of :func:`phases`; None if there are none."""
     named = names.matching((TEXT_COMPLETION,), prefixes=(PHASE_PREFIX, f"{TEXT_COMPLETION} "))
-    return np.zeros(len(name), dtype=np.bool_) if named is None else named[name] & ~tokens(names, name)
+    of_tokens = names.matching((Part.DECODE.event_name,))
+    return named if named is None or of_tokens is None else named & ~of_tokens
 
 
 def tokens(names: Names, name: Array) -> npt.NDArray[np.bool_]:

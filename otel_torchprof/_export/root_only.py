@@ -16,16 +16,15 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.phases import PHASE_PREFIX
-from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.collectives import collective_name
 from otel_torchprof._model.frame_spans import plain_names
 from otel_torchprof._model.live_table import with_attributes
 from otel_torchprof._model.span_tables import picked, taken
 from otel_torchprof._model.span_tree import column_of, rows_of_spans
 from otel_torchprof._native.encoders import encode_averages
-from otel_torchprof._native.loops import positions_of, subtract_from_parents
+from otel_torchprof._native.loops import leave_out, positions_of, subtract_from_parents
 
-from .aggregating import collapsed_of, counts_of, phases
+from .aggregating import collapsed_of, counts_of, phase_names, phases
 from .policy import RECORDED, without_hidden
 
 if TYPE_CHECKING:
@@ -145,7 +144,8 @@ class _SummedSpans(NamedTuple):
     """ns"""
     trace_group: npt.NDArray[np.int32]
     """Number of the trace group; negative for those of none."""
-    stays: Mask
+    left: npt.NDArray[np.int32]
+    """The same for those that are left out; -1 for others."""
 
 
 def _said(
@@ -164,8 +164,8 @@ def _said(
     ``begins``, ``recorded``: start and number of spans of each trace group. ``counts``: how many events each span stands for; default: 1.
     """
     collectives = _collective_texts(calls, _works(spans), begins)
-    columns = {"name": spans.name, "start": spans.start, "self_time": spans.self_time, **_waits(spans)}
-    columns["group"] = np.where(spans.stays, np.int32(-1), spans.trace_group)
+    columns = {"group": spans.left, "name": spans.name, "start": spans.start, "self_time": spans.self_time}
+    columns |= _waits(spans)
     if counts is not None:
         columns["calls"] = counts
     left = np.array([MOST_BYTES - len(text.encode("utf-8", "replace")) for text in collectives], dtype=np.int64)
@@ -207,11 +207,8 @@ class LeftOut(NamedTuple):
     """Attributes of each root."""
     moved: tuple[Array, Array, Array]
     """Ids of the events to which links of later drains may lead, those of their roots, and of their traces, shape (events, 16)."""
-
-    @property
-    def size(self) -> int:
-        """Number of events."""
-        return int(self.events.sum())
+    size: int
+    """Number of events."""
 
 
 class Chosen(NamedTuple):
@@ -223,26 +220,25 @@ class Chosen(NamedTuple):
     """What is left out of trace groups that came whole; its events are no spans of the drain."""
 
 
-def left_out(
-    placed: Placed, is_traced: Mask, steps: Sequence[StepSpan], keeps: Callable[[int, str, int], bool]
-) -> LeftOut | None:
-    """Leaves out the events of whole trace groups; None if there are none. Costs some 40 ns per event, and 5 us per trace group.
+def left_out(placed: Placed, steps: Sequence[StepSpan], keeps: Callable[[int, str, int], bool]) -> LeftOut | None:
+    """Leaves out the events of whole trace groups; None if there are none. Costs some 20 ns per event, and 5 us per trace group.
 
     Args:
         placed: the events of a drain.
-        is_traced: which of them become spans otherwise.
         steps: synthetic roots of which the events are left out.
         keeps: whether those of a root that is an event stay, from its span id, its name and its duration, ns.
     """
     plain = plain_names(placed.batch)
     numbers = {step.span_id: number for number, step in enumerate(steps)}
-    of_group = [-1 if group.step is None else numbers.get(group.step.span_id, -1) for group in placed.trace_groups]
+    of_group = [
+        numbers.get(group.step.span_id, -1) if group.is_traced and group.step is not None else -1
+        for group in placed.trace_groups
+    ]
     trace_group = np.array(of_group, dtype=np.int32)[placed.trace_group]
-    trace_group[~is_traced] = -1
     roots = [_Root(step.span_id, step.start, is_event=False) for step in steps]
-    own = np.array([group.step is None for group in placed.trace_groups], dtype=np.bool_)
+    own = np.array([group.step is None and group.is_traced for group in placed.trace_groups], dtype=np.bool_)
     if own.any():
-        events = np.flatnonzero(own[placed.trace_group] & is_traced)
+        events = np.flatnonzero(own[placed.trace_group])
         tops = _left_tops(placed, events, plain, keeps)
         number = positions_of(np.array([root.span_id for root in tops], dtype=np.uint64), placed.root[events])
         trace_group[events] = np.where(number >= 0, number + len(roots), -1)
@@ -269,14 +265,19 @@ def _left_tops(
 def _left_out(placed: Placed, trace_group: Array, roots: Sequence[_Root], plain: tuple[Array, Names]) -> LeftOut:
     """``trace_group``: of each event the index in ``roots``, negative for those that become spans."""
     batch, (name, names) = placed.batch, plain
-    is_in, stays = trace_group >= 0, _stays(placed, trace_group)
-    spans = _SummedSpans(names, name, batch["start"], batch["end"], placed.self_times(), trace_group, stays)
-    recorded = np.bincount(trace_group[is_in], minlength=len(roots)) + [not root.is_event for root in roots]
+    columns = {key: batch[key] for key in ("parent", "kind", "sequence_nr", "name")}
+    columns |= {"group": trace_group, "span_id": placed.span_id, "root": placed.root}
+    columns["is_root"] = placed.is_root.view(np.uint8)
+    left = leave_out(columns, phase_names(batch.names), len(roots))
+    spans = _SummedSpans(names, name, batch["start"], batch["end"], placed.self_times(), trace_group, left.group)
+    recorded = left.recorded + [not root.is_event for root in roots]
     calls = _calls_of_batch(batch, trace_group)
     said = _said(spans, calls, [root.start for root in roots], recorded.tolist())
     ids = np.array([root.span_id for root in roots], dtype=np.uint64)
-    events = is_in & ~stays
-    return LeftOut(events, ids, said, _moved(placed, events))
+    traces = b"".join(group.trace.trace_id.to_bytes(16, "big") for group in placed.trace_groups)
+    trace_ids = np.frombuffer(traces, np.uint8).reshape(-1, 16)[placed.trace_group[left.linked]]
+    moved = placed.span_id[left.linked], placed.root[left.linked], trace_ids
+    return LeftOut(left.is_left, ids, said, moved, int(np.count_nonzero(left.is_left)))
 
 
 def without_left_out(table: SpanTable, left: LeftOut) -> SpanTable:
@@ -287,28 +288,6 @@ def without_left_out(table: SpanTable, left: LeftOut) -> SpanTable:
     return without_hidden(
         with_attributes(table, zip(rows_of_spans(table, left.roots).tolist(), left.said, strict=True))
     )
-
-
-def _moved(placed: Placed, events: Mask) -> tuple[Array, Array, Array]:
-    """Of those with autograd's number: see :class:`LeftOut`."""
-    batch = placed.batch
-    rows = np.flatnonzero(events & (batch["sequence_nr"] >= 0) & (batch["kind"] != Kind.PHASE))
-    ids = b"".join(group.trace.trace_id.to_bytes(16, "big") for group in placed.trace_groups)
-    trace_ids = np.frombuffer(ids, np.uint8).reshape(-1, 16)[placed.trace_group[rows]]
-    return placed.span_id[rows], placed.root[rows], trace_ids
-
-
-def _stays(placed: Placed, trace_group: Array) -> Mask:
-    """Returns a mask of the roots that are events, and of phases whose parent is a root or another such phase."""
-    batch, is_in = placed.batch, trace_group >= 0
-    stays: Mask = is_in & (placed.span_id == placed.root)
-    waiting = np.flatnonzero(is_in & phases(batch.names, batch["name"]))
-    stays[waiting[placed.is_root[waiting]]] = True
-    waiting = waiting[batch["parent"][waiting] >= 0]
-    while (below := stays[batch["parent"][waiting]]).any():
-        stays[waiting[below]] = True
-        waiting = waiting[~below]
-    return stays
 
 
 # ---- A trace group that several drains brought ----
@@ -326,8 +305,8 @@ def root_only(table: SpanTable, target: TargetTrace) -> SpanTable:
     while (below := stays[parent]).any():
         stays[waiting[below]] = True
         waiting, parent = waiting[~below], parent[~below]
-    trace_group = np.zeros(len(table), dtype=np.int32)
-    spans = _SummedSpans(table.names, table.name, table.start, table.end, _self_times(table), trace_group, stays)
+    trace_group, left = np.zeros(len(table), dtype=np.int32), -stays.astype(np.int32)
+    spans = _SummedSpans(table.names, table.name, table.start, table.end, _self_times(table), trace_group, left)
     counts = counts_of(table)
     recorded = int((counts + collapsed_of(table)).sum())
     [said] = _said(spans, _calls_of_table(table), [int(table.start[at[0]])], [recorded], counts)

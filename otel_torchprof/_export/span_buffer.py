@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import is_any_of
 from otel_torchprof._model.limits import most_bytes, span_sizes
-from otel_torchprof._model.live_table import failed_events, traced_events
+from otel_torchprof._model.live_table import failed_events
 from otel_torchprof._model.span_tables import joined_tables, picked, taken
 from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._process.give_way import give_way
@@ -236,8 +236,9 @@ class SpanBuffer:
         """
         if self._rules.keep_all:
             return Chosen()
-        is_traced = traced_events(placed)
-        self._failed.update(placed.root[is_traced & failed_events(placed.batch)].tolist())
+        is_traced = np.array([trace_group.is_traced for trace_group in placed.trace_groups], dtype=np.bool_)
+        failed = np.flatnonzero(failed_events(placed.batch))
+        self._failed.update(placed.root[failed[is_traced[placed.trace_group[failed]]]].tolist())
         has_to_be = self._failed | self._sent_early.keys()
         waiting = self._open_trace_groups(steps, ended, placed.open_roots, final=final)
         waiting |= self._buffered.keys() | self._sent_early.keys()
@@ -251,7 +252,7 @@ class SpanBuffer:
         def keeps(key: int, name: str, duration: int) -> bool:
             return key in waiting or self.sampler.of_trace_group(name, duration, failed=key in has_to_be)
 
-        return Chosen(self._decided, left_out(placed, is_traced, left, keeps))
+        return Chosen(self._decided, left_out(placed, left, keeps))
 
     def decide(self, pieces: Pieces) -> list[SpanTable]:
         """Adds the spans of a drain; returns the spans that are due, in up to two tables.

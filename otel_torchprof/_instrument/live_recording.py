@@ -21,7 +21,7 @@ from otel_torchprof._export.span_policy import SpanPolicy
 from otel_torchprof._model.collectives import LiveCollectives
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
-from otel_torchprof._model.live_table import CallRules, Flows, traced_groups
+from otel_torchprof._model.live_table import CallRules, Flows
 from otel_torchprof._model.step_spans import Job
 from otel_torchprof._model.steps import Steps
 from otel_torchprof._native.python_sources import usage_at
@@ -360,11 +360,10 @@ class LiveRecording:
 
     def _figures_of(self, events: int, placed: Placed, spans: int) -> Counter[str]:
         """Outcomes of a drain of ``events`` events, of which those in ``placed`` are in a trace, with ``spans`` spans."""
-        sampled = np.array([trace_group.trace.exported for trace_group in placed.trace_groups], dtype=np.bool_)
-        of_groups = placed.sums.events
-        not_sampled, of_events = int(of_groups[~sampled].sum()), int(of_groups[traced_groups(placed)].sum())
-        filtered = events - not_sampled - of_events
-        return Counter(not_sampled=not_sampled, filtered=filtered, added=spans - of_events)
+        traced = _events_of(placed, [trace_group.is_traced for trace_group in placed.trace_groups])
+        sampled = _events_of(placed, [trace_group.trace.exported for trace_group in placed.trace_groups])
+        not_sampled = len(placed.trace_group) - sampled
+        return Counter(not_sampled=not_sampled, filtered=events - not_sampled - traced, added=spans - traced)
 
     def _settled(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
         """Returns the numbers of recorded events, of dropped events by reason, and of outcomes, since the last call.
@@ -526,6 +525,11 @@ class LiveRecording:
 def _unsent(spans: Iterable[StepSpan]) -> list[StepSpan]:
     """The spans that were not sent before: a repeated final drain, or one after a late failure, has earlier ones again."""
     return [span for span in spans if not span.is_sent]
+
+
+def _events_of(placed: Placed, is_chosen: Sequence[bool]) -> int:
+    """Number of events in the trace groups that are chosen."""
+    return int(placed.sums.events[np.array(is_chosen, dtype=np.bool_)].sum())
 
 
 def _since(now: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, int]:

@@ -235,15 +235,9 @@ def failed_events(batch: Batch) -> npt.NDArray[np.bool_]:
     return failed
 
 
-def traced_groups(placed: Placed) -> npt.NDArray[np.bool_]:
-    """Mask of the trace groups whose events become spans, by samplers and steps; see :func:`live_table`."""
-    is_traced = (u.trace.exported and (u.step is None or u.step.is_detailed) for u in placed.trace_groups)
-    return np.fromiter(is_traced, np.bool_, len(placed.trace_groups))
-
-
 def traced_events(placed: Placed) -> npt.NDArray[np.bool_]:
-    """Mask of the events that become spans: those of :func:`traced_groups`."""
-    of_trace_groups = traced_groups(placed)
+    """Mask of the events that become spans, by samplers and steps; see :func:`live_table`."""
+    of_trace_groups = np.array([trace_group.is_traced for trace_group in placed.trace_groups], dtype=np.bool_)
     if of_trace_groups.all():
         return np.ones(len(placed.trace_group), dtype=np.bool_)
     is_traced: npt.NDArray[np.bool_] = of_trace_groups[placed.trace_group]

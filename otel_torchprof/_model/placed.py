@@ -34,6 +34,11 @@ class TraceGroup:
     step: StepSpan | None = None
     """The parent if it is synthetic: a step span, or the root that operators share."""
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether its events become spans, by samplers and steps."""
+        return self.trace.exported and (self.step is None or self.step.is_detailed)
+
 
 class Placed(NamedTuple):
     """A batch with trace, parent and span id of every event; one entry per row."""

@@ -15,7 +15,7 @@ from otel_torchprof._encode.spans import drained_spans
 from otel_torchprof._export.policy import TargetTrace
 from otel_torchprof._export.root_only import left_out, root_only, without_left_out
 from otel_torchprof._model.live import placed_recording
-from otel_torchprof._model.live_table import Flows, traced_events
+from otel_torchprof._model.live_table import Flows
 from otel_torchprof._model.placed import TraceGroup
 from otel_torchprof._model.span_table import extend_names
 from otel_torchprof._model.span_tables import taken
@@ -49,7 +49,7 @@ def placed_with_left_out(seed):
     batch, steps = recording(seed)
     ids = itertools.count(1)
     placed, spans = placed_recording(batch, steps, new_trace_id=lambda: next(ids), new_span_id=lambda: next(ids))
-    left = left_out(placed, traced_events(placed), spans[seed % 2 :: 2], lambda *_root: True)
+    left = left_out(placed, spans[seed % 2 :: 2], lambda *_root: True)
     return placed, spans, left
 
 
@@ -101,7 +101,7 @@ def test_top_level_events_are_as_if_their_spans_were_made_and_left_out(seed):
         asked.append(name_and_duration)
         return bool(key % 2)
 
-    left = left_out(placed, traced_events(placed), [], keeps)
+    left = left_out(placed, [], keeps)
     tops = np.flatnonzero(batch["parent"] < 0)
     if left is not None:
         check_as_if_made(placed, [], left, placed.span_id[tops].tolist())

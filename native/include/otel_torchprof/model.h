@@ -46,6 +46,29 @@ void otp_add_to_groups(uint64_t count, const uint32_t* group, int64_t begin, int
  * in a circle of parents, or below one, has one of the circle. */
 void otp_roots(uint64_t count, const int64_t* parent, int64_t* roots);
 
+/* Events of trace groups of which only the roots and the phases right below these, or below such phases, become spans.
+ * A group is a number from 0. */
+typedef struct {
+  uint64_t count;
+  const int32_t* group;       /* negative: all of it becomes spans */
+  const int32_t* parent;      /* below its own row, or negative for none */
+  const uint64_t* span_id;    /* of a root that is an event the same as `root` */
+  const uint64_t* root;       /* the id of the root of its group */
+  const uint8_t* is_root;     /* whether it is a top-level event */
+  const uint8_t* kind;        /* otp_event_kind */
+  const int64_t* sequence_nr; /* negative: no backward function links to it */
+  const uint32_t* name;
+  const uint8_t* is_phase; /* by name; null: none is */
+  /* Written. */
+  int32_t* left_group; /* the group of what is left out, else -1 */
+  uint8_t* is_left;
+  int64_t* recorded; /* per group: its events, added to what stands there */
+  uint32_t* linked;  /* room for `count` rows: those left out to which a backward function may link */
+} otp_left_out;
+
+/* Fills in what is written; returns the number of rows in `linked`. */
+uint64_t otp_leave_out(const otp_left_out* events);
+
 /* Spans as a forest. Parents may be anything, also circles. */
 typedef struct {
   uint64_t count;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "otel_torchprof/record_format.h"
 #include "roots.h"
 
 // From the last to the first: when a value is added to its parent, everything below it is in it already.
@@ -27,6 +28,25 @@ extern "C" void otp_self_times(uint64_t count, const int32_t* parent, const int6
     self[i] = end[i] - start[i];
     if (parent[i] >= 0) self[parent[i]] -= self[i];
   }
+}
+
+// Parents come first: whether one stays is known before what is below it.
+extern "C" uint64_t otp_leave_out(const otp_left_out* events) {
+  const otp_left_out& e = *events;
+  uint64_t linked = 0;
+  for (uint64_t i = 0; i < e.count; ++i) {
+    const int32_t group = e.group[i];
+    e.left_group[i] = -1, e.is_left[i] = 0;
+    if (group < 0) continue;
+    ++e.recorded[group];
+    if (e.span_id[i] == e.root[i]) continue;
+    const int32_t above = e.parent[i];
+    const bool is_below_what_stays = e.is_root[i] != 0 || (above >= 0 && e.group[above] >= 0 && e.is_left[above] == 0);
+    if (is_below_what_stays && e.is_phase != nullptr && e.is_phase[e.name[i]] != 0) continue;
+    e.left_group[i] = group, e.is_left[i] = 1;
+    if (e.sequence_nr[i] >= 0 && e.kind[i] != OTP_EVENT_PHASE) e.linked[linked++] = static_cast<uint32_t>(i);
+  }
+  return linked;
 }
 
 // An odd key, then the finaliser of SplitMix64: bijections that map 0 to 0.
