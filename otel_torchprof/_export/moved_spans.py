@@ -34,8 +34,10 @@ class MovedSpans:
     """The latest :data:`REMEMBERED` moved spans, or up to twice as many, 56 bytes each. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._span_ids = np.empty(0, dtype=np.uint64)
-        self._ends = np.empty(0, dtype=LINK)
+        # From `_begin` on, the latest first; until they are full, memory before that is not touched.
+        self._begin = 2 * REMEMBERED
+        self._span_ids = np.empty(self._begin, dtype=np.uint64)
+        self._ends = np.empty(self._begin, dtype=LINK)
 
     def note(self, before: SpanTable, after: SpanTable, root: int | Array, *, became: Array | None = None) -> None:
         """Stores where the spans of trace groups, ``before``, are in ``after``; links to missing ones move to their root.
@@ -67,31 +69,35 @@ class MovedSpans:
 
     def followed(self, table: SpanTable) -> SpanTable:
         """Returns the table with links to moved spans replaced; the table itself if it has none."""
-        if not len(self._span_ids) or not len(table.links):
+        if self._begin == len(self._span_ids) or not len(table.links):
             return table
         links = table.links
         for _ in range(_MOST_MOVES):
-            links = self._at_their_ends(links)
+            before, links = links, self._at_their_ends(links)
+            if links is before:
+                break
         if links is table.links:
             return table
         return replace(table, links=links_once(links[links["span_id"] != table.span_id[links["row"]]]))
 
     def _at_their_ends(self, links: Array) -> Array:
-        place = positions_of(self._span_ids[::-1], links["span_id"])  # the latest
+        place = positions_of(self._span_ids[self._begin :], links["span_id"])
         moved = np.flatnonzero(place >= 0)
         if not moved.size:
             return links
-        links, ends = links.copy(), self._ends[len(self._ends) - 1 - place[moved]]
+        links, ends = links.copy(), self._ends[self._begin + place[moved]]
         links["span_id"][moved], links["trace_id"][moved] = ends["span_id"], ends["trace_id"]
         return links
 
     def _add(self, span_ids: Array, ends: Array) -> None:
-        if not len(span_ids):
-            return
-        self._span_ids = np.concatenate((self._span_ids, span_ids))
-        self._ends = np.concatenate((self._ends, ends))
-        if len(self._span_ids) > 2 * REMEMBERED:  # rarely: each cut copies
-            self._span_ids, self._ends = self._span_ids[-REMEMBERED:].copy(), self._ends[-REMEMBERED:].copy()
+        span_ids, ends = span_ids[::-1], ends[::-1]
+        begin = self._begin - len(span_ids)
+        if begin < 0:  # rarely: each cut copies
+            span_ids = np.concatenate((span_ids, self._span_ids[self._begin :]))[:REMEMBERED]
+            ends = np.concatenate((ends, self._ends[self._begin :]))[:REMEMBERED]
+            begin = len(self._span_ids) - REMEMBERED
+        self._span_ids[begin : begin + len(span_ids)], self._ends[begin : begin + len(ends)] = span_ids, ends
+        self._begin = begin
 
 
 def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]]) -> SpanTable:
@@ -101,11 +107,12 @@ def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]
     """
     if not waiting or not len(table.links):
         return table
-    targets, roots = table.links["span_id"], np.fromiter(waiting, np.uint64, len(waiting))
-    away = np.flatnonzero((rows_of_spans(table, targets) < 0) & ~np.isin(targets, roots))
+    targets, roots = np.ascontiguousarray(table.links["span_id"]), np.fromiter(waiting, np.uint64, len(waiting))
     stays = np.ones(len(targets), dtype=np.bool_)
-    for other in chain.from_iterable(waiting.values()) if away.size else ():
-        stays[away[np.isin(targets[away], other.span_id)]] = False
+    for other in chain.from_iterable(waiting.values()):
+        stays &= rows_of_spans(other, targets) < 0
+    away = np.flatnonzero(~stays)
+    stays[away] = (rows_of_spans(table, targets[away]) >= 0) | np.isin(targets[away], roots)
     if stays.all():
         return table
     dropped = np.bincount(table.links["row"][~stays].astype(np.int64), minlength=len(table)).astype(np.uint32)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import is_any_of
 from otel_torchprof._model.limits import most_bytes, span_sizes
 from otel_torchprof._model.live_table import failed_events
-from otel_torchprof._model.span_tables import joined_tables, picked, taken
+from otel_torchprof._model.span_tables import joined_tables, picked, taken, without_rows
 from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._process.give_way import give_way
 
@@ -279,19 +279,19 @@ class SpanBuffer:
         is_open = is_any_of(trace_group, [np.uint64(key) for key in open_trace_groups])
         for key, rows in _groups(trace_group, np.flatnonzero(is_open)):
             self._buffered.setdefault(key, []).append(taken(table, rows))
-        ready = np.flatnonzero(~is_open)
         whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_trace_groups]
         if (left := pieces.chosen.left_out) is not None:
             self._figures["detail_dropped"] += left.size
             self._moved.note_left(*left.moved)
         give_way()
-        alone, whole_as_is = self._needs_processing(pieces, ready, whole, sampled)
-        passing = ready[~alone]
+        alone, whole_as_is = self._needs_processing(pieces, is_open, whole, sampled)
         others = [part for key in whole_as_is for part in self._buffered.pop(key)]
         whole = [key for key in whole if key not in whole_as_is]
-        others += [*self._decide_groups(pieces, ready[alone], whole, sampled), *self._sent_in_parts()]
+        if whole or alone.any():
+            others += self._decide_groups(pieces, np.flatnonzero(alone), whole, sampled)
+        others += self._sent_in_parts()
         out = [joined_tables(others)] if others else []
-        out += [table if len(passing) == len(table) else picked(table, passing)] if len(passing) else []
+        out += [passing] if len(passing := without_rows(table, np.flatnonzero(is_open | alone))) else []
         for step in pieces.ended:
             outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
@@ -317,10 +317,10 @@ class SpanBuffer:
         return self._running.keys() | set(open_roots)
 
     def _needs_processing(
-        self, pieces: Pieces, ready: Array, whole: Sequence[int], sampled: Mapping[int, bool]
+        self, pieces: Pieces, is_open: npt.NDArray[np.bool_], whole: Sequence[int], sampled: Mapping[int, bool]
     ) -> tuple[npt.NDArray[np.bool_], set[int]]:
-        """Returns which of the ready rows cannot pass through unchanged, and which of the whole trace groups can."""
-        table, trace_group = pieces.table, pieces.trace_group[ready]
+        """Returns which rows that are not open cannot pass through unchanged, and which of the whole trace groups can."""
+        table = pieces.table
         first, traces = _first_of_each(table.trace_ids), len(table.trace_ids)
         plain = [key for key in whole if self._is_plain(pieces, key, sampled, was_buffered=True)]
         buffered = {
@@ -329,10 +329,10 @@ class SpanBuffer:
         }
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
         processed = [*(key for key in whole if key not in buffered), *late]
-        needs_processing = is_any_of(trace_group, [np.uint64(key) for key in processed])
+        needs_processing = is_any_of(pieces.trace_group, [np.uint64(key) for key in processed]) & ~is_open
         # By entry of the table, of which few are the same trace, and then by trace.
-        entry = table.trace if len(ready) == len(table) else table.trace[ready]
-        of_entries = np.bincount(entry[~needs_processing] if needs_processing.any() else entry, minlength=traces)
+        others = table.trace[needs_processing | is_open]
+        of_entries = np.bincount(table.trace, minlength=traces) - np.bincount(others, minlength=traces)
         counts = np.bincount(first, weights=of_entries, minlength=traces).astype(np.int64)
         for at, parts in buffered.values():
             counts[at] += sum(map(len, parts))
@@ -341,7 +341,7 @@ class SpanBuffer:
         most, allowed = int(counts.max(initial=0)), max_bytes.min(initial=np.iinfo(np.int64).max)
         tables = [table, *(part for _, parts in buffered.values() for part in parts)]
         if most * _LARGEST_SPAN > allowed and max(most_bytes(part, most) for part in tables) > allowed:
-            sizes = np.bincount(first[entry], weights=span_sizes(table)[ready], minlength=traces)
+            sizes = np.bincount(first[table.trace], weights=np.where(is_open, 0, span_sizes(table)), minlength=traces)
             for at, parts in buffered.values():
                 sizes[at] += sum(int(span_sizes(part).sum()) for part in parts)
             large |= sizes > max_bytes
@@ -349,7 +349,7 @@ class SpanBuffer:
         grows[first[pieces.is_segment]] = True
         large |= self._capacity.overflowing(table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
         if large.any():
-            needs_processing = needs_processing | large[first][entry]
+            needs_processing |= large[first][table.trace] & ~is_open
         return needs_processing, {key for key, (at, _) in buffered.items() if not large[at]}
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -85,18 +85,22 @@ def span_sizes(table: SpanTable) -> npt.NDArray[np.int64]:
 
 
 def most_bytes(table: SpanTable, spans: int) -> int:
-    """Returns an upper bound of the bytes of ``spans`` spans of the table, as if all texts were as long as the longest.
+    """Returns an upper bound of the bytes of ``spans`` spans of the table.
 
-    Reads no span, only how many have each attribute: costs some 0.1 µs per name.
+    As if all texts of an attribute were as long as the longest name up to the last that it has: averages of steps, which are far longer
+    than all others, have the last names. Costs some 0.1 µs per name, and 0.1 ns per text.
     """
     table = narrowed(table)
-    text = int(_field(_text_sizes(table.names.flat()).max(initial=0)))
+    longest = _field(np.maximum.accumulate(np.append(_text_sizes(table.names.flat()), 0)))
+    text = int(longest[table.name.max(initial=0)])
     states = max((len(state.encode("utf-8", "replace")) for state in table.trace_states), default=0)
     span_size = _ALWAYS + _PARENT + _ERROR + text + int(_field(states))
     span_size += sum(6 for counts in (table.dropped_attributes, table.dropped_links) if counts is not None)
     total = spans * int(_field(span_size)) + len(table.links) * LINK_SIZE
     for column in table.attributes:
-        value = {AttributeType.NAME: text, AttributeType.BOOL: 2}.get(column.type, 11)
+        value = 2 if column.type == AttributeType.BOOL else 11
+        if column.type == AttributeType.NAME:
+            value = int(longest[column.values.max(initial=0)])
         size = int(_field(_field(len(column.key.encode())) + _field(value)))
         total += min(spans, len(column.values)) * size
     return total + 5 * spans  # the lengths of spans with attributes and links

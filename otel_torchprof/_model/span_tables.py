@@ -58,13 +58,30 @@ def taken(table: SpanTable, rows: Array) -> SpanTable:
 def picked(table: SpanTable, rows: Array) -> SpanTable:
     """As :func:`taken`, but keeps all traces and names, for tables that are soon freed. Copies nothing if ``rows`` are most of the table."""
     # Views keep the whole table alive: only of most of it, or the queue would hold far more than it counts.
-    is_most = 2 * len(rows) >= len(table) > 0
-    if is_most and rows[-1] - rows[0] + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+    if 2 * len(rows) >= len(table) > 0 and _is_run(rows):
         return _without_ends(table, int(rows[0]), int(rows[-1]) + 1)
     own = {key: getattr(table, key)[rows] for key in ("name", "trace", *_COLUMNS)}
     own |= {key: column[rows] for key in _OPTIONAL if (column := getattr(table, key)) is not None}
     links = _picked_links(table.links, rows, len(table))
     return replace(table, links=links, attributes=tuple(picked_attributes(table, rows)), **own)
+
+
+def without_rows(table: SpanTable, rows: Array) -> SpanTable:
+    """As :func:`picked` for all rows but these, which rise; the table itself without any. Where these are its ends, costs nothing per span."""
+    if not len(rows):
+        return table
+    before, staying = rows - np.arange(len(rows)), len(table) - len(rows)
+    if 2 * staying >= len(table) and ((before == 0) | (before == staying)).all():
+        begin = int((before == 0).sum())
+        return _without_ends(table, begin, begin + staying)
+    stays = np.ones(len(table), dtype=np.bool_)
+    stays[rows] = False
+    return picked(table, np.flatnonzero(stays))
+
+
+def _is_run(rows: Array) -> bool:
+    """Whether there are rows, and they follow each other."""
+    return len(rows) > 0 and bool(rows[-1] - rows[0] + 1 == len(rows) and (rows[1:] > rows[:-1]).all())
 
 
 def _without_ends(table: SpanTable, begin: int, end: int) -> SpanTable:
@@ -188,6 +205,8 @@ def _finder(rows: Array, count: int) -> Callable[[Array], tuple[Array, Array]]:
 
     Both are in the order of ``rows``. A row may be in the column more than once.
     """
+    if _is_run(rows):
+        return lambda column: _found_between(column, int(rows[0]), int(rows[-1]) + 1)
     if _FEW * len(rows) < count:
         return lambda column: _searched(column, rows.astype(column.dtype))
     place = np.full(count, -1, dtype=np.int64)
@@ -203,6 +222,12 @@ def _finder(rows: Array, count: int) -> Callable[[Array], tuple[Array, Array]]:
         return here, now
 
     return found
+
+
+def _found_between(column: Array, begin: int, end: int) -> tuple[Array, Array]:
+    """As :func:`_finder` for the rows from ``begin`` up to ``end``, at a cost that does not depend on the length of the column."""
+    first, last = _between(column, begin, end)
+    return np.arange(first, last), column[first:last].astype(np.int64) - begin
 
 
 def _searched(column: Array, rows: Array) -> tuple[Array, Array]:
