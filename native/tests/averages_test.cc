@@ -2,6 +2,7 @@
 #include "otel_torchprof/encode_averages.h"
 
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <random>
 #include <string>
@@ -66,6 +67,27 @@ void sums_are_by_name_the_longest_first() {
   CHECK_EQ(texts[0], R"([{"name":"a","count":2,"self":0.000000005},{"name":"b","count":1,"self":0.000000005}])");
   CHECK_EQ(texts[1], "[]");
   CHECK_EQ(texts[2], R"([{"name":"b","count":1,"self":2.0},{"name":"a","count":1,"self":0.001235}])");
+}
+
+void times_have_four_digits() {
+  Spans spans;
+  const uint32_t a = spans.intern("a");
+  std::mt19937_64 random(5);
+  std::vector<int64_t> times{0, 1, 9'999, 99'995, 123'449, 123'451, 1'234'500, 12'345'000'000, INT64_MAX, -1};
+  for (int i = 0; i < 3000; ++i) times.push_back(static_cast<int64_t>(random() >> (1 + random() % 63)));
+  for (const int64_t digits : {1000, 1234, 1235, 5001, 9999})
+    for (int64_t unit = 10; unit < 1'000'000'000'000'000; unit *= 10)
+      for (const int64_t beside : {-1, 0, 1}) times.push_back(digits * unit + unit / 2 + beside);
+  for (size_t i = 0; i < times.size(); ++i) spans.add(static_cast<int32_t>(i), a, 0, times[i]);
+  spans.most_bytes.assign(times.size(), 1000);
+  const auto texts = spans.texts();
+  const std::string before = R"([{"name":"a","count":1,"self":)";
+  for (size_t i = 0; i < times.size(); ++i) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4g", static_cast<double>(times[i]) / 1e9);
+    CHECK_EQ(texts[i].substr(0, before.size()), before);
+    CHECK_EQ(std::stod(texts[i].substr(before.size())), std::stod(text));
+  }
 }
 
 void waits_are_apart() {
@@ -142,6 +164,7 @@ void nothing_is_empty() {
 
 int main() {
   RUN(sums_are_by_name_the_longest_first);
+  RUN(times_have_four_digits);
   RUN(waits_are_apart);
   RUN(what_no_longer_fits_is_left_out);
   RUN(names_are_cut_between_characters);

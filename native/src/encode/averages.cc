@@ -113,8 +113,17 @@ uint64_t cut(const JsonText& name, uint64_t characters) {
   return size;
 }
 
+constexpr int64_t kMostExact = int64_t{1} << 52;
+
 // The double that is nearest to four digits of a time in seconds.
 double seconds(int64_t nanoseconds) {
+  if (nanoseconds >= 0 && nanoseconds < kMostExact) {
+    int64_t unit = 1;
+    while (nanoseconds / unit >= 10000) unit *= 10;
+    const int64_t rest = nanoseconds % unit;
+    // Both numbers are exact as doubles, so that their quotient is the nearest one. Ties are rounded as printf does it.
+    if (2 * rest != unit) return static_cast<double>((nanoseconds / unit + (2 * rest > unit)) * unit) / 1e9;
+  }
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", static_cast<double>(nanoseconds) / 1e9);
   return std::strtod(text, nullptr);  // of the same locale
