@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
 from otel_torchprof._columns.schema import NEVER
-from otel_torchprof._process.give_way import give_way
+from otel_torchprof._process.give_way import give_way, with_pauses
 
 from .step_learner import Learner
 from .step_walk import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 from .step_rules import OPTIMIZERS, RELEVANT, Boundary, Rule, RuleFit, Token
@@ -123,6 +123,64 @@ def _is_like(*tokens: Token) -> bool:
     return len({(token.part, token.key) for token in tokens}) == 1
 
 
+# ---- Periods that are like the one before ----
+
+_LONGEST_PERIOD = 1024
+
+
+class LatestPeriod:
+    """The latest period of a loop. If the walk is in the same state after it as before it, it decides the same in those that are like it."""
+
+    def __init__(self) -> None:
+        self._tokens: list[Token] = []
+        self._state: tuple[object, ...] | None = None
+        """State of the walk before these tokens."""
+        self._known: list[Token] = []
+        """The tokens of the latest period; none if the state was another one before it."""
+        self.first = 0
+        """Place of the token in it with which its step begins."""
+
+    def take(self, token: Token, walk: Walk, *, is_known: bool) -> None:
+        """Takes a token after the walk. ``is_known``: the rule is not being learned."""
+        self._tokens.append(token)
+        if not walk.has_ended_period and len(self._tokens) < _LONGEST_PERIOD:
+            return
+        tokens, before = self._tokens, self._state
+        self._tokens, self._state = [], walk.state if is_known and walk.has_ended_period else None
+        firsts = [place for place, one in enumerate(tokens) if one.id in walk.begins]
+        is_same = before is not None and before == self._state and len(firsts) == len(walk.begins) == 1
+        self._known = tokens if is_same and _begins_with_work(tokens) else []
+        self.first = sum(firsts)
+        walk.begins.clear()
+
+    def repeats(self, tokens: Sequence[Token], at: int, walk: Walk) -> Iterator[Sequence[Token]]:
+        """Yields the periods from a place on that are like the latest one."""
+        length = 0 if self._tokens or walk.state != self._state else len(self._known)
+        while length and len(period := tokens[at : at + length]) == length and all(map(_repeats, period, self._known)):
+            yield period
+            at += length
+
+
+def _begins_with_work(tokens: Iterable[Token]) -> bool:
+    """Whether all tokens have ended, and no optimizer steps before the first backward pass, with which the step begins at the latest."""
+    work = next((token for token in tokens if token.part is Part.BACKWARD or token.part in OPTIMIZERS), None)
+    is_backward = work is not None and (work.part is Part.BACKWARD or work.holds_backward)
+    return is_backward and all(token.end != NEVER for token in tokens)
+
+
+def _repeats(token: Token, before: Token) -> bool:
+    return (
+        token.part is before.part
+        and token.key == before.key
+        and token.thread == before.thread
+        and token.holds_backward == before.holds_backward
+        and token.end != NEVER
+        and not token.is_cut
+    )
+
+
+# ---- Loops, and the active one ----
+
 _MOST_THREADS = 64
 _QUIET_PERIODS = 3
 """Periods of another thread's loop after which a loop without tokens is over."""
@@ -146,6 +204,20 @@ class _Loop:
         """Id of its latest token."""
         self._open: Token | None = None
         self._has_closures = False
+        self._period = LatestPeriod()
+
+    def repeat(self, tokens: Sequence[Token], at: int) -> int:
+        """Takes the periods from a place on that are like the latest one; returns the place after them."""
+        walk, fit, period = self.walk, self._fit, self._period
+        if walk is None or fit is None or self._open is not None or tokens[at].id == self.latest:
+            return at
+        for repeated in with_pauses(period.repeats(tokens, at, walk)):
+            walk.repeat(repeated[period.first], repeated[-1])
+            if not walk.rule.is_given:
+                fit.repeat()
+            self.latest = repeated[-1].id
+            at += len(repeated)
+        return at
 
     def take(self, token: Token) -> None:
         """Takes the next token, or the latest one again, with its end."""
@@ -227,8 +299,7 @@ class _Loop:
         self.walk, self._fit = Walk(rule), RuleFit(rule, self.learner.most_work(rule[:2]))
         self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
         held, self._buffer = self._buffer, TokenBuffer()
-        for token in held.tokens:
-            give_way()
+        for token in with_pauses(held.tokens):
             self._follow(token)
 
     def _follow(self, token: Token) -> None:
@@ -248,14 +319,14 @@ class _Loop:
             walk.walk(token)  # not given to the new rule's fit: its period is not complete
             return
         walk.walk(token)
-        if walk.rule.is_given:
-            return
-        self._fit.take(token, walk.has_ended_period)
-        if not self._fit.is_doubtful and not walk.rule.is_provisional:
-            self.learner = None
-        elif self.learner is None:
-            self.learner = Learner(rounds=walk.rule.rounds)
-            self.learner.take(token)
+        if not walk.rule.is_given:
+            self._fit.take(token, walk.has_ended_period)
+            if not self._fit.is_doubtful and not walk.rule.is_provisional:
+                self.learner = None
+            elif self.learner is None:
+                self.learner = Learner(rounds=walk.rule.rounds)
+                self.learner.take(token)
+        self._period.take(token, walk, is_known=self.learner is None)
 
     def _replace(self, rule: Rule, walk: Walk) -> None:
         """Replaces the rule for all later tokens."""
@@ -266,6 +337,7 @@ class _Loop:
             rule = rule._replace(text=f"{rule.text}; {why}")
         walk.rule, self._fit = rule, RuleFit(rule, 0 if self.learner is None else self.learner.most_work(rule[:2]))
         self.learner = Learner(rounds=rule.rounds) if rule.is_provisional else None
+        self._period = LatestPeriod()
 
 
 class StepCycle:
@@ -300,13 +372,12 @@ class StepCycle:
             watermark: time until which all tokens are known, Unix ns.
         """
         boundaries: list[Boundary] = []
-        for token in sorted((token for token in tokens if token.part in RELEVANT), key=_when):
+        tokens = sorted([token for token in tokens if token.part in RELEVANT], key=_when)
+        at = 0
+        while at < len(tokens):
             give_way()
-            loop = self._loop_of(token)
-            if loop is not None:
-                self._own_tokens += loop is self._active and loop.is_progress(token)
-                loop.take(token)
-                self._collect(loop, boundaries)
+            loop = self._loop_of(tokens[at])
+            at = at + 1 if loop is None else self._take(loop, tokens, at, boundaries)
         self._watermark = max(self._watermark, watermark)
         if self._knows_all():
             self._settled = self._watermark
@@ -360,6 +431,19 @@ class StepCycle:
             what = "optimizer has not stepped" if self._given[0] is not None else "loader was not asked for a batch"
             return f"no steps: the given {what}"
         return "no steps yet: no two equal periods were seen"
+
+    def _take(self, loop: _Loop, tokens: Sequence[Token], at: int, collected: list[Boundary]) -> int:
+        """Gives a loop the token at a place, or the periods there that are like its latest one; returns the place after them."""
+        is_active = loop is self._active
+        end = loop.repeat(tokens, at) if is_active else at
+        if end > at:
+            self._own_tokens += sum(token.part is not Part.INFERENCE for token in tokens[at:end])
+        else:
+            self._own_tokens += is_active and loop.is_progress(tokens[at])
+            loop.take(tokens[at])
+            end += 1
+        self._collect(loop, collected)
+        return end
 
     def _loop_of(self, token: Token) -> _Loop | None:
         loop = self._loops.get(token.thread)

@@ -150,6 +150,11 @@ class RuleFit:
         if ended and is_optimizer:
             self._end()
 
+    def repeat(self) -> None:
+        """Takes a whole period that is like the one before."""
+        self._work = self._usual[-1]
+        self._end()
+
     def _end(self) -> None:
         self._usual.append(self._work)
         self._most_work = _MISFITS * max(self._learned_work, *self._usual)

@@ -38,6 +38,8 @@ class Walk:
         self.rule = rule
         self.boundaries: list[Boundary] = []
         """Boundaries not yet taken."""
+        self.begins: deque[int] = deque(maxlen=2)
+        """Ids of the tokens with which the latest segments began, since this was last cleared."""
         self.has_ended_period = False
         """Whether a period ended with the latest token."""
         self.waits = True
@@ -91,6 +93,20 @@ class Walk:
         else:
             self._train(token)
         self._inferred = 0
+
+    @property
+    def state(self) -> tuple[object, ...] | None:
+        """Between two steps, all on which the decisions about the next tokens depend, without times; None elsewhere."""
+        if not self.waits or self._segment is not Segment.STEP or self._pending or self._inferred:
+            return None
+        keys = tuple(self._of_training), tuple(self._of_evaluation)
+        return *keys, self._zeroing_ends_steps, self._strange, self._has_compute, self._has_backward
+
+    def repeat(self, first: Token, last: Token) -> None:
+        """Walks a whole period that is like the one before: its step begins with ``first`` and ends with ``last``."""
+        self._note_pause(first)
+        self._emit(first.start, first, Segment.STEP)
+        self._latest, self._end, self._trained_end = last, last.end, last.end
 
     def close(self, end: int) -> None:
         """Sets the end of the latest token, which was open."""
@@ -310,12 +326,16 @@ class Walk:
     def _begin(self, token: Token) -> None:
         """Begins a step with this token as its first pass."""
         first = self._first_of_step(token)
-        if self._segment is Segment.STEP and first.start >= self._trained_end:
-            self._pauses.append(first.start - self._trained_end)
+        if self._segment is Segment.STEP:
+            self._note_pause(first)
         self._emit(first.start, first, Segment.STEP)
         self._pending.clear()
         self.waits = self._has_compute = self._has_backward = False
         self._strange = None
+
+    def _note_pause(self, first: Token) -> None:
+        if first.start >= self._trained_end:
+            self._pauses.append(first.start - self._trained_end)
 
     def _first_of_step(self, token: Token) -> Token:
         """Returns the first batch, else the first zeroing, else the pass itself.
@@ -370,6 +390,7 @@ class Walk:
         self._segment_start = time
         self._segment = segment
         self.boundaries.append(Boundary(time, token.thread, token.id, segment))
+        self.begins.append(token.id)
 
 
 def _add(keys: dict[int, None], key: int) -> None:

@@ -10,7 +10,7 @@ from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.draining import Drainer
 from otel_torchprof._process import give_way as module
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.give_way import give_way, giving_way, without_yielding
+from otel_torchprof._process.give_way import give_way, giving_way, with_pauses, without_yielding
 
 MILLISECOND = 1_000_000
 LONG = 60
@@ -59,6 +59,14 @@ def test_urgent_work_rests_less(clock):
             for _ in range(10):
                 give_way()
     assert clock.rests == [0.009, 0.006, 0.003, 0.009]
+
+
+def test_small_items_share_a_pause(clock):
+    """Among items of a few microseconds it is not asked before each whether it is time to rest."""
+    with giving_way(lambda: False):
+        for _ in with_pauses(range(200)):
+            clock.now += MILLISECOND // 64
+    assert clock.rests == [0.009] * 3
 
 
 def test_nothing_rests_where_a_lock_is_held(clock):

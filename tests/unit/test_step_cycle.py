@@ -6,6 +6,7 @@ import pytest
 from step_programs import Program, check
 
 from otel_torchprof._model.step_cycle import StepCycle
+from otel_torchprof._model.step_walk import Walk
 
 
 def trainer(p):
@@ -122,3 +123,13 @@ def test_inference_alone_has_no_steps():
         assert cycle.is_settled
     assert cycle.finish(program.time) == []
     assert cycle.rule == "no steps: no backward pass was seen"
+
+
+@pytest.mark.parametrize("period", ["N Z F B S", "F B S", "S*", "N F B N F B S"])
+def test_a_loop_that_repeats_itself_is_not_walked(period, monkeypatch):
+    """Once a period leaves the walk as it was, only a period that differs is walked."""
+    walked, walk = [], Walk.walk
+    monkeypatch.setattr(Walk, "walk", lambda self, token: (walked.append(token), walk(self, token)))
+    program = Program()(f"[ {period}", 1000)
+    assert len(StepCycle().feed(program.tokens, program.time)) == 1000
+    assert len(walked) < 50

@@ -8,6 +8,7 @@ import pytest
 from step_programs import Program, at_once, boundaries, check, in_pieces
 
 from otel_torchprof._columns.phases import Segment
+from otel_torchprof._model.step_cycle import LatestPeriod
 
 SEEDS = range(250)
 SEEDS_WITH_VALIDATION = range(150)
@@ -145,3 +146,22 @@ def test_validations_hide_no_steps(seed):
     for times in (at_once, in_pieces(seed)):
         found = program.placed(boundaries(program.tokens, times))
         assert of_training(found) == of_training(program.expected)
+
+
+TOKENS = ("N", "F", "B", "S", "Z", "I", "n", "E", "F1", "S1", "A", "U", "V", "S*")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_periods_that_are_like_the_one_before_need_no_walk(seed, monkeypatch):
+    """The boundaries are the same if every token is walked, whatever comes between the periods."""
+    chance = random.Random(seed)
+    program, period = (
+        Program(seed),
+        chance.choice(["N Z F B S", "F B S Z", "N F B N F B S", "S*", "N F E B S", "S1 N F B S"]),
+    )
+    for _ in range(12):
+        program(period, chance.choice([1, 4, 20]))(" ".join(chance.choices(TOKENS, k=chance.randint(0, 3))))
+    times = (at_once, in_pieces(seed))
+    found = [boundaries(program.tokens, one) for one in times]
+    monkeypatch.setattr(LatestPeriod, "repeats", lambda *_: ())
+    assert [boundaries(program.tokens, one) for one in times] == found
