@@ -16,7 +16,7 @@ from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.event_columns import events_of_spans
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.records import check_given_once
-from otel_torchprof._process.give_way import give_way
+from otel_torchprof._process.give_way import with_pauses
 from otel_torchprof.errors import TorchProfError
 
 from .details import Details, StepsOfProcess
@@ -190,6 +190,7 @@ _OF_SPAN = (
     *attribute_keys.PHASE_OF,
 )
 """The attributes of a step that are stored."""
+_UNKNOWN = dict.fromkeys(_OF_SPAN, NAN)
 _ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
 """Segment, number, begin (Unix ns), duration (ns), and attributes, NaN if unknown."""
 
@@ -202,12 +203,10 @@ class LiveSteps:
 
     def add(self, spans: Iterable[StepSpan]) -> None:
         """Adds spans of ended steps and of segments between steps."""
-        for span in deque((span for span in spans if span.segment is not None), maxlen=_MOST):
-            give_way()
+        for span in with_pauses(deque((span for span in spans if span.segment is not None), maxlen=_MOST)):
             duration = span.end - span.start
             phases = {} if span.phases is None else span.phases.attributes(span.thread, duration)
-            known = {**span.attributes, **phases}
-            values = [known.get(key, NAN) for key in _OF_SPAN]
+            values = map({**_UNKNOWN, **span.attributes, **phases}.__getitem__, _OF_SPAN)
             kind = _SEGMENTS.index(span.segment)
             self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
 

@@ -28,7 +28,7 @@ from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process import threads
-from otel_torchprof._process.give_way import give_way
+from otel_torchprof._process.give_way import give_way, with_pauses
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.step_marks import StepMarks
 from otel_torchprof.errors import NativeError
@@ -57,20 +57,22 @@ if TYPE_CHECKING:
 # ---- Sums over the events of a drain: averages by name, and child time of the application's spans ----
 
 
+_UNATTRIBUTED = f"{PHASE_PREFIX}{UNATTRIBUTED}"
+
+
 def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan]) -> None:
     """Adds the events of a drain, and the steps that ended in it."""
     recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
     counted = None if recorded.all() else recorded[placed.trace_group]
     averages.add(placed.batch, placed.child_time, counted=counted, devices=placed.devices)
-    for step in ended:
-        give_way()
+    for step in with_pauses(ended):
         # Once per step: not its parts in other traces, and not an unfinished step at the end of the recording.
         if step.trace.recorded and step.thread is not None:
             duration = step.end - step.start
             own = max(duration - step.child_time, 0)
             if step.phases is not None:  # the self time is in the row of unattributed time
                 rest = step.phases.unattributed(step.thread, duration)
-                averages.add_span(f"{PHASE_PREFIX}{UNATTRIBUTED}", rest, min(own, rest))
+                averages.add_span(_UNATTRIBUTED, rest, min(own, rest))
                 own = 0
             averages.add_span(step.name, duration, own)
 

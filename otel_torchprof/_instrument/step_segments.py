@@ -12,7 +12,7 @@ from otel_torchprof._model.phase_tokens import PhaseTokens
 from otel_torchprof._model.step_cycle import StepCycle
 from otel_torchprof._model.step_rules import OPTIMIZERS, Token
 from otel_torchprof._process import threads
-from otel_torchprof._process.give_way import give_way, without_yielding
+from otel_torchprof._process.give_way import with_pauses, without_yielding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +33,7 @@ MAX_HELD_EVENTS = 1 << 18
 """Most events that are buffered: 16 MiB of columns, which is more than a drain has."""
 _MOST_CONTEXTS = MAX_HELD_EVENTS
 """Most phases whose contexts are stored: those of a drain, each until its segment is known."""
+_BEGINS = {segment: SegmentChange(segment, ends_step=False) for segment in Segment}
 _TRAINING = frozenset({Part.NEXT, Part.FORWARD, Part.BACKWARD, Part.ZEROING})
 
 
@@ -345,8 +346,7 @@ class StepSegments:
             self._missing = self._passed[cycle.anchor]
             self._steps.skip(self._missing)
             self._passed.clear()
-        for boundary in boundaries:
-            give_way()
+        for boundary in with_pauses(boundaries):
             time, thread, token = boundary.time, boundary.thread, boundary.token
             segment = boundary.segment
             context, mark = self._context_before(time, thread), self._evaluation
@@ -359,7 +359,7 @@ class StepSegments:
             elif segment is not Segment.SETUP or not self._steps.begun:  # set-up exists only before all steps
                 if not self._steps.begun:
                     self._on_first(before)
-                self._steps.change(SegmentChange(segment, ends_step=False), before, context, thread, usage)
+                self._steps.change(_BEGINS[segment], before, context, thread, usage)
             if self._foresight is not None:
                 self._foresight.step_began(boundary, self._steps.next_number - 1)
 

@@ -23,7 +23,7 @@ from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._native.loops import roots_of
 from otel_torchprof._native.placing import PlacedNodes, Trees, placed_nodes
-from otel_torchprof._process.give_way import give_way
+from otel_torchprof._process.give_way import give_way, with_pauses
 
 from .compiled import shares
 from .devices import DeviceTimes, timed_rows, times_of
@@ -347,8 +347,7 @@ class LiveTrees:
         if not any(span is not None and span.phases is not None for span in spans):
             return
         times = exclusive_times(placed.batch, enclosing, trace_group, len(spans))
-        for number, span in enumerate(spans):
-            give_way()
+        for number, span in enumerate(with_pauses(spans)):
             if times is not None and span is not None and span.phases is not None:
                 span.phases.add(times, number)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from otel_torchprof._columns.joined import without
 from otel_torchprof._columns.schema import NEVER, Flag, Kind
 from otel_torchprof._native.recorder import living_threads
-from otel_torchprof._process.give_way import give_way
+from otel_torchprof._process.give_way import give_way, with_pauses
 from otel_torchprof._process.heap import Arena
 
 from .flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
@@ -382,7 +382,6 @@ def _own_attributes(
         names |= {thread.ident: thread.name for thread in placed.batch.threads}
     running = max((step for step in steps if step.is_running), key=lambda step: step.end - step.start, default=None)
     for i, step in enumerate(steps):
-        give_way()
         of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
         attributes = {**step.trace.attributes, **of_segment, **step.attributes}
         if step.thread is not None:
@@ -417,8 +416,7 @@ def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapp
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
     # Plain numbers for types: enums have a slow hash.
     columns: dict[tuple[str, int], dict[int, Any]] = {}
-    for position, attributes in added_attributes:
-        give_way()
+    for position, attributes in with_pauses(added_attributes):
         for key, value in attributes.items():
             column = str(key), _kind(value)
             (columns.get(column) or columns.setdefault(column, {}))[position] = value

@@ -15,7 +15,7 @@ from otel_torchprof._native.python_sources import untracked
 from .forest import at_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from otel_torchprof._columns.batch import Batch
 
@@ -133,12 +133,12 @@ class PhaseTimes:
 
         ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
-        times = _named(self._loop_and_others(thread)[0])
-        return {**times, UNATTRIBUTED: _rest(times, duration)}
+        own = self._loop_and_others(thread)[0]
+        return {**_named(PHASES, own), UNATTRIBUTED: _rest(own, duration)}
 
     def unattributed(self, thread: int | None, duration: int) -> int:
         """The unattributed time of the step, ns. Arguments: as for :meth:`on_thread`."""
-        return _rest(_named(self._loop_and_others(thread)[0]), duration)
+        return _rest(self._loop_and_others(thread)[0], duration)
 
     def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
         """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`.
@@ -146,13 +146,12 @@ class PhaseTimes:
         The result is not kept for the next reader: the collector counts each dictionary that is alive, and would run more often.
         """
         own, others = self._loop_and_others(thread)
-        times = _named(own)
-        attributes = {_DURATIONS[name]: time / 1e9 for name, time in times.items()}
-        attributes[_DURATIONS[UNATTRIBUTED]] = _rest(times, duration) / 1e9
+        attributes = {key: time / 1e9 for key, time in _named(_DURATIONS, own).items()}
+        attributes[_UNATTRIBUTED] = _rest(own, duration) / 1e9
         recomputed = own[_RECOMPUTED]
         if others:
             overlap = [sum(column) for column in zip(*others, strict=True)]
-            attributes |= {_OVERLAPS[name]: time / 1e9 for name, time in _named(overlap).items()}
+            attributes |= {key: time / 1e9 for key, time in _named(_OVERLAPS, overlap).items()}
             recomputed += overlap[_RECOMPUTED]
         if recomputed > 0:
             attributes["torch.recomputed_duration"] = recomputed / 1e9
@@ -170,16 +169,16 @@ class PhaseTimes:
 
 
 _NOTHING = (0,) * (_RECOMPUTED + 1)
-_DURATIONS = {name: f"{PHASE_PREFIX}{name}.duration" for name in (*PHASES, UNATTRIBUTED)}
-_OVERLAPS = {name: f"{PHASE_PREFIX}{name}.overlap" for name in PHASES}
-"""Keys of attributes by name of the phase."""
+*_DURATIONS, _UNATTRIBUTED = (f"{PHASE_PREFIX}{name}.duration" for name in (*PHASES, UNATTRIBUTED))
+_OVERLAPS = [f"{PHASE_PREFIX}{name}.overlap" for name in PHASES]
+"""Keys of attributes, in the order of the phases."""
 
 
-def _named(times: Sequence[int]) -> dict[str, int]:
-    """Times above 0, by name of the phase."""
-    return {name: time for name, time in zip(PHASES, times, strict=False) if time > 0}
+def _named(names: Iterable[str], times: Iterable[int]) -> dict[str, int]:
+    """Times of phases above 0, by the name that each phase has."""
+    return {name: time for name, time in zip(names, times, strict=False) if time > 0}
 
 
-def _rest(times: Mapping[str, int], duration: int) -> int:
+def _rest(times: Sequence[int], duration: int) -> int:
     """The part of a duration that is in no phase."""
-    return max(duration - sum(times.values()), 0)
+    return max(duration - sum([time for time in times[:_RECOMPUTED] if time > 0]), 0)

@@ -6,6 +6,7 @@ is the root of a trace and links to the previous step; inside an application spa
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -256,7 +257,9 @@ class Steps:
     def _new(self, segment: Segment, start: int, link: tuple[int, int] | None, usage: Usage | None = None) -> Step:
         number = self._take_number() if segment is Segment.STEP else -1
         revision = self.revision if segment is Segment.STEP else 0
-        return Step(number, start, None, segment.span_name, segment, revision, usage, link=link, job=self._job())
+        step = Step(number, start, None, segment.span_name, segment, revision, usage)
+        step.link, step.job = link, self._job()
+        return step
 
     def _take_number(self) -> int:
         self._number += 1
@@ -386,8 +389,8 @@ class Steps:
             trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
         is_free = trace.span_id and trace.span_id not in [span.span_id for span in step.spans.values()]
         span_id = trace.span_id if is_free else self._new_span_id()
-        step_span = StepSpan(step.number, trace, span_id, start, start, parent, step.link, name=step.name)
-        step_span.segment = step.segment
+        step_span = StepSpan(step.number, trace, span_id, start, start, parent, step.link)
+        step_span.name, step_span.segment = step.name, step.segment
         if step.revision:
             step_span.attributes["torch.step.rule.revision"] = step.revision
         step_span.phases = None if step.segment is None else step.phases
@@ -403,7 +406,7 @@ def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str,
     """Returns attributes of the resources a thread used in ``duration`` ns; none if unknown, or if the threads differ."""
     if before is None or after is None or before[0] != after[0]:
         return {}
-    runnable, *counts, running, of_process = (now - then for then, now in zip(before[1:], after[1:], strict=True))
+    _, runnable, *counts, running, of_process = map(operator.sub, after, before)
     used: dict[str, Any] = dict(zip(USAGE[1:5], counts, strict=True))
     if min(before[1], after[1]) < 0:
         return used
