@@ -12,6 +12,7 @@
 #include "encode/buffer.h"
 #include "encode/json_writer.h"
 #include "encode/utf8_repair.h"
+#include "model/key_places.h"
 
 namespace otp {
 namespace {
@@ -48,10 +49,10 @@ class Waits {
   int64_t from_ = 0, until_ = 0, wait_end_ = INT64_MIN;  // an empty interval
 };
 
-// The sums by group, name and phase. Open addressing: the slots have positions in the list of sums.
+// The sums by group, name and phase.
 class Sums {
  public:
-  explicit Sums(const otp_averages& spans) : slots_(1 << 10, kNone) {
+  explicit Sums(const otp_averages& spans) {
     Waits waits(spans);
     for (uint64_t i = 0; i < spans.count; ++i) {
       if (spans.group[i] < 0) continue;
@@ -73,37 +74,15 @@ class Sums {
   }
 
  private:
-  static constexpr uint32_t kNone = UINT32_MAX;
-
   Sum& at(int32_t group, uint32_t name, bool is_in_data) {
-    uint32_t& slot = slot_of(group, name, is_in_data);
-    if (slot != kNone) return sums_[slot];
-    slot = static_cast<uint32_t>(sums_.size());
-    sums_.push_back({group, name, is_in_data, 0, 0});
-    if (2 * sums_.size() > slots_.size()) grow();
-    return sums_.back();
+    const uint64_t key = static_cast<uint64_t>(group) << 33 | static_cast<uint64_t>(name) << 1 | is_in_data;
+    const uint32_t place = places_.of(key);
+    if (place == sums_.size()) sums_.push_back({group, name, is_in_data, 0, 0});
+    return sums_[place];
   }
 
-  uint32_t& slot_of(int32_t group, uint32_t name, bool is_in_data) {
-    const uint64_t key = (static_cast<uint64_t>(group) << 33) ^ (static_cast<uint64_t>(name) << 1) ^ is_in_data;
-    const uint64_t mask = slots_.size() - 1;
-    uint64_t at = (key * 0x9E3779B97F4A7C15u >> 32) & mask;
-    for (; slots_[at] != kNone; at = (at + 1) & mask) {
-      const Sum& sum = sums_[slots_[at]];
-      if (sum.group == group && sum.name == name && sum.is_in_data == is_in_data) break;
-    }
-    return slots_[at];
-  }
-
-  void grow() {
-    slots_.assign(2 * slots_.size(), kNone);
-    for (uint32_t i = 0; i < sums_.size(); ++i) {
-      slot_of(sums_[i].group, sums_[i].name, sums_[i].is_in_data) = i;
-    }
-  }
-
+  KeyPlaces places_;
   std::vector<Sum> sums_;
-  std::vector<uint32_t> slots_;
 };
 
 // The size of the first characters of a name, as put_escaped writes them: what is no UTF-8 is one for each U+FFFD.

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "model/key_places.h"
 #include "otel_torchprof/record_format.h"
 
 namespace otp {
@@ -127,12 +128,11 @@ class Displayed {
 };
 
 struct Sum {
-  uint64_t key;             // name and whether it is a label
   int64_t row, start, end;  // of the first on display
   int64_t calls, total, self_time;
 };
 
-// The sums by name. Open addressing: the slots have positions in the list of sums.
+// The sums by name.
 class Sums {
  public:
   explicit Sums(const otp_display_sums& sums) : d_columns(sums.columns, sums.columns + sums.column_count) {
@@ -172,35 +172,20 @@ class Sums {
   }
 
  private:
-  static constexpr uint32_t kNone = UINT32_MAX;
-
+  // The place of a key among the sums, from its first event on.
   uint32_t position(uint64_t key, int64_t row, const otp_events& events) {
-    uint32_t& slot = slot_of(key);
-    if (slot != kNone) return slot;
-    const auto at = static_cast<uint32_t>(d_sums.size());
-    slot = at;
-    d_sums.push_back({key, row, events.start[row], events.end[row], 0, 0, 0});
-    d_more.resize(d_more.size() + d_columns.size());
-    if (2 * d_sums.size() > d_slots.size()) grow();
+    const uint32_t at = d_places.of(key);
+    if (at == d_sums.size()) {
+      d_sums.push_back({row, events.start[row], events.end[row], 0, 0, 0});
+      d_more.resize(d_more.size() + d_columns.size());
+    }
     return at;
   }
 
-  uint32_t& slot_of(uint64_t key) {
-    const uint64_t mask = d_slots.size() - 1;
-    uint64_t at = (key * 0x9E3779B97F4A7C15u >> 32) & mask;
-    while (d_slots[at] != kNone && d_sums[d_slots[at]].key != key) at = (at + 1) & mask;
-    return d_slots[at];
-  }
-
-  void grow() {
-    d_slots.assign(2 * d_slots.size(), kNone);
-    for (uint32_t i = 0; i < d_sums.size(); ++i) slot_of(d_sums[i].key) = i;
-  }
-
   std::vector<const int64_t*> d_columns;
+  KeyPlaces d_places;
   std::vector<Sum> d_sums;
   std::vector<int64_t> d_more;  // the columns' sums, of one name after another
-  std::vector<uint32_t> d_slots = std::vector<uint32_t>(1 << 10, kNone);
 };
 
 }  // namespace
