@@ -18,11 +18,14 @@ const std::string kSpans =
          field(4, std::string(7, '\0') + "\1") + text("torch.op.scope", "function") +
              number("torch.op.sequence_nr", 9) + number("torch.op.forward_thread", 3) + text("error.type", "E") +
              text("torch.op.input_shapes", "[[2, 3], []]") + text("torch.op.input_dtypes", "['float', 'Scalar']") +
-             text("torch.op.concrete_inputs", "[None, 1]") + flag("torch.async", true) + kThread) +
+             text("torch.op.concrete_inputs", "[None, 1]") + number("torch.op.flops", 24) + flag("torch.async", true) +
+             kThread) +
     span("label", 3, 250, 260, text("torch.op.scope", "user_scope") + number("torch.memory.allocated", 64) + kThread) +
     span("f.py(1): f", 4, 300, 310, text("code.function.name", "f") + text("torch.module", "a.b") + kThread) +
     span("0", 5, 320, 330, text("torch.module", "a.0") + kThread) +
-    span("chat", 6, 340, 350, text("torch.phase.name", "forward") + number("torch.aggregated.count", 3) + kThread) +
+    span("chat", 6, 340, 350,
+         text("torch.phase.name", "forward") + number("torch.aggregated.count", 3) + number("torch.op.flops", 5) +
+             kThread) +
     span("timed", 7, 360, 370,
          text("torch.op.scope", "function") + text("torch.device.type", "cuda") + number("torch.device.stream", 5) +
              real("torch.device.duration", 25e-9) + kThread);
@@ -42,23 +45,24 @@ std::string json_span(const char* name, int id, int start, int end, const std::s
 const std::string kLine =
     "{\"resourceSpans\":[{\"scopeSpans\":[{\"spans\":[" +
     json_span("torch.step", 1, 100, 900, pair("torch.step.number", "intValue", "7")) +
-    json_span(
-        "aten::mm", 2, 200, 300,
-        pair("torch.op.scope", "stringValue", "\"function\"") + pair("torch.op.sequence_nr", "intValue", "\"9\"") +
-            pair("torch.op.forward_thread", "intValue", "3") + pair("error.type", "stringValue", "\"E\"") +
-            pair("torch.op.input_shapes", "stringValue", "\"[[2, 3], []]\"") +
-            pair("torch.op.input_dtypes", "stringValue", "\"['float', 'Scalar']\"") +
-            pair("torch.op.concrete_inputs", "stringValue", "\"[None, 1]\"") + pair("torch.async", "boolValue", "true"),
-        "\"parentSpanId\":\"0000000000000001\",") +
+    json_span("aten::mm", 2, 200, 300,
+              pair("torch.op.scope", "stringValue", "\"function\"") +
+                  pair("torch.op.sequence_nr", "intValue", "\"9\"") + pair("torch.op.forward_thread", "intValue", "3") +
+                  pair("error.type", "stringValue", "\"E\"") +
+                  pair("torch.op.input_shapes", "stringValue", "\"[[2, 3], []]\"") +
+                  pair("torch.op.input_dtypes", "stringValue", "\"['float', 'Scalar']\"") +
+                  pair("torch.op.concrete_inputs", "stringValue", "\"[None, 1]\"") +
+                  pair("torch.op.flops", "intValue", "\"24\"") + pair("torch.async", "boolValue", "true"),
+              "\"parentSpanId\":\"0000000000000001\",") +
     json_span("label", 3, 250, 260,
               pair("torch.op.scope", "stringValue", "\"user_scope\"") +
                   pair("torch.memory.allocated", "intValue", "\"64\"")) +
     json_span("f.py(1): f", 4, 300, 310,
               pair("code.function.name", "stringValue", "\"f\"") + pair("torch.module", "stringValue", "\"a.b\"")) +
     json_span("0", 5, 320, 330, pair("torch.module", "stringValue", "\"a.0\"")) +
-    json_span(
-        "chat", 6, 340, 350,
-        pair("torch.phase.name", "stringValue", "\"forward\"") + pair("torch.aggregated.count", "intValue", "\"3\"")) +
+    json_span("chat", 6, 340, 350,
+              pair("torch.phase.name", "stringValue", "\"forward\"") +
+                  pair("torch.aggregated.count", "intValue", "\"3\"") + pair("torch.op.flops", "intValue", "\"5\"")) +
     json_span("timed", 7, 360, 370,
               pair("torch.op.scope", "stringValue", "\"function\"") +
                   pair("torch.device.type", "stringValue", "\"cuda\"") + pair("torch.device.stream", "intValue", "5") +
@@ -88,8 +92,9 @@ void every_attribute() {
   const int64_t tensor = OTP_INPUT_TENSOR | 7 << 8 | OTP_INPUT_NO_STRIDES << 16 | int64_t{2} << 32;
   CHECK(read.inputs == (std::vector<int64_t>{2, tensor, 2, 3, OTP_INPUT_INT, 1}));
   CHECK(read.figures.events == 7 && read.figures.unusable == 0);
-  CHECK(read.attributes.size() == 1 && std::get<0>(read.attributes[0]) == 6);
+  CHECK(read.attributes.size() == 2 && std::get<0>(read.attributes[0]) == 6 && std::get<0>(read.attributes[1]) == 6);
   CHECK(std::get<3>(read.attributes[0]) == "torch.aggregated.count" && std::get<4>(read.attributes[0]) == "3");
+  CHECK(std::get<3>(read.attributes[1]) == "torch.op.flops" && std::get<4>(read.attributes[1]) == "5");
 }
 
 void lines_say_the_same_as_messages() {

@@ -237,6 +237,7 @@ REDUCTION_COLUMNS: tuple[Column, ...] = (
     _column("duration", np.int64, "ns", "total duration of these calls"),
     _column("collapsed", np.int64, "", "number of collapsed calls inside it"),
     _column("collapsed_duration", np.int64, "ns", "total duration of the top-level collapsed calls"),
+    _column("flops", np.int64, "", "floating-point operations of its calls, as in the file; -1: not in the file"),
 )
 """The columns of :attr:`Batch.reductions`, which has rows of its own, in no order; an event has at most one."""
 

@@ -7,6 +7,7 @@ from otel_torchprof._model.span_table import STEP_NUMBER
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
+FLOPS = "torch.op.flops"
 AVERAGES, COLLECTIVES, SELF_DURATION = "torch.averages", "torch.collectives", "torch.self_duration"
 STEP, UNFINISHED = STEP_NUMBER, "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION
+from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, FLOPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Integers
 
 _NS = 1e9
-_KEYS = (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION)
+_KEYS = (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, FLOPS)
 
 
 class Reductions(NamedTuple):
@@ -28,6 +28,8 @@ class Reductions(NamedTuple):
     """Of an aggregate span the sum over these events."""
     collapsed: npt.NDArray[np.int64]
     collapsed_duration: npt.NDArray[np.int64]
+    flops: npt.NDArray[np.int64]
+    """Of an aggregate span the sum over these events; -1 if it is not in the file."""
 
 
 def reductions_of(attributes: Mapping[str, tuple[Integers, Sequence[Any]]], duration: Integers) -> Reductions:
@@ -39,7 +41,7 @@ def reductions_of(attributes: Mapping[str, tuple[Integers, Sequence[Any]]], dura
     """
     given = {key: attributes.get(key, (np.empty(0, np.int64), ())) for key in _KEYS}
     rows = np.unique(np.concatenate([known for known, _ in given.values()]))
-    (is_counted, calls), (is_timed, sums), (_, collapsed), (_, collapsed_sums) = (
+    (is_counted, calls), (is_timed, sums), (_, collapsed), (_, collapsed_sums), (has_flops, flops) = (
         _on_rows(rows, known, [round(value * _NS) for value in values] if key.endswith("duration") else values)
         for key, (known, values) in given.items()
     )
@@ -49,6 +51,7 @@ def reductions_of(attributes: Mapping[str, tuple[Integers, Sequence[Any]]], dura
         np.where(is_counted & is_timed, sums, duration[rows]),
         collapsed,
         collapsed_sums,
+        np.where(has_flops, flops, -1),
     )
 
 

@@ -7,7 +7,7 @@ import re
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, INSTANCE, RANK, TEXTS, UNFINISHED
+from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, FLOPS, INSTANCE, RANK, TEXTS, UNFINISHED
 from .records import malformed, object_of
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ def _short_text(value: Any, what: str) -> str:
 
 def _flag(value: Any, _what: str) -> bool:
     return bool(value)
+
+
+def _flops(value: Any, _what: str) -> int:
+    """Parses a number of operations; -1 for other values, which are as none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if 0 <= number < 1 << 63 else -1
 
 
 def _averages(value: Any, what: str) -> list[StepAverage]:
@@ -175,5 +184,6 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     UNFINISHED: _flag,
     AVERAGES: _averages,
     COLLECTIVES: _collectives,
+    FLOPS: _flops,
 }
 """Parsers of attributes that are neither durations, texts nor integers."""

@@ -273,8 +273,17 @@ def _counted(formula: Callable[[Sequence[Input]], int] | None, inputs: Sequence[
 def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
     """Returns floating-point operations per row; 0 for operators without a formula or recorded inputs.
 
+    For events that stand for several calls, whose inputs may differ, those that their file says.
     Costs some 50 ns per event of an operator with a formula, some microseconds per distinct inputs, and a few ns per other event.
     """
+    weights, flops = weights_of(batch), _by_inputs(batch)
+    if weights is None:
+        return flops
+    return np.where(weights.flops >= 0, weights.flops.astype(np.uint64), flops * weights.calls.astype(np.uint64))
+
+
+def _by_inputs(batch: Batch) -> npt.NDArray[np.uint64]:
+    """The same, each row being one call."""
     flops = np.zeros(len(batch), dtype=np.uint64)
     if not has_inputs(batch):
         return flops
@@ -296,8 +305,7 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
         extra = np.zeros(len(batch), dtype=np.uint64)
         extra[rows] = beyond[numbers]
         flops[chosen] = extra[chosen]
-    weights = weights_of(batch)
-    return flops if weights is None else flops * weights.calls.astype(np.uint64)
+    return flops
 
 
 def _columns(batch: Batch, rows: list[int]) -> tuple[list[int], list[int]]:

@@ -24,6 +24,8 @@ class Weights(NamedTuple):
     duration: npt.NDArray[np.int64]
     collapsed: npt.NDArray[np.int64]
     """Total duration of collapsed calls inside the event."""
+    flops: npt.NDArray[np.int64]
+    """Floating-point operations of these calls, as in the file; -1: not in the file."""
 
 
 def weights_of(batch: Batch) -> Weights | None:
@@ -33,8 +35,9 @@ def weights_of(batch: Batch) -> Weights | None:
         return None
     rows = rows_of(batch, reductions["event"])
     here = rows >= 0
-    weights = Weights(np.ones(len(batch), np.int64), batch["end"] - batch["start"], np.zeros(len(batch), np.int64))
-    for values, name in zip(weights, ("calls", "duration", "collapsed_duration"), strict=True):
+    ones, none = np.ones(len(batch), np.int64), np.zeros(len(batch), np.int64)
+    weights = Weights(ones, batch["end"] - batch["start"], none, -ones)
+    for values, name in zip(weights, ("calls", "duration", "collapsed_duration", "flops"), strict=True):
         values[rows[here]] = reductions[name][here]
     return weights
 

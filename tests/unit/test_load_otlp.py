@@ -15,6 +15,7 @@ from malformed_files import VALUES, bytes_changed
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import otel_torchprof as otp
+from otel_torchprof._cli import main as cli
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode import otlp_json
 
@@ -218,14 +219,29 @@ def test_a_count_that_is_none(loaded, value):
     assert prof.is_partial
 
 
-def test_operations_of_calls_are_added_up(loaded):
-    """The floating-point operations of an aggregate span whose calls had the same shapes are those of all."""
-    inputs = {"torch.op.input_shapes": "[[2, 3], [3, 4]]", "torch.op.input_dtypes": "['float', 'float']"}
-    one, many = (
-        loaded(request(("aten::mm", 0, 10, {**SCOPE, **inputs, **more, "torch.op.flops": 1}))).key_averages()[0]
-        for more in ({}, AGGREGATE)
-    )
-    assert 0 < 5 * one.flops == many.flops
+INPUTS = {"torch.op.input_shapes": "[[2, 3], [3, 4]]", "torch.op.input_dtypes": "['float', 'float']"}
+
+
+@pytest.mark.parametrize("ending", [".otlp", ".jsonl", ".json"])
+def test_operations_of_calls_are_added_up(loaded, tmp_path, ending):
+    """The floating-point operations of an aggregate span are those that it says, as its calls may differ in shapes; no less after a conversion."""
+    spans = [
+        ("aten::mm", 0, 10, {**SCOPE, **INPUTS, "torch.op.flops": 48}),
+        ("aten::mm", 10, 20, {**SCOPE, **AGGREGATE, "torch.op.flops": 1000}),
+        ("aten::mm", 20, 30, {**SCOPE, **AGGREGATE, **INPUTS, "torch.op.flops": 240}),
+        ("aten::mm", 30, 40, {**SCOPE, **AGGREGATE, **INPUTS}),
+        ("aten::mm", 40, 50, {**SCOPE, **AGGREGATE, "torch.op.flops": -1}),
+    ]
+    prof = loaded(request(*spans))
+    expected = [48, 1000, 240, 240, 0]
+    assert [event.flops for event in prof.events()] == expected
+    assert prof.reductions["flops"].tolist() == [1000, 240, -1, -1]
+    assert not prof.is_partial
+    path, again = tmp_path / f"out{ending}", tmp_path / f"again{ending}"
+    assert cli.main(["convert", "-q", prof.path, "-o", str(path)]) == 0
+    assert cli.main(["convert", "-q", str(path), "-o", str(again)]) == 0
+    for output in (path, again):
+        assert [event.flops for event in otp.load(output).events()] == expected
 
 
 @pytest.mark.parametrize(

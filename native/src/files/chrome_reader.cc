@@ -389,6 +389,7 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_
 }
 
 void otp_trace_reader::add_attributes(const ChromeEvent& event, uint64_t offset) {
+  if (!tables.keeps(d_found)) return;
   const bool is_phase = event.name.substr(0, 13) == "\"torch.phase." || !event.arguments.phase_name.empty();
   for (const auto& [key, value] : d_found) tables.add_attribute(d_row, d_offset + offset, is_phase, key, value);
 }

@@ -202,6 +202,7 @@ void OtlpReader::put_row(const OtlpSpan& span, uint64_t offset) {
 }
 
 void OtlpReader::put_attributes(const OtlpSpan& span, uint64_t offset) {
+  if (!d_tables->keeps(d_found)) return;
   const bool is_phase = !span.phase.empty() || span.name.substr(0, kPhase.size()) == kPhase;
   for (const auto& [key, value] : d_found) d_tables->add_attribute(d_row - 1, offset, is_phase, key, json_of(value));
 }

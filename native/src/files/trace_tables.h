@@ -29,6 +29,9 @@ inline bool is_of_reduction(std::string_view key) {
          key == "torch.collapsed.duration";
 }
 
+// What such a span has too: the sum over its events, whose inputs may differ.
+constexpr std::string_view kFlops = "torch.op.flops";
+
 // Throws std::bad_alloc.
 class TraceTables {
  public:
@@ -44,7 +47,15 @@ class TraceTables {
   // The name of a key whose attributes are read; -1 for other keys.
   int64_t wanted(std::string_view key) {
     if (d_is_for_sums) return d_wanted.find(hash_of(key, d_seed));
+    if (key == kFlops) return d_flops = name(key);
     return is_of_reduction(key) ? int64_t{name(key)} : -1;
+  }
+  // Whether any attribute found at a span is to be added: operations alone are those of a single event.
+  template <class Found>
+  bool keeps(const Found& found) const {
+    for (const auto& attribute : found)
+      if (attribute.first != d_flops) return true;
+    return false;
   }
   // Adds an attribute of the event that was counted last; `value`: JSON text. The self time of a span matters only
   // where what is below it is not in the file: below a phase.
@@ -80,6 +91,7 @@ class TraceTables {
   bool d_is_for_sums = false;
   HashTable d_wanted;
   uint32_t d_self_duration = 0;
+  uint32_t d_flops = UINT32_MAX;
   std::vector<otp_trace_attribute> d_attributes;
   InputWordTable d_inputs;
   HashTable d_track_numbers;
