@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof.errors import TorchProfError
 
@@ -60,6 +61,25 @@ def _lacking(prof: LoadedProfile, name: str) -> list[str]:
     if name == "chrome" and prof.reductions is None:
         return []
     work = [] if prof.work is None else [f"not in the output: work of devices ({len(prof.work['start']):,})"]
+    if name == "chrome":
+        return [*work, *_lacking_in_spans(prof)]
     memory = [] if prof.memory is None else ["allocations are sums per event in the output"]
     labels = [] if not prof.labels_steps else ["labels of steps are steps in the output, and no events"]
     return [*work, *memory, *labels]
+
+
+def _lacking_in_spans(prof: LoadedProfile) -> list[str]:
+    """What Chrome JSON of spans does not have, as which a reduced trace is written."""
+    kinds, forward, flags = (prof.columns[name] for name in ("kind", "fwd_thread", "flags"))
+    losses = {
+        "device times are only attributes of spans in the output": prof.devices is not None,
+        "allocations are only attributes of spans in the output": prof.memory is not None,
+        "calls of Python functions are labels in the output, and no stacks": (kinds == Kind.FRAME).any(),
+        "modules are labels in the output": (kinds == Kind.MODULE).any(),
+        "steps are labels in the output, and events": prof.steps and not prof.labels_steps,
+        "threads of forward operators are only attributes of spans in the output": (
+            (kinds == Kind.OPERATOR) & (forward > 0)
+        ).any(),
+        "marks where events were dropped are only attributes of spans in the output": (flags & Flag.LOSS_BEFORE).any(),
+    }
+    return [loss for loss, is_lost in losses.items() if is_lost]

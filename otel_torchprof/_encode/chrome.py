@@ -244,11 +244,15 @@ def _any_crosses(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], steps
 
 def _head(extra: Mapping[str, str], batch: Batch, base_ns: int) -> str:
     fields = {"schemaVersion": "1", **extra, "displayTimeUnit": '"ms"', "baseTimeNanoseconds": str(base_ns)}
-    if batch.dropped:
-        fields["dropped_events"] = compact(dict(batch.dropped))
+    fields |= dropped_member(batch)
     if threads := [batch.threads[number] for number in _frame_threads(batch)]:
         fields["python_threads"] = compact({str(thread.os_tid): thread.ident for thread in threads})
     return "{" + ",\n".join(f"{compact(key)}:{value}" for key, value in fields.items()) + ',\n"traceEvents":[\n'
+
+
+def dropped_member(batch: Batch) -> dict[str, str]:
+    """The member with the numbers of dropped events by reason, as JSON; empty without any."""
+    return {"dropped_events": compact(dict(batch.dropped))} if batch.dropped else {}
 
 
 def _host_threads(batch: Batch) -> list[RecordedThread]:

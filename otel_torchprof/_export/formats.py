@@ -83,7 +83,7 @@ def _chrome(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import chrome, chrome_spans, spans
 
     if recorded.batch.reductions is not None:  # slices nest in time, which spans that stand for several calls do not
-        metadata = chrome.checked_metadata(recorded.metadata)
+        metadata = chrome.checked_metadata(recorded.metadata) | chrome.dropped_member(recorded.batch)
         reduced = spans.SpanList(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
         encoder = chrome_spans.ChromeSpans(recorded.pid, metadata)
         return itertools.chain(encoder.encode(reduced, begin=True), [chrome_spans.CLOSING])

@@ -21,7 +21,7 @@ from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.flows import EVALUATION
 from otel_torchprof._model.inputs import InputKept
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
-from otel_torchprof._model.step_spans import JOB_NAME, RecordedStep
+from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
@@ -143,12 +143,13 @@ def _chosen(trace: TraceColumns, times: Times, left_out: Counter[str]) -> tuple[
     is_of_job, is_unfinished = is_slice & _spans_of_job(trace), is_slice & _unfinished_steps(trace)
     is_work = is_slice & ((kinds == CODES[SliceKind.DEVICE]) | is_annotation)
     is_beside = is_slice & (kinds == CODES[SliceKind.BESIDE]) & ~is_annotation & ~timed_slices(trace)
-    is_profiler = is_slice & (kinds == CODES[SliceKind.PROFILER])
+    is_root = _profile_roots(trace)
+    is_profiler = is_slice & ((kinds == CODES[SliceKind.PROFILER]) | is_root)
     left_out[SliceKind.BESIDE.value] += int(is_beside.sum())
     left_out[SliceKind.PROFILER.value] += int(is_profiler.sum())
     left_out["spans of the job"] += int(is_of_job.sum())
     left_out["steps without end"] += int(is_unfinished.sum())
-    host = is_slice & (kinds == CODES[SliceKind.HOST]) & ~is_of_job & ~is_unfinished
+    host = is_slice & (kinds == CODES[SliceKind.HOST]) & ~is_of_job & ~is_unfinished & ~is_root
     return np.flatnonzero(host), np.flatnonzero(is_work), _window(trace, np.flatnonzero(is_profiler), times)
 
 
@@ -169,6 +170,12 @@ def _spans_of_job(trace: TraceColumns) -> npt.NDArray[np.bool_]:
     """A mask of the rows that are spans of a job, or roots that operators share: around events, and none themselves."""
     names = trace.names.matching((JOB_NAME, OPERATORS_NAME))
     is_span: npt.NDArray[np.bool_] = trace.rows["span_id"] != 0
+    return np.zeros_like(is_span) if names is None else is_span & names[trace.rows["name"]]
+
+
+def _profile_roots(trace: TraceColumns) -> npt.NDArray[np.bool_]:
+    """A mask of the rows that are roots of a profile without steps, written as spans: the recording itself. In OTLP they are such a slice already."""
+    names, is_span = trace.names.matching((PROFILE_NAME,)), trace.rows["span_id"] != 0
     return np.zeros_like(is_span) if names is None else is_span & names[trace.rows["name"]]
 
 
@@ -527,7 +534,7 @@ def _number(text: str) -> int | None:
 def _window(trace: TraceColumns, profiler: Array, times: Times) -> tuple[int, int] | None:
     """When the recording began and ended, where a slice of the profiler says so."""
     for row in profiler.tolist():
-        if trace.names[trace.rows["name"].item(row)].startswith(_WINDOW):
+        if trace.names[trace.rows["name"].item(row)].startswith((_WINDOW, PROFILE_NAME)):
             start = times.start.item(row)
             return start, start + times.duration.item(row)
     return None

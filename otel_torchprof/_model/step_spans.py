@@ -168,6 +168,8 @@ class Step:
 
 
 JOB_NAME = "torch.job"
+PROFILE_NAME = "torch.profile"
+"""Name of the root of a profile without steps."""
 
 
 class Job:

@@ -26,7 +26,7 @@ from otel_torchprof._model.devices import remaining_times
 from otel_torchprof._model.frame_spans import check_detail, displayed
 from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
-from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.step_spans import PROFILE_NAME, RecordedStep
 from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
@@ -584,7 +584,7 @@ class ProfileResults(RecordedColumns):
         new_trace_id, new_span_id = self._ids.from_start()
         placed, roots = placed_recording(
             batch,
-            self._steps() or [RecordedStep(-1, *self._segments.times(), name="torch.profile")],
+            self._steps() or [RecordedStep(-1, *self._segments.times(), name=PROFILE_NAME)],
             new_trace_id=new_trace_id,
             new_span_id=new_span_id,
             parent=self._parent,

@@ -244,6 +244,42 @@ def test_operations_of_calls_are_added_up(loaded, tmp_path, ending):
         assert [event.flops for event in otp.load(output).events()] == expected
 
 
+def test_what_chrome_lacks_of_reduced_traces_is_said(loaded, tmp_path, capfd):
+    """A reduced trace is Chrome JSON of spans: all that is lost on the way is said, numbers of dropped events are not lost, and nothing is said twice."""
+    device = {"torch.device.type": "cuda", "torch.device.index": 0, "torch.device.stream": 7}
+    spans = [
+        ("f.py(1): f", 0, 5000, {"code.function.name": "f", "code.file.path": "f.py", "code.line.number": 1}),
+        (
+            "AddBackward0",
+            100,
+            200,
+            {"torch.op.scope": "backward_function", "torch.op.forward_thread": 1, "torch.op.sequence_nr": 7},
+        ),
+        ("small", 300, 400, {**SCOPE, **AGGREGATE, "torch.dropped_before": True, "torch.memory.allocated": 64}),
+        ("timed", 500, 600, {**SCOPE, **device, "torch.device.duration": 3e-8, "torch.dropped_events": 5}),
+        ("0", 700, 800, {"torch.module": "a.0"}),
+    ]
+    prof = loaded(request(*spans))
+    output, again = tmp_path / "out.json", tmp_path / "again.json"
+    assert cli.main(["convert", "-q", prof.path, "-o", str(output)]) == 0
+    said = capfd.readouterr().err
+    for loss in (
+        "device times are only attributes",
+        "allocations are only attributes",
+        "Python functions are labels in the output, and no stacks",
+        "modules are labels",
+        "threads of forward operators",
+        "where events were dropped",
+    ):
+        assert said.count(loss) == 1
+    assert "sums per event in the output" not in said
+    back = otp.load(output)
+    assert back.health.dropped == prof.health.dropped == {"the reason is not in the file": 5}
+    assert (back.devices, back.memory, back.with_stack) == (None, None, False)
+    assert cli.main(["convert", "-q", str(output), "-o", str(again)]) == 0
+    assert "in the output" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -113,14 +114,46 @@ def test_metadata_stays_in_a_chrome_trace(reduced, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["run"] == "7"
 
 
+def reduced_profile(path, step=None):
+    """Writes a profile within a size limit, and returns it."""
+    with otp.profile(operators=False) as prof:
+        run_steps(getattr(prof, step) if step else lambda: None)
+    exporter = otp.OTLPFileExporter(path)
+    prof.export(exporter, policy=otp.SpanPolicy(max_spans=40, short=10))
+    exporter.shutdown()
+    return prof
+
+
+def test_a_profile_without_steps_gets_no_more_events_by_conversions(tmp_path):
+    """The root of a file without steps is the recording, and no event, in Chrome JSON as in OTLP; it is the window of the profile."""
+    reduced_profile(tmp_path / "0.otlp")
+    before = otp.load(tmp_path / "0.otlp")
+    paths = [str(tmp_path / name) for name in ("0.otlp", "1.json", "2.json", "3.json", "4.otlp")]
+    for source, target in itertools.pairwise(paths):
+        assert cli.main(["convert", "-q", source, "-o", target]) == 0
+        prof = otp.load(target)
+        assert loaded(prof) == loaded(before)
+        assert prof.total_average().self_cpu_time_total == before.total_average().self_cpu_time_total
+        assert (prof.health.start_ns, prof.health.stop_ns) == (before.health.start_ns, before.health.stop_ns)
+        assert [(span.name, span.parent) for span in prof.spans() if span.parent is None] == [("torch.profile", None)]
+
+
+def test_steps_that_become_events_are_said(tmp_path, capfd):
+    """The steps of a profile are labels in Chrome JSON of spans, once: the command says so."""
+    reduced_profile(tmp_path / "t.otlp", "step")
+    paths = [str(tmp_path / name) for name in ("t.otlp", "1.json", "2.json")]
+    said = []
+    for source, target in itertools.pairwise(paths):
+        assert cli.main(["convert", "-q", source, "-o", target]) == 0
+        said.append("steps are labels in the output, and events" in capfd.readouterr().err)
+        assert loaded(otp.load(target))["ProfilerStep*"][0] == len(otp.load(target).steps) == 3
+    assert said == [True, False]
+
+
 @pytest.mark.parametrize("name", ["t.otlp", "t.jsonl"])
 def test_a_profile_within_a_size_limit(tmp_path, name):
     """What a profile sends within a limit is read back with the profile's own sums, its collapsed calls in their entry."""
-    with otp.profile(operators=False) as prof:
-        run_steps(prof.step)
-    exporter = otp.OTLPFileExporter(tmp_path / name)
-    prof.export(exporter, policy=otp.SpanPolicy(max_spans=40, short=10))
-    exporter.shutdown()
+    prof = reduced_profile(tmp_path / name, "step")
     back = otp.load(tmp_path / name)
     figures = loaded(back)
     before = loaded(prof)
