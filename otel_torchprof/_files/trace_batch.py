@@ -209,8 +209,9 @@ def _put_on_threads(trace: TraceColumns) -> None:
     for thread, count, own in zip(of_begins, counts.tolist(), track[begins].tolist(), strict=True):
         most[thread] = max(most.get(thread, (0, 0)), (count, own))
     chosen = np.array([most[thread][1] for thread in of_begins], rows["track"].dtype)
-    rows["track"][spans] = np.repeat(chosen, counts)
-    rows["id"][spans] = 0
+    for name, values in (("track", np.repeat(chosen, counts)), ("id", 0)):
+        rows[name] = np.require(rows[name], requirements="W")  # a column with one value is a view of it
+        rows[name][spans] = values
 
 
 def _base_time(members: Mapping[str, Any]) -> int:

@@ -267,6 +267,12 @@ def test_spans_are_events(loaded):
     assert prof.health.notes == ("not in the profile: spans of the job (1), steps without end (1)",)
 
 
+def test_spans_on_the_first_track_only(loaded):
+    """A file with one track, whose column is a view of one number, can be read as any other."""
+    prof = loaded(span("a", 0, 9, **{"thread.id": 1}), span("b", 1, 5, 0, **{"thread.id": 1}))
+    assert figures(prof) == {"a": (1, 9000, 4000), "b": (1, 5000, 5000)}
+
+
 def test_spans_that_cross(loaded):
     """Spans of tasks that take turns on a thread, which the file has on tracks of their own, have the parents that it says."""
     thread = {"thread.id": 140737}
