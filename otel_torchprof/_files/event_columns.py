@@ -14,13 +14,14 @@ from otel_torchprof._model.span_table import STEP_NAME, AttributeType
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import pair_ends
 
-from .attribute_keys import JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION, THREAD, TORCH_NAME, USED
+from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION, THREAD, TORCH_NAME, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
-from .records import MalformedError, object_of
+from .records import MalformedError, malformed, object_of
+from .reductions import REDUCTION_KEYS
 from .trace_columns import RESOURCE
 from .trace_devices import CODES, other_events, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
-from .values import key_of, process_of, values_of, whole
+from .values import LARGEST_NUMBER, key_of, process_of, values_of, whole
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -231,6 +232,7 @@ class ReadAttributes(NamedTuple):
             texts = distinct_values(found["value"])
             parsed = [_parsed(key, trace.names[text]) for text in texts.tolist()]
             of_rows = [parsed[at] for at in np.searchsorted(texts, found["value"]).tolist()]
+            of_rows = _within_sum(key, of_rows) if key in REDUCTION_KEYS else of_rows
             values[key] = found["row"].astype(np.int64), of_rows
             for at, value in enumerate(of_rows):
                 if isinstance(value, MalformedError):
@@ -272,6 +274,19 @@ def _parsed(key: str, text: str) -> Any:
         return error
     except (ValueError, RecursionError) as error:
         return MalformedError(f"{key} cannot be read ({error})")
+
+
+def _within_sum(key: str, values: list[Any]) -> list[Any]:
+    """The values, with an error instead of each with which their sum would be too large for a number of 64 bits."""
+    scale, total, checked = 1e9 if key in DURATIONS else 1, 0, []
+    for value in values:
+        number = 0 if isinstance(value, MalformedError) else round(value * scale)
+        if total + number > LARGEST_NUMBER:
+            checked.append(malformed(value, key, f"at most {LARGEST_NUMBER / scale:.0f} in all"))
+            continue
+        total += number
+        checked.append(value)
+    return checked
 
 
 # ---- spans ----

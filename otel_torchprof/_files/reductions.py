@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Integers
 
 _NS = 1e9
-_KEYS = (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, FLOPS)
+REDUCTION_KEYS = (AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION)
+"""Attributes of such spans, which have numbers of operations too."""
 
 
 class Reductions(NamedTuple):
@@ -39,7 +40,7 @@ def reductions_of(attributes: Mapping[str, tuple[Integers, Sequence[Any]]], dura
         attributes: by key, rising rows and the value of each.
         duration: of each row.
     """
-    given = {key: attributes.get(key, (np.empty(0, np.int64), ())) for key in _KEYS}
+    given = {key: attributes.get(key, (np.empty(0, np.int64), ())) for key in (*REDUCTION_KEYS, FLOPS)}
     rows = np.unique(np.concatenate([known for known, _ in given.values()]))
     (is_counted, calls), (is_timed, sums), (_, collapsed), (_, collapsed_sums), (has_flops, flops) = (
         _on_rows(rows, known, [round(value * _NS) for value in values] if key.endswith("duration") else values)

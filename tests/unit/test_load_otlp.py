@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
+from otel_torchprof._cli.show import read
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._encode import otlp_json
 
@@ -217,6 +218,31 @@ def test_a_count_that_is_none(loaded, value):
     assert figures(prof) == {"a": (1, 10, 10)}
     assert "not counted: 1; the first: torch.aggregated.count" in prof.health.notes[0]
     assert prof.is_partial
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("torch.aggregated.count", (1 << 61) - 9),
+        ("torch.aggregated.duration", 2.3e9),
+        ("torch.collapsed.count", (1 << 61) - 9),
+        ("torch.collapsed.duration", 2.3e9),
+    ],
+)
+def test_counts_whose_sum_is_too_large(loaded, key, value):
+    """Spans with which a sum would not fit into 64 bits are left out, as ``show`` leaves them out; all others count."""
+    spans = [
+        (f"s{number}", 10 * number, 10 * number + 9, {**SCOPE, **AGGREGATE, **COLLAPSED, key: value})
+        for number in range(5)
+    ]
+    prof = loaded(request(*spans, ("small", 90, 99, {**SCOPE, key: 1 if type(value) is int else 1e-9})))
+    assert [event.name for event in prof.events()] == ["s0", "small"]
+    assert f"not counted: 4; the first: {key} is" in prof.health.notes[0]
+    assert all(count > 0 and total >= 0 <= own for count, total, own in figures(prof).values())
+    sums, problems = read(prof.path)
+    for row in sums.averages():
+        assert figures(prof)[row.name] == pytest.approx((row.calls, row.total, row.self_time))
+    assert problems == list(prof.health.notes[:1])
 
 
 INPUTS = {"torch.op.input_shapes": "[[2, 3], [3, 4]]", "torch.op.input_dtypes": "['float', 'float']"}
