@@ -72,6 +72,8 @@ class TreeView:
     """Per row of the batch, the index of its displayed name: its own, except for numbered steps."""
     calls: npt.NDArray[np.int64] | None = None
     """Number of calls that the event stands for, whose durations :attr:`duration` adds up; None: each is one."""
+    collapsed: npt.NDArray[np.int64] | None = None
+    """Total duration of collapsed calls inside the event, ns; None as for :attr:`calls`."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -125,8 +127,10 @@ def _weighted(view: TreeView, weights: Weights) -> TreeView:
     while (moving := (around >= 0) & (position[around] < 0)).any():
         around[moving] = batch["parent"][around[moving]]
     known = around >= 0
-    np.subtract.at(own, position[around[known]], weights.collapsed[collapsed[known]])
-    return replace(view, duration=duration, self_time=np.maximum(own, 0), calls=weights.calls[rows])
+    inside = np.zeros(len(view), dtype=np.int64)
+    np.add.at(inside, position[around[known]], weights.collapsed[collapsed[known]])
+    own = np.maximum(own - inside, 0)
+    return replace(view, duration=duration, self_time=own, calls=weights.calls[rows], collapsed=inside)
 
 
 def displayed_events(batch: Batch, *, modules: bool, weights: Weights | None = None) -> dict[str, Array]:

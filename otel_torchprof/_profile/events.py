@@ -98,6 +98,8 @@ class EventList(list[_Event]):
     """
 
     _source: EventSource | None = None
+    _collapsed: Average | None = None
+    """Calls that were collapsed into others: among the averages, whether computed from columns or from objects."""
 
     def __init__(
         self,
@@ -135,6 +137,10 @@ class EventList(list[_Event]):
             repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops
         )
         events._source, source.slots = source, events
+        if batch.reductions is not None and batch.reductions["collapsed"].any():
+            events._collapsed = collapsed_average(
+                *(batch.reductions[name] for name in ("collapsed", "collapsed_duration"))
+            )
         return events
 
     @property
@@ -271,10 +277,7 @@ class EventList(list[_Event]):
             averages = list(
                 event_sums.averages(source, group_by_input_shapes, group_by_stack_n, group_by_overload_name, with_calls)
             )
-            reductions = source.batch.reductions
-            if reductions is not None and reductions["collapsed"].any():
-                collapsed = collapsed_average(reductions["collapsed"], reductions["collapsed_duration"])
-                averages.append(_average(collapsed, self._use_device))
+        averages += [] if self._collapsed is None else [_average(self._collapsed, self._use_device)]
         for average in averages:
             average.stack = (average.stack or [])[:group_by_stack_n]
             if not group_by_input_shapes:

@@ -578,9 +578,11 @@ class RecordedEvent(FunctionEvent):
     @property
     def self_cpu_time_total(self) -> float:
         """Duration minus that of the direct children, us; from the column unless events were changed."""
-        if self._source.edited:
-            return super().self_cpu_time_total
-        return self._source.view.self_time.item(self._index) / _NS_PER_US
+        view = self._source.view
+        if not self._source.edited:
+            return view.self_time.item(self._index) / _NS_PER_US
+        own = super().self_cpu_time_total
+        return own if view.collapsed is None else max(0, own - view.collapsed.item(self._index) / _NS_PER_US)
 
     @property
     def device_time_total(self) -> float:
@@ -611,7 +613,30 @@ class RecordedEvent(FunctionEvent):
         return self._source.amount("self_device_memory_usage", self._index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _blank, (), {**self.__dict__, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        state = {**self.__dict__, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        view = self._source.view
+        if view.calls is None or view.collapsed is None:
+            return _blank, (FunctionEvent,), state
+        state |= {"total_us": self.cpu_time_total, "collapsed_us": view.collapsed.item(self._index) / _NS_PER_US}
+        return _blank, (ReducedEvent,), state
+
+
+class ReducedEvent(FunctionEvent):
+    """A copy of an event of a file with reduced traces: with the sum of the durations of its calls."""
+
+    total_us: float
+    collapsed_us: float
+    """Total duration of collapsed calls inside the event."""
+
+    @property
+    def cpu_time_total(self) -> float:
+        """As that of the copied event."""
+        return self.total_us
+
+    @property
+    def self_cpu_time_total(self) -> float:
+        """Total duration without that of the direct children, and of what was collapsed, us."""
+        return max(0, super().self_cpu_time_total - self.collapsed_us)
 
 
 class MemoryEvent(RecordedEvent):
@@ -656,6 +681,6 @@ def _device_type(number: int) -> Any:
         return number
 
 
-def _blank() -> FunctionEvent:
+def _blank(of: type[FunctionEvent]) -> FunctionEvent:
     """An empty event, which a copy or pickle fills."""
-    return FunctionEvent.__new__(FunctionEvent)
+    return of.__new__(of)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import pickle
 
 import pytest
 
@@ -23,7 +25,7 @@ def shown(path):
 
 
 def loaded(prof):
-    """The same of a profile."""
+    """The same of a profile, or of its list of events."""
     return {
         row.key: (row.count, round(row.cpu_time_total * 1000), round(row.self_cpu_time_total * 1000))
         for row in prof.key_averages()
@@ -90,6 +92,34 @@ def test_events_stand_for_calls(reduced):
         f"{prof.reductions['collapsed'].sum():,} collapsed: single durations, order and shapes",
     )
     assert all(any(text in note for note in prof.health.notes) for text in texts)
+
+
+def test_sums_over_objects_are_those_over_columns(reduced):
+    """After an event was changed, or the list copied, the averages have the same counts and times, and what was collapsed is no self time."""
+    prof = otp.load(reduced)
+    before, own = loaded(prof), prof.total_average().self_cpu_time_total
+    copied = pickle.loads(pickle.dumps(prof.events()))  # noqa: S301 - our own
+    prof.events()[0].name = prof.events()[0].name
+    edited = prof.events()
+    edited.sort(key=lambda event: -event.count)
+    for events in (copied, edited):
+        assert loaded(events) == before
+        assert events.total_average().self_cpu_time_total == pytest.approx(own)
+
+
+@pytest.mark.parametrize(
+    "copy_of",
+    [copy.copy, copy.deepcopy, lambda event: pickle.loads(pickle.dumps(event))],  # noqa: S301 - our own
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_copies_of_events_have_their_times(reduced, copy_of):
+    """A copy of an event that stands for several calls has their number and total duration, and its self time; so has a copy of the copy."""
+    events = [event for event in otp.load(reduced).events() if event.count > 1][:9]
+    expected = [(event.count, event.cpu_time_total, round(event.self_cpu_time_total, 3)) for event in events]
+    assert any(event.cpu_time_total < event.time_range.elapsed_us() - 1e-3 for event in events)
+    for _ in range(2):
+        events = [copy_of(event) for event in events]
+        assert [(e.count, e.cpu_time_total, round(e.self_cpu_time_total, 3)) for e in events] == expected
 
 
 @pytest.mark.parametrize("ending", [*ENDINGS])
