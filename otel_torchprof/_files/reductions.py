@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.arrays import distinct_values
+
 from .attribute_keys import AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION, FLOPS
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def reductions_of(attributes: Mapping[str, tuple[Integers, Sequence[Any]]], dura
         duration: of each row.
     """
     given = {key: attributes.get(key, (np.empty(0, np.int64), ())) for key in (*REDUCTION_KEYS, FLOPS)}
-    rows = np.unique(np.concatenate([known for known, _ in given.values()]))
+    rows = distinct_values(np.concatenate([known for known, _ in given.values()]))
     (is_counted, calls), (is_timed, sums), (_, collapsed), (_, collapsed_sums), (has_flops, flops) = (
         _on_rows(rows, known, [round(value * _NS) for value in values] if key.endswith("duration") else values)
         for key, (known, values) in given.items()
