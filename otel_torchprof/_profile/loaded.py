@@ -44,7 +44,8 @@ def load(path: str | os.PathLike[str], *, memory_limit: int | None = None) -> Lo
     OTLP is that of ``export_otlp``, of :class:`OTLPFileExporter` or of a Collector's file exporter, as protobuf or as lines
     of JSON. Any file may be compressed with gzip or zstd. The result has the methods of a finished :class:`profile`. What
     the file does not have is missing in the results: ``health.notes`` lists events that are in none of them, and
-    unreadable parts with their places. An event that stands for several calls has their number as ``count``. Costs some 2 us per event, and 170 bytes at the peak.
+    unreadable parts with their places. An event that stands for several calls has their number as ``count``. Costs some
+    2 us per event, and 170 bytes at the peak.
 
     Args:
         path: path of the file.

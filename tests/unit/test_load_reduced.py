@@ -197,7 +197,7 @@ def test_a_profile_within_a_size_limit(tmp_path, name):
 
 
 def test_its_steps_are_explained(tmp_path):
-    """The explanation of a loaded file has the steps of the command's, also when the file has gone."""
+    """The explanation of a loaded file has the steps of the command's, also after the file was deleted."""
     path = tmp_path / "t.otlp"
     policy = otp.SpanPolicy(max_spans=40, short=10)
     with otp.stream(otp.OTLPFileExporter(path), detail="modules", policy=policy) as streamed:

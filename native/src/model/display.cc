@@ -33,8 +33,8 @@ bool is_unfit(const otp_events& events, uint64_t row) { return is_async(events, 
 // that is not unfit: otherwise a child that ends before them could miss a parent. Counts the children on display as so
 // many bits: 0, 1, or more. Returns the events that may be left out.
 //
-// The search goes on at the parent that was found for a candidate. The ancestors that the candidate skipped are unfit
-// or end before it, and so before the event.
+// The search continues at the new parent of a candidate: the ancestors that the candidate skipped are unfit, or end
+// before it and so before the event.
 std::vector<uint32_t> contain(const otp_events events, int32_t* parent, uint8_t* children) {
   std::vector<uint32_t> suspects;
   for (uint32_t i = 0; i < events.count; ++i) {
