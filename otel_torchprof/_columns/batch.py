@@ -23,6 +23,7 @@ from .schema import (
 if TYPE_CHECKING:
     from .frame_info import FrameInfo
     from .generation import Generation
+    from .samples import Samples
 
 Array = npt.NDArray[Any]
 
@@ -288,6 +289,8 @@ class Batch:
     reductions: Mapping[str, Array] | None = None
     """Calls that spans of a file stand for, as arrays of their own (see
     :data:`~otel_torchprof._columns.schema.REDUCTION_COLUMNS`); None where each event is one call."""
+    samples: Samples | None = None
+    """Samples of Python stacks, with rows of their own; None if none were taken."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Dropped events, by reason."""
     watermark: int = NEVER

@@ -12,6 +12,7 @@ import numpy as np
 
 from .batch import Batch, Names, RecordedThread
 from .frame_info import FrameInfo
+from .samples import Samples
 from .schema import (
     COLLECTIVE_COLUMNS,
     COLUMNS,
@@ -73,6 +74,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         devices=_one_after_another([batch.devices for batch in batches], DEVICE_COLUMNS),
         energy=_one_after_another([batch.energy for batch in batches], ENERGY_COLUMNS),
         collectives=_one_after_another([batch.collectives for batch in batches], COLLECTIVE_COLUMNS),
+        samples=_samples(batches, thread_maps),
         dropped=dict(dropped),
         frame_info=FrameInfo.joined([batch.frame_info for batch in batches if batch.frame_info is not None]),
     )
@@ -173,6 +175,16 @@ def _memory(batches: Sequence[Batch], thread_maps: Sequence[Array]) -> dict[str,
     whole = {c.name: np.concatenate([part[c.name] for part in parts]).astype(c.dtype) for c in MEMORY_COLUMNS}
     order = np.argsort(whole["thread"], kind="stable")
     return {name: column[order] for name, column in whole.items()}
+
+
+def _samples(batches: Sequence[Batch], thread_maps: Sequence[Array]) -> Samples | None:
+    return Samples.joined(
+        [
+            replace(batch.samples, thread=new[batch.samples.thread])
+            for batch, new in zip(batches, thread_maps, strict=True)
+            if batch.samples is not None
+        ]
+    )
 
 
 def _one_after_another(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array
+    from otel_torchprof._columns.samples import Samples
 
 _MOST_DIGITS = 18
 LONGEST_NAME = 500
@@ -66,6 +67,8 @@ class TraceEvents:
     """Ids of spans; 0: none."""
     attributes: Mapping[str, tuple[Integers, Sequence[Any]]] = field(default_factory=dict)
     """By key of :data:`USED`, the rows that have it, ascending, and the value of each."""
+    samples: Samples | None = None
+    """Samples of Python stacks; their threads are indices into :attr:`tracks`. None: there are none."""
     ranks: Mapping[Hashable, int] = field(default_factory=dict)
     """Ranks by process; of None: of the whole file."""
     problems: list[str] = field(default_factory=list)
