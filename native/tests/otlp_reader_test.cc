@@ -21,7 +21,7 @@ const std::string kSpans =
              text("torch.op.concrete_inputs", "[None, 1]") + number("torch.op.flops", 24) + flag("torch.async", true) +
              kThread) +
     span("label", 3, 250, 260, text("torch.op.scope", "user_scope") + number("torch.memory.allocated", 64) + kThread) +
-    span("f.py(1): f", 4, 300, 310, text("code.function.name", "f") + text("torch.module", "a.b") + kThread) +
+    span("nn.Module: B_0", 4, 300, 310, text("code.function.name", "f") + text("torch.module", "a.b") + kThread) +
     span("0", 5, 320, 330, text("torch.module", "a.0") + kThread) +
     span("chat", 6, 340, 350,
          text("torch.phase.name", "forward") + number("torch.aggregated.count", 3) + number("torch.op.flops", 5) +
@@ -57,7 +57,7 @@ const std::string kLine =
     json_span("label", 3, 250, 260,
               pair("torch.op.scope", "stringValue", "\"user_scope\"") +
                   pair("torch.memory.allocated", "intValue", "\"64\"")) +
-    json_span("f.py(1): f", 4, 300, 310,
+    json_span("nn.Module: B_0", 4, 300, 310,
               pair("code.function.name", "stringValue", "\"f\"") + pair("torch.module", "stringValue", "\"a.b\"")) +
     json_span("0", 5, 320, 330, pair("torch.module", "stringValue", "\"a.0\"")) +
     json_span("chat", 6, 340, 350,
@@ -79,7 +79,7 @@ void every_attribute() {
       {100, 800, -1, -1, 0, 0, 0, "ProfilerStep#7", "user_annotation", "", process, thread, 0, 'X', 0},
       {200, 100, 9, 0, 0, 2, 1, "aten::mm", "cpu_op", "E", process, thread, 3, 'X', OTP_TRACE_ASYNC | OTP_TRACE_ERROR},
       {250, 10, -1, -1, 0, 3, 0, "label", "user_annotation", "", process, thread, 0, 'X', 0},
-      {300, 10, -1, -1, 0, 4, 0, "f.py(1): f", "python_function", "", process, thread, 0, 'X', 0},
+      {300, 10, -1, -1, 0, 4, 0, "nn.Module: B_0", "python_function", "a.b", process, thread, 0, 'X', 0},
       {320, 10, -1, -1, 0, 5, 0, "a.0", "module", "", process, thread, 0, 'X', 0},
       {340, 10, -1, -1, 0, 6, 0, "torch.phase.forward", "user_annotation", "", process, thread, 0, 'X', 0},
       {360, 10, -1, -1, 7, 7, 0, "timed", "cpu_op", "", process, thread, 0, 'X', 0},

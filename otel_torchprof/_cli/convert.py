@@ -70,16 +70,12 @@ def _lacking(prof: LoadedProfile, name: str) -> list[str]:
 
 def _lacking_in_spans(prof: LoadedProfile) -> list[str]:
     """What Chrome JSON of spans does not have, as which a reduced trace is written."""
-    kinds, forward, flags = (prof.columns[name] for name in ("kind", "fwd_thread", "flags"))
+    kinds, flags = prof.columns["kind"], prof.columns["flags"]
     losses = {
         "device times are only attributes of spans in the output": prof.devices is not None,
         "allocations are only attributes of spans in the output": prof.memory is not None,
         "calls of Python functions are labels in the output, and no stacks": (kinds == Kind.FRAME).any(),
-        "modules are labels in the output": (kinds == Kind.MODULE).any(),
         "steps are labels in the output, and events": prof.steps and not prof.labels_steps,
-        "threads of forward operators are only attributes of spans in the output": (
-            (kinds == Kind.OPERATOR) & (forward > 0)
-        ).any(),
         "marks where events were dropped are only attributes of spans in the output": (flags & Flag.LOSS_BEFORE).any(),
     }
     return [loss for loss, is_lost in losses.items() if is_lost]

@@ -1,7 +1,8 @@
-"""``otel-torchprof show``: the averages or the steps of a trace file, as a table."""
+"""``otel-torchprof show``: the averages, by name or by module, or the steps of a trace file, as a table."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
-from otel_torchprof._encode.table import SORT_KEYS, format_time
+from otel_torchprof._encode.table import SORT_KEYS, chosen, format_time
 from otel_torchprof._files.attribute_keys import PHASE_OF, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
@@ -27,12 +28,14 @@ from .terminal import reading, say, show
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_torchprof._columns.arrays import Flags
     from otel_torchprof._columns.batch import Array
     from otel_torchprof._export.byte_stream import ByteStream
     from otel_torchprof._files.trace_events import TraceEvents
+    from otel_torchprof._profile.events import EventList
+    from otel_torchprof._profile.function_event_avg import FunctionEventAvg
 
 
 # ---- Sums over a trace file: averages by name, and its steps ----
@@ -187,6 +190,11 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
 
 
 _KEYS = tuple(key for key in SORT_KEYS if "memory" not in key and "device" not in key)
+_MODULE_KEYS = (*SORT_KEYS, "flops")
+"""Sort keys of averages by module."""
+_FIELDS = ("key", *(key for key in _MODULE_KEYS if not key.endswith("_time")))
+_MODULE_FIELDS = (*_FIELDS, "module", "module_class", "is_backward", "self_flops")
+"""Members of an average in JSON."""
 
 
 def add_parser(commands: Any) -> None:
@@ -202,14 +210,27 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="trace file")
     parser.add_argument(
-        "--sort", default="self_cpu_time_total", choices=_KEYS, metavar="KEY", help="sort key: " + ", ".join(_KEYS)
+        "--by",
+        default="name",
+        choices=("name", "module"),
+        metavar="name|module",
+        help="what averages are of: names (default), or nn.Modules, with memory and FLOPs",
+    )
+    parser.add_argument(
+        "--sort",
+        default="self_cpu_time_total",
+        choices=_MODULE_KEYS,
+        metavar="KEY",
+        help=f"sort key: {', '.join(_KEYS)}; by module also {', '.join(k for k in _MODULE_KEYS if k not in _KEYS)}",
     )
     parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows of the table, -1 for all (default: 50)")
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
         "--steps",
         action="store_true",
         help="print the steps in order, with durations and phases, instead of averages",
     )
+    form.add_argument("--json", action="store_true", help="print the averages as a JSON list, times in microseconds")
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
@@ -217,8 +238,12 @@ def run(options: argparse.Namespace) -> int:
     """Prints the table; returns 1 if a part of the file could not be read, else 0.
 
     Raises:
-        TorchProfError: nothing of the file can be read, or ``--steps`` is given and it has no steps.
+        TorchProfError: nothing of the file can be read, or it has not the steps or modules that are asked for.
     """
+    if options.by == "module":
+        return _show_modules(options)
+    if options.sort not in _KEYS:
+        raise TorchProfError(f"--sort {options.sort} needs --by module; without it: {', '.join(_KEYS)}")
     with Traces([options.file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         sums, problems = read(traces.paths[0], partial(watch, traces.paths[0]))
     problems = [*traces.problems, *map(traces.named, problems)]
@@ -227,14 +252,41 @@ def run(options: argparse.Namespace) -> int:
         if options.steps:
             text = _steps(sums, options)
         else:
-            from otel_torchprof._profile.events import averages_list, printable_table
+            from otel_torchprof._profile.events import averages_list
 
-            text = printable_table(averages_list(sums.averages()), options.sort, options.rows)
+            text = _averages_text(averages_list(sums.averages()), _FIELDS, options)
         show(text)
     finally:
         for line in (*problems, *notes):
             say(line)
     return 1 if problems else 0
+
+
+def _show_modules(options: argparse.Namespace) -> int:
+    """Prints the averages by module of the file as a profile."""
+    from otel_torchprof._profile.loaded import checked_limit, load_watched
+
+    if options.steps:
+        raise TorchProfError("--steps prints steps, and --by module modules: use one of them")
+    with Traces([options.file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
+        prof = load_watched(traces.paths[0], checked_limit(None), partial(watch, traces.paths[0]))
+    try:
+        show(_averages_text(prof.key_averages(group_by_module=True), _MODULE_FIELDS, options))
+    except TorchProfError as error:
+        raise TorchProfError(f"{options.file!r}: {error}") from error
+    for line in (*traces.problems, *(f"{options.file!r}: {note}" for note in prof.health.notes)):
+        say(line)
+    return int(bool(traces.problems) or prof.is_partial)
+
+
+def _averages_text(averages: EventList[FunctionEventAvg], fields: Sequence[str], options: argparse.Namespace) -> str:
+    """The averages as a table, or as JSON with these fields."""
+    from otel_torchprof._profile.events import printable_table
+
+    if not options.json:
+        return printable_table(averages, options.sort, options.rows)
+    ordered = chosen(averages, options.sort, top_level_only=False)
+    return json.dumps([{field: getattr(average, field) for field in fields} for average in ordered], indent=1) + "\n"
 
 
 def _steps(sums: TraceSums, options: argparse.Namespace) -> str:

@@ -348,8 +348,8 @@ def _with_called_modules(batch: Batch, enclosing: Hierarchy) -> Hierarchy:
     texts, by_name = list(enclosing.texts), np.zeros(len(batch.names), dtype=np.uint32)
     for name, module in modules.items():
         by_name[name] = len(texts)
-        is_root = module.qualified_name == module.root
-        texts.append(module.root if is_root else f"{module.root}.{module.qualified_name}")
+        root = "" if module.qualified_name == module.root else module.root
+        texts.append(f"{root}.{module.qualified_name}".removeprefix("."))
     own = np.where(batch["kind"] == Kind.FRAME, by_name[batch["name"]], 0)
     return Hierarchy(np.where(own > 0, own, enclosing.rows).astype(np.uint32), texts)
 

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, RecordedThread
-from otel_torchprof._columns.frame_info import FrameInfo
-from otel_torchprof._columns.phases import Part
+from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
+from otel_torchprof._columns.phases import PHASE_PREFIX, Part
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, REDUCTION_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.flows import EVALUATION
+from otel_torchprof._model.frames import MODULE_PREFIX
 from otel_torchprof._model.inputs import InputKept
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedStep
@@ -92,12 +93,15 @@ class TraceTable:
     """Rank of the process; None if the file does not say it, or has several."""
     problems: Sequence[str] = ()
     """Messages about spans that cannot be counted."""
+    has_modules: bool = False
+    """Whether modules are among the events, as in averages of streams and instrumentations, also in another format."""
 
 
 def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     """Makes a batch of a trace's columns, which it takes out of the trace. Costs some 0.5 us per event."""
     _put_on_threads(trace)
     left_out = other_events(trace)
+    has_spans = bool(trace.rows["span_id"].any())
     base = _base_time(trace.members)
     times = Times(trace.rows["start"] + base, _durations(trace.rows, left_out))
     attributes = ReadAttributes.of(trace)
@@ -115,7 +119,10 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     labels = labelled_steps(batch)
     with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
     said = _resource(trace), trace.members, with_flops, _rank(trace), attributes.problems(path, trace.origin)
-    return TraceTable(batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said)
+    has_modules = trace.figures.is_live or (has_spans and not trace.resources) or _has_phases(batch)
+    return TraceTable(
+        batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said, has_modules
+    )
 
 
 def _rank(trace: TraceColumns) -> int | None:
@@ -330,7 +337,9 @@ def _torch_tids(numbers: Array, fwd_thread: Array, thread: Array, is_backward: A
 
 def _batch(trace: TraceColumns, placed: _Placed, devices: dict[str, Any], base: int) -> Batch:
     names = trace.names
+    texts = trace.rows["text"][placed.rows]
     columns = _columns(trace, placed)
+    info = _frame_info(names, columns, texts)
     has_inputs = bool(len(trace.inputs))
     if has_inputs:
         columns[INPUTS.name] = trace.rows.pop("inputs")[placed.rows]
@@ -345,7 +354,7 @@ def _batch(trace: TraceColumns, placed: _Placed, devices: dict[str, Any], base: 
         kept=int(InputKept.INPUTS | InputKept.CALL_STACKS),
         memory=_memory(trace, placed, base),
         dropped=_dropped(trace),
-        frame_info=FrameInfo() if (columns["kind"] == Kind.FRAME).any() else None,
+        frame_info=info,
     )
 
 
@@ -378,7 +387,7 @@ def _columns(trace: TraceColumns, placed: _Placed) -> dict[str, Array]:
         "error_type": np.where(flags & Flag.ERROR, taken("text"), np.uint32(0)),
         "kind": kind,
         "scope": np.where(kind == Kind.LABEL, np.uint8(Scope.USER_SCOPE), scope),
-        "flags": flags & np.uint8(_FLAGS),
+        "flags": flags & np.uint8(_FLAGS) | np.where(kind == int(Kind.MODULE), _roots(names, name), np.uint8(0)),
     }
     return {column.name: np.ascontiguousarray(columns.pop(column.name), column.dtype) for column in COLUMNS}
 
@@ -411,12 +420,46 @@ def _parts(names: Names, name: Array) -> Array:
 
 def _event_kinds(trace: TraceColumns, category: Array) -> npt.NDArray[np.uint8]:
     by_category = np.full(len(trace.names), Kind.OPERATOR, np.uint8)
-    # A stream has modules in its averages, a profile does not.
-    known = {**_EVENT_KINDS, "module": Kind.LABEL} if trace.figures.is_live else _EVENT_KINDS
     for number in distinct_values(category).tolist():
-        by_category[number] = known.get(trace.names[number], Kind.OPERATOR)
+        by_category[number] = _EVENT_KINDS.get(trace.names[number], Kind.OPERATOR)
     kinds: npt.NDArray[np.uint8] = by_category[category]
     return kinds
+
+
+def _roots(names: Names, name: Array) -> npt.NDArray[np.uint8]:
+    """:attr:`Flag.ROOT` for names of modules that have no dot and begin with a capital letter, as classes do; a file does not say it."""
+    used = distinct_values(name)
+    flags = np.zeros(len(names), np.uint8)
+    flags[used] = [Flag.ROOT * (names[at][:1].isupper() and "." not in names[at]) for at in used.tolist()]
+    return flags[name]
+
+
+def _has_phases(batch: Batch) -> bool:
+    """Whether there are phases, which profiles do not record."""
+    is_phase = batch.names.matching((), (PHASE_PREFIX,))
+    return is_phase is not None and bool(is_phase[batch["name"]].any())
+
+
+def _frame_info(names: Names, columns: Mapping[str, Array], texts: Array) -> FrameInfo | None:
+    """What the file says of calls of Python: the names of modules, in Chrome JSON from the class of the root, in OTLP without it."""
+    is_frame = columns["kind"] == int(Kind.FRAME)
+    if not is_frame.any():
+        return None
+    called = np.flatnonzero(is_frame & (columns["flags"] & int(Flag.ERROR) == 0) & (texts > 0))
+    pairs = dict(zip(columns["name"][called].tolist(), texts[called].tolist(), strict=True))
+    modules = {}
+    for name, text in pairs.items():
+        if names[name].startswith(MODULE_PREFIX):
+            class_name = names[name].removeprefix(MODULE_PREFIX).rpartition("_")[0]
+            modules[name] = _module_info(names[text], class_name)
+    return FrameInfo(modules=modules)
+
+
+def _module_info(text: str, class_name: str) -> ModuleInfo:
+    root, _, path = text.partition(".")
+    if not path or not root[:1].isupper():
+        root, path = (text if text == class_name else ""), text
+    return ModuleInfo(path, root, class_name, ())
 
 
 def _dropped(trace: TraceColumns) -> dict[str, int]:

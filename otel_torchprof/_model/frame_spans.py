@@ -89,15 +89,15 @@ def _left_out(batch: Batch, is_frame: Mask | None, detail: str) -> Mask | None:
         left_out: Mask = (kind == Kind.OPERATOR) & (batch["scope"] != Scope.USER_SCOPE)
         if is_frame is not None:
             left_out |= is_frame & ~module_calls(batch.names, batch["name"])
-            left_out |= _reported_by_hooks(batch, is_frame)
+            left_out |= reported_by_hooks(batch, is_frame)
         return left_out
     if detail == "ops" or is_frame is None:
         return is_frame
-    twice = _reported_by_hooks(batch, is_frame)
+    twice = reported_by_hooks(batch, is_frame)
     return twice if twice.any() else None
 
 
-def _reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
+def reported_by_hooks(batch: Batch, is_frame: Mask) -> Mask:
     """Returns a mask of the tracer's calls of modules on threads that also have events from the hooks of modules."""
     has_hooks = np.zeros(len(batch.threads), dtype=np.bool_)
     has_hooks[batch["thread"][batch["kind"] == Kind.MODULE]] = True

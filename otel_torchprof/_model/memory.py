@@ -64,20 +64,21 @@ def with_memory_events(batch: Batch) -> Batch:
     """Returns the batch with a row for each memory record that torch lists as an event; the batch itself if there is none.
 
     These are allocations and releases outside of displayed events, ``[memory]``, and failed allocations, ``[OutOfMemory]``. The rows are at
-    the end and have the kind :data:`MEMORY_KIND`; in the new batch's ``memory`` the records of ``[memory]`` belong to them. Costs some
+    the end, in the module that was open, and have the kind :data:`MEMORY_KIND`; in the new batch's ``memory`` the records of ``[memory]`` belong to them. Costs some
     20 ns per record, and a copy of the columns if there is such a row.
     """
     memory = batch.memory
     if memory is None or not len(memory["time"]):
         return batch
-    enclosing = _listed_rows(batch, memory)
+    rows = rows_of(batch, memory["event"])
+    enclosing = _listed_rows(batch, rows)
     failed = (memory["flags"] & MemoryFlag.OUT_OF_MEMORY) != 0
     alone = (enclosing < 0) & ~_during_async(batch, memory["time"])
     chosen = np.flatnonzero(alone | failed)
     if not chosen.size:
         return batch
     time, thread = memory["time"][chosen], memory["thread"][chosen]
-    added = {"start": time, "end": time, "thread": thread, "end_thread": thread, "parent": enclosing[chosen]}
+    added = {"start": time, "end": time, "thread": thread, "end_thread": thread, "parent": rows[chosen]}
     added |= {"name": len(batch.names) + failed[chosen], "kind": np.full(len(chosen), MEMORY_KIND)}
     extended = with_rows(batch, added, len(chosen))
     event = memory["event"].copy()
@@ -160,9 +161,9 @@ def _is_async(batch: Batch) -> npt.NDArray[np.bool_]:
     return np.asarray((batch["flags"] & Flag.ASYNC) != 0)
 
 
-def _listed_rows(batch: Batch, memory: Mapping[str, Array]) -> npt.NDArray[np.int64]:
-    """Row of the innermost event around each record that torch would list, -1 for none."""
-    rows, hidden = rows_of(batch, memory["event"]), hidden_rows(batch, modules=False)
+def _listed_rows(batch: Batch, rows: Array) -> npt.NDArray[np.int64]:
+    """The innermost event in or around each row that torch would list, -1 for none."""
+    hidden = hidden_rows(batch, modules=False)
     return rows if hidden is None else _climbed(batch, rows, hidden)
 
 

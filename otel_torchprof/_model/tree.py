@@ -139,8 +139,12 @@ def displayed_events(batch: Batch, *, modules: bool, weights: Weights | None = N
     columns["name"] = np.ascontiguousarray(display_names(batch.names, batch["name"]))
     if (hidden := hidden_rows(batch, modules)) is not None:
         columns["hidden"] = hidden
+    is_module = columns["kind"] == int(Kind.MODULE)
     if weights is not None:
         columns["reduced"] = (weights.calls != 1) + 2 * (weights.collapsed != 0).astype(np.uint8)
+        columns["reduced"] |= is_module
+    elif modules and is_module.any():  # a call of a module is not merged with that around it
+        columns["reduced"] = is_module.view(np.uint8)
     return columns
 
 

@@ -13,16 +13,20 @@ from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
 from otel_torchprof._model.averages import Averages
 from otel_torchprof._model.inputs import shape_keys
+from otel_torchprof._model.modules import NO_MODULE, module_tree, sums_by_module
 from otel_torchprof._model.tree import display_name
+from otel_torchprof.errors import TorchProfError
 
 from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
-from .function_event_avg import FunctionEventAvg
+from .function_event_avg import FunctionEventAvg, ModuleAverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from otel_torchprof._columns.batch import Array
+    from otel_torchprof._model.modules import ModuleSums
 
+    from .event_info import EventInfo
     from .recorded_events import EventSource, RecordedEvent
 
 _NS_PER_US = 1000
@@ -57,6 +61,58 @@ def averages(
             continue
         rest = {name: values[group] for name, values in amounts.items()}
         yield _average(source.event(first), count, total, own, rest)
+
+
+def module_averages(source: EventSource) -> Iterator[ModuleAverage]:
+    """Yields one average per module, and per module with a backward pass; then one for what is in no module.
+
+    Raises:
+        TorchProfError: there are no calls of modules.
+    """
+    tree = module_tree(source.batch)
+    if tree is None:
+        raise TorchProfError(
+            "no calls of modules were recorded: use profile(with_modules=True) or with_stack=True, or "
+            "detail='modules' or higher for an instrumentation; a compiled graph has none"
+        )
+    info = source.with_modules()
+    for sums in sums_by_module(tree, info.view, _own_amounts(source, info), info.peaks()):
+        yield _module_average(source, sums)
+
+
+def _own_amounts(source: EventSource, info: EventInfo) -> dict[str, Array]:
+    """What each event of a view with modules has itself, by torch's name of the attribute."""
+    view = info.view
+    own = {name: info.amount(name) for name in ("self_cpu_memory_usage", "self_device_memory_usage", "flops")}
+    on_device = info.device_time("self_device_time_total")
+    if on_device is not None and source.batch.work is not None:
+        # Work counts for what launched it; the rest, as a row in no module, for none.
+        is_work = source.batch["kind"][view.rows] == WORK_KIND
+        rest = _self_device_total(source, info) - int(on_device[~is_work].sum())
+        on_device = np.where(is_work, 0, on_device)
+        on_device[is_work.argmax()] += rest
+    self_time = view.self_time if view.collapsed is None else view.self_time + view.collapsed
+    own |= {"self_cpu_time_total": self_time, "self_device_time_total": on_device}
+    return {name: column.astype(np.int64, copy=False) for name, column in own.items() if column is not None}
+
+
+def _module_average(source: EventSource, sums: ModuleSums) -> ModuleAverage:
+    average = ModuleAverage()
+    average.module, average.module_class = "" if sums.name == NO_MODULE else sums.name, sums.class_name
+    average.is_backward = sums.is_backward
+    average.key = f"{sums.name} (backward)" if sums.is_backward else sums.name
+    average.node_id, average.input_shapes, average.overload_name, average.stack = -1, "", "", []
+    average.scope = int(Scope.BACKWARD_FUNCTION if sums.is_backward else Scope.FUNCTION)
+    average.use_device, average.is_legacy = source.use_device, source.use_device is not None
+    average.count = sums.calls
+    for name, own in sums.own.items():
+        total = sums.total[name]
+        for attribute, value in ((name, own), (name.removeprefix("self_"), total)):
+            setattr(average, attribute, value / _NS_PER_US if "_time_" in attribute else value)
+    average.self_flops = sums.own.get("flops", 0)
+    for name, value in sums.peaks.items():
+        setattr(average, name, value)
+    return average
 
 
 def total(source: EventSource) -> FunctionEventAvg:
@@ -127,16 +183,17 @@ def table_info(source: EventSource) -> Info:
         has_device_memory=info.self_device_memory is not None and bool((info.self_device_memory > 0).any()),
         longest_frame=max(map(len, frames), default=None),
         smallest_flops=flops.min().item() if flops is not None and flops.size else None,
-        self_device_total=_self_device_total(source, on_device) / _NS_PER_US,
+        self_device_total=_self_device_total(source, info) / _NS_PER_US,
         use_device=source.use_device,
     )
 
 
-def _self_device_total(source: EventSource, on_device: Array | None) -> int:
+def _self_device_total(source: EventSource, info: EventInfo) -> int:
     """Time of devices, ns: of their work where there are events of it, else of the events that launched it."""
+    on_device = info.device_time("self_device_time_total")
     if on_device is None:
         return 0
-    batch, rows = source.batch, source.view.rows
+    batch, rows = source.batch, info.view.rows
     if batch.work is not None:
         on_device = on_device[(batch["kind"][rows] == WORK_KIND) & (batch["scope"][rows] != Scope.USER_SCOPE)]
     return int(on_device.sum())

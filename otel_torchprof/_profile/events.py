@@ -24,7 +24,7 @@ from otel_torchprof._export.file import write
 from otel_torchprof._model.averages import collapsed_average
 from otel_torchprof._native.encoders import PIECE_SIZE
 from otel_torchprof._process.torch_differences import differences
-from otel_torchprof.errors import printable
+from otel_torchprof.errors import TorchProfError, printable
 
 from . import event_sums
 from .event_frames import of_columns, of_objects
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._encode.table import Info
     from otel_torchprof._model.averages import Average
+
+    from .function_event_avg import ModuleAverage
 
     Array = npt.NDArray[Any]
 
@@ -124,14 +126,15 @@ class EventList(list[_Event]):
         use_device: str | None = None,
         profile_memory: bool = False,
         with_flops: bool = False,
+        has_modules: bool = False,
         pid: int | None = None,
     ) -> EventList[FunctionEvent]:
         """Makes the list of the events of a batch, as torch's profiler would show them.
 
         ``origin_ns`` is the Unix time in ns at 0 of their time axis, ``pid`` the id of their process, this one by
-        default; the other arguments are those of the class. Costs 30 to 60 ns per event.
+        default, ``has_modules`` whether modules are events; the other arguments are those of the class. Costs 30 to 60 ns per event.
         """
-        source = EventSource(batch, origin_ns, use_device, with_flops=with_flops, pid=pid)
+        source = EventSource(batch, origin_ns, use_device, with_flops=with_flops, has_modules=has_modules, pid=pid)
         # One slot per event, None until the event is created, so that len() and C code see the right length.
         events: EventList[Any] = cls(
             repeat(None, len(source)), use_device=use_device, profile_memory=profile_memory, with_flops=with_flops
@@ -250,8 +253,10 @@ class EventList(list[_Event]):
         group_by_stack_n: int = 0,
         group_by_overload_name: bool = False,
         include_python_functions: bool | None = None,
+        *,
+        group_by_module: bool = False,
     ) -> EventList[FunctionEventAvg]:
-        """Sums the events by name and, on request, by input shapes, innermost stack frames and overload.
+        """Sums the events by name and, on request, by input shapes, innermost stack frames and overload; or by module.
 
         Labels and operators of one name are separate. Averages are in the order in which their events first appear.
 
@@ -261,12 +266,23 @@ class EventList(list[_Event]):
             group_by_overload_name: whether the overload is part of the key. Default: False.
             include_python_functions: whether to include calls of Python functions (``with_stack``). Default: as the
                 imported torch: included in 2.12 and 2.13, excluded before and after.
+            group_by_module: whether to sum by ``nn.Module`` instead of by name (``with_modules``). An average per module and
+                one for its backward pass, ``Net.head (backward)``; all else is in ``(no module)``. Totals and ``flops``
+                include inner modules; self times, self memory and ``self_flops`` add up to those of all events. Averages have
+                ``module``, ``module_class``, ``is_backward``, too. Costs 0.2 us per event, 1.3 with memory and FLOPs.
+                Default: False.
 
         Raises:
             TypeError: ``group_by_stack_n`` is not an int.
+            TorchProfError: ``group_by_module``, and no calls of modules were recorded, or the list was changed.
+            ValueError: ``group_by_module`` with another grouping.
         """
         if not isinstance(group_by_stack_n, int):
             raise TypeError(f"group_by_stack_n is {group_by_stack_n!r}; it must be a whole number, 0 for no stacks")
+        if group_by_module:
+            if group_by_input_shapes or group_by_stack_n or group_by_overload_name:
+                raise ValueError("group_by_module=True sums by module only; leave out the other group_by arguments")
+            return self._listed(self._by_module())
         with_calls = include_python_functions
         if with_calls is None:
             with_calls = differences().averages_have_python_functions
@@ -284,6 +300,17 @@ class EventList(list[_Event]):
                 average.input_shapes = ""
             if not group_by_overload_name:
                 average.overload_name = ""
+        return self._listed(averages)
+
+    def _by_module(self) -> list[ModuleAverage]:
+        source = self._columns()
+        if source is None:
+            raise TorchProfError(
+                "group_by_module=True needs the recorded events; this list was changed, or made by hand"
+            )
+        return list(event_sums.module_averages(source))
+
+    def _listed(self, averages: Iterable[FunctionEventAvg]) -> EventList[FunctionEventAvg]:
         return EventList(
             averages, use_device=self._use_device, profile_memory=self._profile_memory, with_flops=self._with_flops
         )

@@ -127,3 +127,20 @@ class FunctionEventAvg(FormattedTimesMixin):
             f"input_shapes={self.input_shapes} "
             f"cpu_memory_usage={self.cpu_memory_usage} {device}_memory_usage={self.device_memory_usage}>"
         )
+
+
+class ModuleAverage(FunctionEventAvg):
+    """Sums over the calls of a module, or over the backward pass of its forward operators, in ``group_by_module``.
+
+    Totals and ``flops`` include modules called inside it, self times and the other ``self`` attributes do not; a call
+    inside a call of the same module counts once. ``count``: calls of the module, or backward functions.
+    """
+
+    module = ""
+    """Its name, from the class of the root: ``GPT.blocks.0.attn``; empty for what is in no module."""
+    module_class = ""
+    """Its class, ``Linear``; empty if it was not recorded."""
+    is_backward = False
+    """Whether these are the sums of its backward pass; ``key`` says so, too."""
+    self_flops = 0
+    """Floating point operations without those of modules called inside it."""

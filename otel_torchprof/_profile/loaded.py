@@ -194,7 +194,7 @@ class LoadedProfile(ProfileResults):
         self.trace_id = str(members.get("trace_id", ""))
         self._metadata.entries.update({key: value for key, value in members.items() if key not in OWN_METADATA})
         self._metadata.entries |= {"with_flops": 1} if self.with_flops else {}
-        self._labels_steps = table.has_step_labels
+        self._labels_steps, self._has_modules = table.has_step_labels, table.has_modules
         self._prepared, self._pid = True, table.pid
         self.profiling_start_time_ns, self.profiling_end_time_ns = table.window
         self._repeating = None if table.steps else _repeating(table.batch)

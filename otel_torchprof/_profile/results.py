@@ -105,10 +105,7 @@ class RecordedColumns:
 
     @property
     def memory(self) -> Mapping[str, Array] | None:
-        """Allocations and releases as numpy arrays by name: see ``docs/columns.md``.
-
-        None without ``profile_memory``.
-        """
+        """Allocations and releases as numpy arrays by name: ``docs/columns.md``. None without ``profile_memory``."""
         return self._batch().memory
 
     @property
@@ -131,10 +128,7 @@ class RecordedColumns:
 
     @property
     def collectives(self) -> Mapping[str, Array] | None:
-        """Groups, numbers and sizes of collectives as numpy arrays by name: see ``docs/columns.md``.
-
-        None without operators.
-        """
+        """Groups, numbers and sizes of collectives by name: ``docs/columns.md``. None without operators."""
         return self._batch().collectives
 
     @property
@@ -171,6 +165,7 @@ class ProfileResults(RecordedColumns):
         self._labels_steps = False
         self._learned_steps = ""  # file of a stream that detected the steps of the loop, in a notebook
         self._trace_only = False
+        self._has_modules = False  # among the events
         self._started = False
         self._prepared = False
         self._tracing = False
@@ -242,13 +237,19 @@ class ProfileResults(RecordedColumns):
         group_by_stack_n: int = 0,
         group_by_overload_name: bool = False,
         include_python_functions: bool | None = None,
+        *,
+        group_by_module: bool = False,
     ) -> EventList[FunctionEventAvg]:
-        """Returns sums and counts by name (and by shapes, stack, overload), as torch's. Creates no event objects.
+        """Returns sums and counts by name (and by shapes, stack, overload), as torch's, or by module. Makes no events.
 
         The arguments are those of :meth:`EventList.key_averages`; times are in microseconds.
         """
         return self.events().key_averages(
-            group_by_input_shape, group_by_stack_n, group_by_overload_name, include_python_functions
+            group_by_input_shape,
+            group_by_stack_n,
+            group_by_overload_name,
+            include_python_functions,
+            group_by_module=group_by_module,
         )
 
     def total_average(self) -> FunctionEventAvg:
@@ -551,6 +552,7 @@ class ProfileResults(RecordedColumns):
             use_device=self.use_device,
             profile_memory=self.profile_memory,
             with_flops=self.with_flops,
+            has_modules=self._has_modules,
             pid=self._pid,
         )
         self._note(function_events_build_tree_call_duration_us=us_since(begun), number_of_events=len(events))

@@ -38,6 +38,10 @@ def test_nested_operators_and_modules(simulated):
     assert found["0"] == found["aten::addmm"] == (5_000, 5_000)
     assert found["aten::linear"] == (None, 5_000)
     assert found["aten::t"] == (None, 0), "view-like operators launch nothing"
+    averages = prof.key_averages(group_by_module=True)
+    by_module = {each.key: (each.self_device_time_total, each.device_time_total) for each in averages}
+    assert by_module == {"Sequential": (0, 10), "Sequential.0": (5, 5), "Sequential.1": (5, 5)}
+    assert "Self PRIVATEUSEONE time total: 10.000us" in averages.table()
 
 
 def test_events_and_table_show_the_device(simulated):

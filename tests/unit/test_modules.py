@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from examples import random_examples
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
-from otel_torchprof._model.modules import module_hierarchy
+from otel_torchprof._model.modules import NO_MODULE, module_hierarchy, module_tree, sums_by_module
 from otel_torchprof._model.tree import torch_view
 
 NAMES = ["", "Net", "part", "part.inner", "Other", "aten::mm", "label"]
@@ -144,3 +146,28 @@ def test_backward_functions():
         (RecordedThread(1, 1, 1, "main"), RecordedThread(2, 2, 2, "autograd")),
     )
     assert texts(module_hierarchy(tree)) == ["Net", *["Net.part"] * 5, "", ""]
+
+
+@random_examples(200)
+@given(trees())
+def test_sums_by_module_against_a_walk(rows):
+    """Whatever is inside what, an event counts for its module, and once for each module around it; calls are counted."""
+    tree, of_row = batch(rows), walked(rows)
+    modules, view = module_tree(tree), torch_view(tree, modules=True)
+    if modules is None:
+        assert Kind.MODULE not in {kind for kind, *_ in rows}
+        return
+    own, total, calls = Counter(), Counter(), Counter()
+    for row, time in zip(view.rows.tolist(), view.self_time.tolist(), strict=True):
+        around, above = {of_row[row]}, row
+        while (above := tree["parent"].item(above)) >= 0:
+            around.add(of_row[above])
+        own[of_row[row]] += time
+        for name in around - {""} or {""}:
+            total[name] += time
+    for (kind, *_), name in zip(rows, of_row, strict=True):
+        calls[name] += kind == Kind.MODULE
+    found = {sums.name: sums for sums in sums_by_module(modules, view, {"time": view.self_time}, {"peak": view.rows})}
+    assert {name: (sums.own["time"], sums.total["time"], sums.calls) for name, sums in found.items()} == {
+        name or NO_MODULE: (own[name], total[name], calls[name]) for name in set(of_row)
+    }

@@ -43,7 +43,8 @@ typedef struct {
   uint32_t* category;   /* a name; 0: none */
   uint32_t* track;      /* otp_trace_tracks */
   uint32_t* fwd_thread; /* "Fwd thread id", or of a Python call "Python identity"; 0: none */
-  uint32_t* text;       /* a name: "error.type", of phase M "name" or "labels", for sums "trace_id"; 0: none */
+  uint32_t* text;       /* a name: "error.type", else of calls of modules these; of phase M "name" or "labels", for sums
+                         * "trace_id"; 0: none */
   uint8_t* phase;       /* 'X', 'B', 'E', 'b', 'e' or 'M' */
   uint8_t* flags;       /* otp_trace_flag */
 } otp_trace_rows;

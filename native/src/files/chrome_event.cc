@@ -23,6 +23,7 @@ constexpr Wanted kWanted[] = {
     {"labels", &ChromeArguments::labels},
     {"error.type", &ChromeArguments::error_type},
     {"Call stack", &ChromeArguments::call_stack},
+    {"Module Hierarchy", &ChromeArguments::modules},
     {"bytes", &ChromeArguments::bytes},
     {"Bytes", &ChromeArguments::bytes},
     {"Addr", &ChromeArguments::address},
@@ -39,7 +40,9 @@ constexpr Wanted kWanted[] = {
 constexpr Wanted kAttributes[] = {
     {"thread.id", &ChromeArguments::thread_id},
     {"torch.op.sequence_nr", &ChromeArguments::sequence_nr},
+    {"torch.op.forward_thread", &ChromeArguments::fwd_thread},
     {"torch.phase.name", &ChromeArguments::phase_name},
+    {"torch.module", &ChromeArguments::module},
     {"error.type", &ChromeArguments::error_type},
 };
 

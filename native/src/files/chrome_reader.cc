@@ -52,6 +52,9 @@ void Skipping::pass(JsonCursor* cursor) {
   }
 }
 
+// Begins the names of calls of modules that the tracer of Python recorded, as JSON text.
+constexpr std::string_view kModuleCall = "\"nn.Module: ";
+
 // The first byte of a phase; 0: it is none.
 char phase_of(std::string_view token) { return token.size() == 3 && token.front() == '"' ? token[1] : '\0'; }
 
@@ -405,7 +408,8 @@ void otp_trace_reader::put_operator(const ChromeEvent& event, uint64_t row, otp_
   const bool has_thread = !arguments.fwd_thread.empty();
   rows->fwd_thread[row] =
       for_sums ? 0 : otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
-  rows->text[row] = name_of(for_sums ? arguments.trace_id : arguments.error_type);
+  const bool is_call = event.category == "\"python_function\"" && arguments.error_type.empty();
+  rows->text[row] = name_of(for_sums ? arguments.trace_id : is_call ? arguments.modules : arguments.error_type);
 }
 
 void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows) {
@@ -422,7 +426,10 @@ void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::
   put_operator(event, row, rows);
   const bool is_phase = otp::is_string(arguments.phase_name);
   rows->name[row] = is_phase ? tables.phase_name(unescaped(arguments.phase_name)) : name_of(event.name);
-  rows->category[row] = name_of(event.category);
+  // A span of a module that is no call of Python, whose name has the prefix.
+  const bool is_module = !tables.is_for_sums() && !is_phase && otp::is_string(arguments.module) &&
+                         event.name.substr(0, otp::kModuleCall.size()) != otp::kModuleCall;
+  rows->category[row] = is_module ? tables.name("module") : name_of(event.category);
   rows->track[row] = track_of(event);
   rows->phase[row] = static_cast<uint8_t>(phase);
   rows->flags[row] = otp::flags_of(arguments);

@@ -70,11 +70,10 @@ constexpr int64_t kMostResources = 4096;
 // Bytes of a text that is read for sums: of those that are used, none is as long.
 constexpr size_t kLongestText = 1 << 16;
 
-// A module that is no call of Python.
-bool is_module(const OtlpSpan& span) {
-  return span.scope.empty() && !span.module.empty() && span.function.empty() &&
-         span.name.substr(0, kModuleCall.size()) != kModuleCall;
-}
+// A call of a module that the tracer of Python recorded, and a module that is no such call.
+bool is_module_call(const OtlpSpan& span) { return span.name.substr(0, kModuleCall.size()) == kModuleCall; }
+
+bool is_module(const OtlpSpan& span) { return span.scope.empty() && !span.module.empty() && !is_module_call(span); }
 
 // A step of profile.step(), which is no event of its recording: those of streams have a kind.
 bool is_step_apart(const OtlpSpan& span) { return span.name == kStep && span.step >= 0 && span.step_kind.empty(); }
@@ -249,7 +248,7 @@ void OtlpReader::put_operator(const OtlpSpan& span, uint64_t row) {
   rows->category[row] = category_of(span);
   const bool is_number = span.forward_thread >= 0 && span.forward_thread <= std::numeric_limits<uint32_t>::max();
   rows->fwd_thread[row] = is_number ? static_cast<uint32_t>(span.forward_thread) : 0;
-  rows->text[row] = d_tables->name(span.error_type);
+  rows->text[row] = d_tables->name(span.error_type.empty() && is_module_call(span) ? span.module : span.error_type);
   rows->flags[row] = static_cast<uint8_t>(
       (span.is_async ? OTP_TRACE_ASYNC : 0) | (span.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
       (span.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (span.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0));
