@@ -6,7 +6,6 @@ OTLP/HTTP receiver as it is, or read with ``TracesData``.
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from otel_torchprof._native.encoders import RequestParts, encode_otlp
@@ -49,8 +48,9 @@ def encode(
     Raises ValueError if ``max_bytes`` is not from 1 to 2^31 - 1 (protobuf's limit), if ``rows`` has gaps or exceeds the table, or if
     the table is inconsistent; at the first message, if resource and scope leave no room for spans. Raises MemoryError.
     """
-    # Not a generator, which would keep a message alive while the next one is encoded.
-    return map(itemgetter(0), encode_counted(table, resource=resource, scope=scope, max_bytes=max_bytes, rows=rows))
+    # Not a generator, which would check the arguments at the first message only.
+    counted = encode_counted(table, resource=resource, scope=scope, max_bytes=max_bytes, rows=rows)
+    return (bytes(message) for message, _ in counted)
 
 
 def encode_counted(
@@ -60,8 +60,8 @@ def encode_counted(
     scope: InstrumentationScope,
     max_bytes: int = DEFAULT_MAX_BYTES,
     rows: range | None = None,
-) -> Iterator[tuple[bytes, int]]:
-    """As :func:`encode`, each message with the number of spans in it."""
+) -> Iterator[tuple[memoryview, int]]:
+    """As :func:`encode`, each message with the number of spans in it, and without a copy: it is released when the next one is requested."""
     spans = CheckedSpans(table, checked_rows(table, rows, max_bytes))
     return _messages(spans, _common(resource, scope), max_bytes)
 
@@ -118,6 +118,6 @@ def _common(resource: Resource, scope: InstrumentationScope) -> RequestParts:
     )
 
 
-def _messages(spans: CheckedSpans, common: RequestParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _messages(spans: CheckedSpans, common: RequestParts, max_bytes: int) -> Iterator[tuple[memoryview, int]]:
     if spans.rows:
         yield from encode_otlp(spans.spans, common, spans.rows, message_size(max_bytes, sum(map(len, common))))

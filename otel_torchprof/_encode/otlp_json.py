@@ -38,7 +38,7 @@ def encode_counted(
     scope: InstrumentationScope,
     max_bytes: int = DEFAULT_MAX_BYTES,
     rows: range | None = None,
-) -> Iterator[tuple[bytes, int]]:
+) -> Iterator[tuple[memoryview, int]]:
     """As ``encode_counted`` of ``otlp``, but yields lines of at most ``max_bytes`` bytes, each with its number of spans.
 
     Each line is encoded on demand, without the GIL.
@@ -47,7 +47,7 @@ def encode_counted(
     return _lines(spans, _enclosing(resource, scope), max_bytes)
 
 
-def _lines(spans: CheckedSpans, enclosing: LineParts, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _lines(spans: CheckedSpans, enclosing: LineParts, max_bytes: int) -> Iterator[tuple[memoryview, int]]:
     if spans.rows:
         yield from encode_otlp_json(
             spans.spans, enclosing, spans.rows, message_size(max_bytes, sum(map(len, enclosing)))

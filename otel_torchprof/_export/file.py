@@ -36,7 +36,7 @@ _WAYS_OUT = {
 }
 
 
-def write(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> int:
+def write(path: str | os.PathLike[str], pieces: Iterable[bytes | memoryview]) -> int:
     """Writes the pieces to ``path``, compressed with gzip when the name ends in ``.gz``.
 
     Returns the bytes written, counted before compression. The file appears under its name only when it is complete:
@@ -100,7 +100,7 @@ def _target(name: str) -> Path | None:
     return path.resolve()
 
 
-def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
+def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes | memoryview]) -> int:
     # Not named after the target: with anything added, a name of the greatest length would be too long.
     temporary = target.with_name(f".otel-torchprof-{os.urandom(8).hex()}.tmp")
     with naming(name):
@@ -118,7 +118,7 @@ def _write_and_rename(name: str, target: Path, pieces: Iterable[bytes]) -> int:
     return written
 
 
-def _write_all(name: str, file: BinaryIO, pieces: Iterable[bytes]) -> int:
+def _write_all(name: str, file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> int:
     """Writes and closes the file; its exceptions become an ExportError, those of ``pieces`` are passed on."""
     compressor = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_FORMAT) if name.endswith(".gz") else None
     written = 0

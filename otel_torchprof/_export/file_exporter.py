@@ -124,7 +124,7 @@ class FileSeries:
         """Size of the current file on disk, in bytes."""
         return self._file.size
 
-    def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
+    def append(self, pieces: Iterable[bytes | memoryview], most: int | None = None) -> bool:
         """As :meth:`StreamedFile.append`; then deletes the oldest files, so that there is always one."""
         if self.rotation.rotates and not self._claimed:
             self._claimed = True

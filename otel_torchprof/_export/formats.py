@@ -65,8 +65,8 @@ class FileExporter(NamedTuple):
 class Format(NamedTuple):
     """A format of files."""
 
-    encode: Callable[[FormatInput], Iterable[bytes]]
-    """Returns the pieces of a file."""
+    encode: Callable[[FormatInput], Iterable[bytes | memoryview]]
+    """Returns the pieces of a file, each valid until the next one."""
     suffixes: tuple[str, ...]
     """Suffixes of file names, without ``.gz``, which compresses them."""
     reader: str
@@ -104,17 +104,20 @@ def _chrome_exporter() -> type[SpanExporter]:
     return ChromeTraceExporter
 
 
-def _otlp(recorded: FormatInput) -> Iterable[bytes]:
+def _otlp(recorded: FormatInput) -> Iterable[memoryview]:
     from otel_torchprof._encode import otlp
 
-    return otlp.encode(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
+    return _uncounted(otlp.encode_counted(recorded.spans(), resource=recorded.resource(), scope=recorded.scope()))
 
 
-def _otlp_json(recorded: FormatInput) -> Iterable[bytes]:
+def _otlp_json(recorded: FormatInput) -> Iterable[memoryview]:
     from otel_torchprof._encode import otlp_json
 
-    lines = otlp_json.encode_counted(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
-    return (line for line, _ in lines)
+    return _uncounted(otlp_json.encode_counted(recorded.spans(), resource=recorded.resource(), scope=recorded.scope()))
+
+
+def _uncounted(counted: Iterable[tuple[memoryview, int]]) -> Iterable[memoryview]:
+    return (message for message, _ in counted)
 
 
 def _otlp_exporter() -> type[SpanExporter]:

@@ -68,11 +68,11 @@ class GrpcTransport:
         self._unended: set[_Connection] = set()
         self._closed = False
 
-    def prepare(self, message: bytes) -> bytes:
-        """The message itself: gRPC compresses."""
-        return message
+    def prepare(self, message: bytes | memoryview) -> bytes:
+        """The message itself, which gRPC compresses. It takes nothing but ``bytes``, and a call that does not end keeps them."""
+        return bytes(message)
 
-    def send(self, message: bytes, timeout: float) -> Response:
+    def send(self, body: bytes, timeout: float) -> Response:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
         if len(self._unended) >= _MOST_UNENDED:
             return Response(Outcome.RETRY, f"{_MOST_UNENDED} connections hold calls that do not end")
@@ -85,15 +85,15 @@ class GrpcTransport:
         try:
             # gRPC's own deadline is not kept while a receiver sends PING or SETTINGS frames faster than it reads (1.85).
             deadline = Deadline.after(timeout)
-            return deadline.bound(self._call, connection, message, deadline)
+            return deadline.bound(self._call, connection, body, deadline)
         except TimeoutError:
             self._leave(connection)
             return Response(Outcome.RETRY, "DEADLINE_EXCEEDED: the call did not end in time", may_have_arrived=True)
 
-    def _call(self, connection: _Connection, message: bytes, deadline: Deadline) -> Response:
+    def _call(self, connection: _Connection, body: bytes, deadline: Deadline) -> Response:
         replace = False
         try:
-            return accepted(connection.export(message, timeout=deadline.remaining(), metadata=self._metadata))
+            return accepted(connection.export(body, timeout=deadline.remaining(), metadata=self._metadata))
         except self._grpc.RpcError as error:
             replace = error.code() in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED)
             response = self._response(error)

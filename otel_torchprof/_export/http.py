@@ -231,11 +231,11 @@ class HttpTransport:
             session.mount(scheme, Adapter())
         return session
 
-    def prepare(self, message: bytes) -> bytes:
+    def prepare(self, message: bytes | memoryview) -> bytes | memoryview:
         """The body to send, made once for all attempts."""
         return gzip.compress(message, _GZIP_LEVEL, mtime=0) if self._settings.compression == GZIP else message
 
-    def send(self, body: bytes, timeout: float) -> Response:
+    def send(self, body: bytes | memoryview, timeout: float) -> Response:
         """Sends once, within ``timeout`` seconds. Raises nothing that has to do with the network."""
         request = current_request
         request.begin(Deadline.after(timeout))

@@ -22,10 +22,12 @@ def import_encoders(*, json: bool = False) -> None:
         process_changes.import_now("google.protobuf.json_format")
 
 
-def messages(spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = False) -> Iterator[tuple[bytes, int]]:
+def messages(
+    spans: Sequence[ReadableSpan], max_bytes: int, *, json: bool = False
+) -> Iterator[tuple[bytes, int]] | Iterator[tuple[memoryview, int]]:
     """Yields serialized ``ExportTraceServiceRequest`` messages of at most ``max_bytes``, each with its number of spans, in order.
 
-    ``json``: lines of OTLP/JSON instead of protobuf. A larger span is alone in its message; for a large resource see ``message_size``. A
+    A message is valid until the next one is requested.     ``json``: lines of OTLP/JSON instead of protobuf. A larger span is alone in its message; for a large resource see ``message_size``. A
     SpanList without gaps is encoded from its table, without an object per span; other spans by OpenTelemetry's encoder, whose exceptions
     are passed on.
     """

@@ -155,7 +155,7 @@ class OTLPExporter(SpanExporter):
         deadline = Deadline.after(timeout_millis / 1000)
         first = True
 
-        def send(message: bytes) -> Response:
+        def send(message: bytes | memoryview) -> Response:
             nonlocal first
             with suppressed():
                 response = self._sender.attempt(message, deadline, again=again and first)
@@ -192,7 +192,7 @@ class OTLPExporter(SpanExporter):
     # ---- within ----
 
     def _export(
-        self, spans: Sequence[ReadableSpan], send: Callable[[bytes, int], Response], deadline: Deadline
+        self, spans: Sequence[ReadableSpan], send: Callable[[bytes | memoryview, int], Response], deadline: Deadline
     ) -> Iterator[Delivery]:
         """Sends messages until one gets the outcome RETRY or the time is over."""
         settled = 0
@@ -221,7 +221,7 @@ class OTLPExporter(SpanExporter):
         self,
         spans: Sequence[ReadableSpan],
         response: Response,
-        send: Callable[[bytes, int], Response],
+        send: Callable[[bytes | memoryview, int], Response],
         deadline: Deadline,
     ) -> Iterator[Delivery]:
         """Yields the outcome of the spans of a message.

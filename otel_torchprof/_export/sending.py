@@ -51,10 +51,10 @@ class ExportStats:
 class Transport(Protocol):
     """A way to send messages. Thread-safe."""
 
-    def prepare(self, message: bytes) -> bytes:
-        """Returns the bytes to send, made once for all attempts."""
+    def prepare(self, message: bytes | memoryview) -> Any:
+        """Returns the bytes to send, made once for all attempts. The message is valid until these have ended."""
 
-    def send(self, message: bytes, timeout: float) -> Response:
+    def send(self, body: Any, timeout: float) -> Response:
         """Sends the result of ``prepare`` once, within ``timeout`` seconds."""
 
     def close(self) -> None:
@@ -70,12 +70,12 @@ class SizeLimit:
     Otherwise each span with a resource that is too large by itself would cost a request.
     """
 
-    def __init__(self, send: Callable[[bytes], Response]) -> None:
+    def __init__(self, send: Callable[[bytes | memoryview], Response]) -> None:
         self._send = send
         self._refused = math.inf
         self._response = Response(Outcome.TOO_LARGE)
 
-    def send(self, message: bytes, spans: int) -> Response:
+    def send(self, message: bytes | memoryview, spans: int) -> Response:
         """The response to a message with so many spans; TOO_LARGE also where it was not sent."""
         if len(message) >= self._refused:
             return self._response
@@ -113,7 +113,7 @@ class Sender:
         """Whether nothing more is to be sent."""
         return self._stopping.is_set()
 
-    def attempt(self, message: bytes, deadline: Deadline, *, again: bool = False) -> Response:
+    def attempt(self, message: bytes | memoryview, deadline: Deadline, *, again: bool = False) -> Response:
         """Sends once, within the settings' timeout and the deadline; ``again``: it is not the message's first time."""
         response = self._send(self._transport.prepare(message), len(message), self._timeout(deadline))
         if again:
@@ -123,7 +123,7 @@ class Sender:
             self._counts.add(last_error=response.text)
         return response
 
-    def deliver(self, message: bytes, deadline: Deadline) -> Response:
+    def deliver(self, message: bytes | memoryview, deadline: Deadline) -> Response:
         """Sends until the response is final, within the settings' timeout and the deadline; never returns RETRY."""
         body = self._transport.prepare(message)
         return deliver(
@@ -171,7 +171,7 @@ class Sender:
     def _timeout(self, deadline: Deadline) -> float:
         return min(self.settings.timeout, deadline.remaining())
 
-    def _send(self, body: bytes, size: int, timeout: float) -> Response:
+    def _send(self, body: Any, size: int, timeout: float) -> Response:
         self._counts.add(requests=1, bytes_sent=size)
         try:
             return self._transport.send(body, timeout)

@@ -66,7 +66,7 @@ class StreamedFile:
         """Bytes on the disk."""
         return self._size
 
-    def append(self, pieces: Iterable[bytes], most: int | None = None) -> bool:
+    def append(self, pieces: Iterable[bytes | memoryview], most: int | None = None) -> bool:
         """Whether they were appended: not where a file that can be rewritten would have more than ``most`` bytes by them.
 
         Raises OSError when the system refuses, ValueError after :meth:`close`, and what ``pieces`` raises.
@@ -159,7 +159,7 @@ class StreamedFile:
         if is_ours:
             os.close(fd)
 
-    def _write(self, data: bytes, at: int) -> None:
+    def _write(self, data: bytes | memoryview, at: int) -> None:
         """Writes all data; ``at``: position in a rewritable file."""
         left = memoryview(data)
         while left:
@@ -189,7 +189,7 @@ class StreamedFile:
         stored = zlib.compressobj(0, wbits=GZIP_FORMAT)
         return stored.compress(data) + stored.flush()
 
-    def _encoded(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def _encoded(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         compressor = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_FORMAT) if self._compressed else None
         for piece in pieces:
             yield compressor.compress(piece) if compressor else piece
@@ -207,11 +207,11 @@ def _above_standard(fd: int) -> int:
         os.close(fd)
 
 
-def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """Larger pieces: few exports need more than one call of the system, which is hardly ever killed halfway. A message alone is not copied."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     size = 0
-    for piece in filter(None, pieces):
+    for piece in (piece for piece in pieces if piece):
         parts.append(piece)
         size += len(piece)
         if size >= _WRITE_SIZE:
@@ -220,7 +220,7 @@ def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield _joined(parts)
 
 
-def _joined(parts: list[bytes]) -> bytes:
+def _joined(parts: list[bytes | memoryview]) -> bytes | memoryview:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

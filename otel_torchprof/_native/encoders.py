@@ -7,7 +7,6 @@ if no memory is left.
 from __future__ import annotations
 
 from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -140,7 +139,7 @@ def _struct(c_type: str, columns: Mapping[str, Array]) -> Any:
 def _pieces(encode: Any, subject: tuple[Any, ...], count: int) -> Iterator[bytes]:
     """Yields the pieces of ``count`` encoded items. The caller keeps the memory alive to which the subject points."""
     encoded = pieces(lambda item, buffer: encode(*subject, item, PIECE_SIZE, buffer), range(count))
-    return map(itemgetter(0), encoded)
+    return (bytes(piece) for piece, _ in encoded)
 
 
 def _checked(result: int) -> int:
@@ -187,8 +186,12 @@ class LineParts(NamedTuple):
     tail: bytes
 
 
-def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def encode_otlp(
+    spans: SpanColumns, parts: RequestParts, rows: range, max_bytes: int
+) -> Iterator[tuple[memoryview, int]]:
     """Serializes the spans of rows (rising, without gaps) as messages of ``max_bytes``; yields each with its number of spans.
+
+    A message is valid until the next one, see :func:`pieces`.
 
     Raises:
         MemoryError: no memory is left.
@@ -199,7 +202,9 @@ def encode_otlp(spans: SpanColumns, parts: RequestParts, rows: range, max_bytes:
     )
 
 
-def encode_otlp_json(spans: SpanColumns, parts: LineParts, rows: range, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+def encode_otlp_json(
+    spans: SpanColumns, parts: LineParts, rows: range, max_bytes: int
+) -> Iterator[tuple[memoryview, int]]:
     """Like :func:`encode_otlp`, as lines of JSON."""
     frame, _alive = _frame("otp_otlp_json_frame *", parts)
     yield from pieces(
@@ -300,8 +305,8 @@ _spare: list[Any] = []
 20,000 spans (measured: 235 instead of 125 ns per span)."""
 
 
-def pieces(write: Callable[[int, Any], int], items: range) -> Iterator[tuple[bytes, int]]:
-    """Yields each piece with its number of items.
+def pieces(write: Callable[[int, Any], int], items: range) -> Iterator[tuple[memoryview, int]]:
+    """Yields each piece with its number of items. A piece is released when the next one is requested: it is not copied out of the buffer.
 
     ``write`` writes items, from a given one on, into an ``otp_buffer``, and returns the next item, or a negative number if no memory is
     left. It keeps the memory that it reads alive.
@@ -319,7 +324,8 @@ def pieces(write: Callable[[int, Any], int], items: range) -> Iterator[tuple[byt
         first, item = item, write(item, buffer)
         if item < 0:
             raise MemoryError("no memory left for what is encoded; encode fewer events at a time")
-        yield ffi.buffer(buffer.data, buffer.size)[:], item - first
+        with memoryview(ffi.buffer(buffer.data, buffer.size)) as piece:
+            yield piece, item - first
     if not _spare and buffer.capacity <= _LARGEST_SPARE:
         _spare.append(buffer)
 

@@ -68,7 +68,8 @@ def test_every_form(tmp_path, protocol, name, capsys):
 def test_what_a_collector_writes(tmp_path):
     """A Collector's JSON lines with members of a newer OTLP, and its protobuf with sizes, are read as well."""
     message = b"".join(otlp.encode(span_rows(["a"]), resource=RESOURCE, scope=SCOPE))
-    found = json.loads(next(otlp_json.encode_counted(span_rows(["b"]), resource=RESOURCE, scope=SCOPE))[0])
+    lines = otlp_json.encode_counted(span_rows(["b"]), resource=RESOURCE, scope=SCOPE)
+    [found] = [json.loads(bytes(line)) for line, _ in lines]
     found["resourceSpans"][0]["entityRefs"] = [{"new": 1}]
     found["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] = "A5" * 16
     (tmp_path / "sized").write_bytes(len(message).to_bytes(4, "big") + message)

@@ -30,11 +30,15 @@ def writing(text, buffers):
     return write
 
 
+def taken(encoded):
+    return [(bytes(piece), count) for piece, count in encoded]
+
+
 def test_next_one_writes_into_the_same_buffer():
     """All pieces, and those of whoever comes next, go through one buffer."""
     first, second = [], []
-    assert list(pieces(writing(b"one", first), range(2, 4))) == [(b"one", 1), (b"one", 1)]
-    assert list(pieces(writing(b"2", second), range(1))) == [(b"2", 1)]
+    assert taken(pieces(writing(b"one", first), range(2, 4))) == [(b"one", 1), (b"one", 1)]
+    assert taken(pieces(writing(b"2", second), range(1))) == [(b"2", 1)]
     assert {id(buffer) for buffer in first + second} == {id(first[0])}
 
 
@@ -42,8 +46,17 @@ def test_two_at_a_time_have_a_buffer_each():
     """Two that write in turns do not write over each other."""
     buffers = []
     one, other = pieces(writing(b"one", buffers), range(2)), pieces(writing(b"2", buffers), range(2))
-    assert [next(one), next(other), next(one), next(other)] == [(b"one", 1), (b"2", 1)] * 2
+    assert taken(next(each) for each in (one, other, one, other)) == [(b"one", 1), (b"2", 1)] * 2
     assert buffers[0] is buffers[2] is not buffers[1]
+
+
+def test_piece_is_released_with_the_next():
+    """A piece that is kept for too long raises an error instead of showing what was written over it."""
+    encoded = pieces(writing(b"one", []), range(2))
+    first, _ = next(encoded)
+    assert bytes(next(encoded)[0]) == b"one"
+    with pytest.raises(ValueError, match="released"):
+        bytes(first)
 
 
 def test_large_buffer_is_not_kept():
@@ -54,7 +67,7 @@ def test_large_buffer_is_not_kept():
 
 def test_reader_that_stops_early_leaves_nothing():
     """The buffer of a reader that does not come to the end is freed with it."""
-    assert list(islice(pieces(writing(b"one", []), range(9)), 2)) == [(b"one", 1)] * 2
+    assert taken(islice(pieces(writing(b"one", []), range(9)), 2)) == [(b"one", 1)] * 2
     assert module._spare == []
 
 
