@@ -158,10 +158,11 @@ def test_a_forest_of_any_parents(columns, seed):
 
 
 @given(
-    arrays.arrays(np.uint32, st.integers(0, 40), elements=st.integers(0, 3)), st.lists(st.integers(0, 5), max_size=4)
+    arrays.arrays(np.uint32, st.integers(0, 40), elements=st.integers(0, 3)),
+    st.lists(st.integers(0, 5), max_size=4) | st.lists(st.integers(0, 5), min_size=65, max_size=70),
 )
 def test_values_among_a_few(values, few):
-    """As numpy's functions tell, for columns with one value too."""
+    """As numpy's functions tell, for columns with one value and for many to look for too."""
     assert is_any_of(values, few).tolist() == np.isin(values, few).tolist()
     assert distinct_values(values).tolist() == sorted(set(values.tolist()))
     assert distinct_values(np.full(3, 7)).tolist() == [7]
