@@ -6,6 +6,7 @@ import math
 import re
 import struct
 from collections import deque
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,7 +191,6 @@ _OF_SPAN = (
     *attribute_keys.PHASE_OF,
 )
 """The attributes of a step that are stored."""
-_UNKNOWN = dict.fromkeys(_OF_SPAN, NAN)
 _ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
 """Segment, number, begin (Unix ns), duration (ns), and attributes, NaN if unknown."""
 
@@ -205,8 +205,7 @@ class LiveSteps:
         """Adds spans of ended steps and of segments between steps."""
         for span in with_pauses(deque((span for span in spans if span.segment is not None), maxlen=_MOST)):
             duration = span.end - span.start
-            phases = {} if span.phases is None else span.phases.attributes(span.thread, duration)
-            values = map({**_UNKNOWN, **span.attributes, **phases}.__getitem__, _OF_SPAN)
+            values = map(span.attributes.get, _OF_SPAN, repeat(NAN))
             kind = _SEGMENTS.index(span.segment)
             self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
 

@@ -89,10 +89,13 @@ class TraceCapacity:
             most: span limit of each entry's trace.
         """
         over = np.zeros(len(counts), dtype=np.bool_)
-        for at in np.flatnonzero(counts).tolist():
-            key, count = trace_ids[at].tobytes(), int(counts[at])
-            over[at] = count > self.left(key, int(most[at]))
-            if not over[at]:
+        rows = np.flatnonzero(counts)
+        keys = trace_ids[rows].tobytes()
+        for number, (count, allowed) in enumerate(zip(counts[rows].tolist(), most[rows].tolist(), strict=True)):
+            key = keys[16 * number : 16 * number + 16]
+            if count > self.left(key, allowed):
+                over[rows[number]] = True
+            else:
                 self.spend(key, count)
         return over
 

@@ -22,7 +22,7 @@ from otel_torchprof._model.collectives import LiveCollectives
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._model.live_table import CallRules, Flows
-from otel_torchprof._model.step_spans import Job
+from otel_torchprof._model.step_spans import Job, note_phases
 from otel_torchprof._model.steps import Steps
 from otel_torchprof._native.python_sources import usage_at
 from otel_torchprof._native.recorder import now_ns
@@ -65,16 +65,25 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
     recorded = np.array([trace_group.trace.recorded for trace_group in placed.trace_groups], dtype=np.bool_)
     counted = None if recorded.all() else recorded[placed.trace_group]
     averages.add(placed.batch, placed.child_time, counted=counted, devices=placed.devices)
+    sums: dict[str, list[int]] = {}
     for step in with_pauses(ended):
         # Once per step: not its parts in other traces, and not an unfinished step at the end of the recording.
         if step.trace.recorded and step.thread is not None:
-            duration = step.end - step.start
+            duration, rest = step.end - step.start, step.unattributed
             own = max(duration - step.child_time, 0)
             if step.phases is not None:  # the self time is in the row of unattributed time
-                rest = step.phases.unattributed(step.thread, duration)
-                averages.add_span(_UNATTRIBUTED, rest, min(own, rest))
+                _count(sums, _UNATTRIBUTED, rest, min(own, rest))
                 own = 0
-            averages.add_span(step.name, duration, own)
+            _count(sums, step.name, duration, own)
+    for name, of_name in sums.items():
+        averages.add_spans(name, of_name)
+
+
+def _count(sums: dict[str, list[int]], name: str, duration: int, own: int) -> None:
+    of_name = sums.get(name) or sums.setdefault(name, [0, 0, 0])
+    of_name[0] += 1
+    of_name[1] += duration
+    of_name[2] += own
 
 
 def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:
@@ -333,6 +342,7 @@ class LiveRecording:
         if final:  # after place(): the current step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = _unsent(span for step in ended for span in step.spans.values())
+        note_phases(step_spans)
         self._job.note(step_spans)
         roots = self._trees.ended_roots(min(known_until, self.now()), final=final)
         jobs = self._job.ended(self.now(), final=final)
@@ -437,8 +447,7 @@ class LiveRecording:
         return None if span is None else (span.span_context, span.start_ns)
 
     def _began(self, context: int) -> int | None:
-        span = self._contexts.get(context)
-        return None if span is None else span.start_ns
+        return self._contexts.start_of(context)
 
     def _selects(self, step: int, trace_id: int) -> bool:
         """Whether a step is to be traced in full; True if the schedule, which may be user code, raises."""

