@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver as ExecutionTraceObserver
     from torch.profiler import itt as itt
 
-    from ._answers.diff import Difference, diff
+    from ._answers.diff import diff
+    from ._answers.difference import Difference
     from ._answers.explanation import Explanation
     from ._answers.verdicts import explain
     from ._cli.notebook import load_ipython_extension as load_ipython_extension
@@ -75,7 +76,7 @@ else:
     _MODULES = {
         "ChromeTraceExporter": "_export.chrome",
         "DeviceType": "_profile.function_event",
-        "Difference": "_answers.diff",
+        "Difference": "_answers.difference",
         "EnforceUnique": "_profile.nvprof",
         "EventList": "_profile.events",
         "EventMetadata": "_profile.function_event",

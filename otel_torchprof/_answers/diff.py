@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX
 from otel_torchprof._files.reading import read_events
-from otel_torchprof.errors import TorchProfError, printable
+from otel_torchprof.errors import TorchProfError
 
-from .explanation import escaped
-from .findings import DIFF_RULES, RULES, time
+from .difference import Change, ComparedRecording, Difference
+from .findings import DIFF_RULES, RULES
 from .rank_reading import steps_of
 from .tree_times import TreeTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from otel_torchprof._columns.arrays import Flags, Floats
+    from otel_torchprof._columns.arrays import Flags, Floats, Integers
     from otel_torchprof._export.byte_stream import ByteStream
 
     from .step_list import StepList
@@ -32,7 +31,7 @@ _NORMAL = 1.4826
 """Ratio of the standard deviation to the median absolute deviation."""
 QUANTILE = 2.1
 """97.5 % of Student's t distribution with 18 degrees of freedom: blocks of two recordings, less one of each."""
-_STEP = "(step)"
+STEP = "(step)"
 """Name of the time of a step outside of all its spans."""
 
 
@@ -128,17 +127,17 @@ def _beyond_machine(ratios: Floats, errors: Floats, common: _Common) -> tuple[Fl
     return is_outside | is_apart, np.where(is_outside, between, common.ratio), np.where(is_outside, outer, inner)
 
 
-def undisturbed(values: Floats) -> Floats:
-    """For rows of times by step, the time in the fastest tenth of the steps in which it runs; 0 if it runs in less than half.
+def undisturbed(values: Floats, fastest: float = DIFF_RULES.fastest) -> Floats:
+    """For rows of times by step, the time in the fastest part of the steps in which it runs; 0 if it runs in less than half.
 
     If the machine is slow for half of a recording, medians change, but the fastest steps do not.
     """
-    return np.where((values > 0).sum(axis=-1) * 2 < values.shape[-1], 0.0, _fastest(values))
+    return np.where((values > 0).sum(axis=-1) * 2 < values.shape[-1], 0.0, _fastest(values, fastest))
 
 
-def _fastest(values: Floats) -> Floats:
+def _fastest(values: Floats, part: float) -> Floats:
     idle = (values <= 0).sum(axis=-1, keepdims=True)
-    place = idle + ((values.shape[-1] - 1 - idle) * DIFF_RULES.fastest).astype(np.int64)
+    place = idle + ((values.shape[-1] - 1 - idle) * part).astype(np.int64)
     fastest: Floats = np.take_along_axis(np.sort(values, axis=-1), place.clip(0, values.shape[-1] - 1), axis=-1)[..., 0]
     return fastest
 
@@ -159,7 +158,7 @@ def _keys(path: tuple[str, ...], *, by_name: bool) -> tuple[tuple[str, tuple[str
     """The rows that a path belongs to: its own, and that of its name."""
     if by_name:
         return ((path[-1], ()),) if path and not path[-1].startswith(PHASE_PREFIX) else ()
-    return ((path[-1], path), (path[-1], ())) if path else ((_STEP, (_STEP,)),)
+    return ((path[-1], path), (path[-1], ())) if path else ((STEP, (STEP,)),)
 
 
 def _stand_for_names(rows: list[DiffRow]) -> Flags:
@@ -238,16 +237,18 @@ def diff(
         >>> otp.diff("before.json", "before.json").is_slower_by(0.05)
         False
     """
-    sides, problems = [], []
-    for path in (before, after):
-        side, problems_of_file = _read(os.fspath(path), watch)
-        sides.append(side)
-        problems += problems_of_file
-    first, second = sides
-    _check_alike(first, second)
-    (before_log, error), (after_log, other) = (log_and_error(side.tree.seconds, _median) for side in (first, second))
+    first, second = sides = [read_side([os.fspath(path)], watch) for path in (before, after)]
+    check_alike(first, second)
+    rows, step = rows_of(first.tree, second.tree), first.recording.median
+    common, compared = judged(rows, step)
+    times = [side.tree.seconds for side in sides]
+    changes, unsure = compared, list[ChangedRow]()
+    if busy := [side for side in sides if side.recording.runnable > RULES.most_runnable]:
+        times = [with_processor(side.tree) for side in sides]
+        common, calm = judged(_calm_rows(rows, first.tree, second.tree), step)
+        changes, unsure = _agreeing(calm, compared)
+    (before_log, error), (after_log, other) = (log_and_error(side, _median) for side in times)
     ratio, spread = math.exp(after_log - before_log), math.exp(QUANTILE * math.hypot(error, other))
-    common, compared = judged(rows_of(first.tree, second.tree), first.recording.median)
     return Difference(
         first.recording,
         second.recording,
@@ -255,23 +256,75 @@ def diff(
         ratio / spread,
         ratio * spread,
         common,
-        tuple(_change(changed, first.recording.median) for changed in compared),
-        tuple(problems),
+        tuple(_change(changed, step) for changed in changes),
+        tuple(problem for side in sides for problem in side.problems),
         tuple(doubt for side in sides for doubt in side.doubts),
+        tuple(_busy(side.recording) for side in busy),
+        tuple(_change(changed, step) for changed in unsure),
     )
+
+
+# ---- busy machines: what holds of all steps, and of those in which the loop waited least for a processor ----
+
+
+def _busy(recording: ComparedRecording) -> str:
+    return (
+        f"{recording.path!r}: the loop's thread was ready to run for {recording.runnable:.0%} of the time, and other threads had the "
+        "processors; steps are compared without that time, and changes are listed that the calmest half of the steps has too: "
+        "--interleave finds more"
+    )
+
+
+def with_processor(tree: TreeTimes) -> Floats:
+    """Durations of the steps without the time in which the loop's thread waited for a processor."""
+    seconds: Floats = np.maximum(tree.seconds - np.nan_to_num(tree.runnable), 0)
+    return seconds
+
+
+def _calm_rows(rows: list[DiffRow], before: TreeTimes, after: TreeTimes) -> list[DiffRow]:
+    """The rows with the half of the steps that waited least, and only the part of each step's time in which it had a processor."""
+    (first, part), (second, other) = (_calm(tree) for tree in (before, after))
+    return [row._replace(before=row.before[first] * part, after=row.after[second] * other) for row in rows]
+
+
+def _calm(tree: TreeTimes) -> tuple[Integers, Floats]:
+    """The steps that waited least, in their order, at least as many as a comparison needs; and the part with a processor of each."""
+    part = with_processor(tree) / tree.seconds
+    count = max(len(part) // 2, DIFF_RULES.fewest_steps)
+    rows = (
+        np.sort(np.argsort(-part, kind="stable")[:count]) if np.isfinite(tree.runnable).any() else np.arange(len(part))
+    )
+    return rows, part[rows]
+
+
+def _agreeing(calm: list[ChangedRow], whole: list[ChangedRow]) -> tuple[list[ChangedRow], list[ChangedRow]]:
+    """The changes of names that both have, in the same direction, and the others."""
+    common = {_direction(changed) for changed in calm} & {_direction(changed) for changed in whole}
+    agreed = {name for name, _ in common}
+    both = [changed for changed in calm if _direction(changed) in common]
+    return both, [changed for changed in (*calm, *whole) if changed.row.name not in agreed]
+
+
+def _direction(changed: ChangedRow) -> tuple[str, bool]:
+    """The name, and whether it takes more time."""
+    return changed.row.name, bool(undisturbed(changed.row.after) > undisturbed(changed.row.before))
 
 
 # ---- reading ----
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
+    """A recording, read."""
+
     recording: ComparedRecording
     tree: TreeTimes
     doubts: list[str]
     """Reasons why its times are not the program's."""
+    problems: list[str]
+    """What could not be read."""
 
 
-def _check_alike(before: _Side, after: _Side) -> None:
+def check_alike(before: Side, after: Side) -> None:
     """Raises TorchProfError if one recording has operators and the other only steps and phases."""
     names = [{path[-1] for path in side.tree.paths if path} for side in (before, after)]
     has_more = [any(not name.startswith(PHASE_PREFIX) for name in of_side) for of_side in names]
@@ -283,33 +336,32 @@ def _check_alike(before: _Side, after: _Side) -> None:
         )
 
 
-def _read(path: str, watch: Callable[[str, ByteStream], None]) -> tuple[_Side, list[str]]:
-    events = read_events([path], watch)
-    step_list = steps_of(path, events)
+def read_side(paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None) -> Side:
+    """Reads a recording of one or several files.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has too few steps.
+    """
+    events = read_events(list(paths), watch)
+    step_list = steps_of(paths[0], events)
     tree = TreeTimes(events, step_list, DIFF_RULES.warm_up_steps)
     if len(tree.seconds) < DIFF_RULES.fewest_steps:
         raise TorchProfError(
-            f"{path!r} has {len(tree.seconds)} training steps (the first {DIFF_RULES.warm_up_steps} left out), and "
+            f"{paths[0]!r} has {len(tree.seconds)} training steps (the first {DIFF_RULES.warm_up_steps} left out), and "
             f"{DIFF_RULES.fewest_steps} are needed to compare it: record more steps"
         )
-    rare = rare_share(tree)
-    return _Side(
-        ComparedRecording(path, len(tree.seconds), float(np.median(tree.seconds)), rare), tree, _doubts(path, step_list)
-    ), events.problems
+    is_known = np.isfinite(tree.runnable)
+    runnable = tree.runnable[is_known].sum() / max(tree.seconds[is_known].sum(), 1e-9)
+    recording = ComparedRecording(
+        paths[0], len(tree.seconds), float(np.median(tree.seconds)), rare_share(tree), float(runnable)
+    )
+    return Side(recording, tree, _doubts(paths[0], step_list), events.problems)
 
 
 def _doubts(path: str, step_list: StepList) -> list[str]:
-    """Returns the doubts that ``explain`` has too: dropped events, duplicate steps, a busy machine."""
+    """Returns doubts that ``explain`` has too: dropped events, duplicate steps."""
     doubts = []
     for process in step_list.processes.values():
-        steps = [step for step in process.steps if step.is_training][DIFF_RULES.warm_up_steps :]
-        known = [step for step in steps if not math.isnan(step.runnable)]
-        busy = math.fsum(step.runnable for step in known) / max(sum(step.duration for step in known) / 1e9, 1e-9)
-        if busy > RULES.most_runnable:
-            doubts.append(
-                f"{path!r}: the loop's thread was ready to run for {busy:.0%} of the time, and other threads had the processors: record it "
-                "while nothing else runs"
-            )
         if process.dropped > RULES.most_dropped * (process.events + process.dropped):
             doubts.append(
                 f"{path!r}: {process.dropped / (process.events + process.dropped):.1%} of the events were dropped: record with less detail"
@@ -331,244 +383,3 @@ def _change(changed: ChangedRow, step: float) -> Change:
     ratio = after / before if before else math.nan
     calls, share = (row.calls_before, row.calls_after), (after / math.exp(changed.alike) - before) / step
     return Change(row.name, row.path, before, after, ratio / spread, ratio * spread, *calls, share)
-
-
-# ---- differences between two recordings ----
-
-
-_LISTED = 20
-_LEAST_RARE = 0.01
-"""Least share of rare paths that is reported."""
-_SHOWN_NAMES = 4
-"""Displayed names of a path, counted from its end."""
-
-
-class Change(NamedTuple):
-    """An operator, label or module that takes more or less time in the second recording.
-
-    Seconds are self time per step, in the fastest tenth of the steps that contain it.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    """Path from the step down; empty if several paths have the same change."""
-    before: float
-    after: float
-    low: float
-    high: float
-    """``low`` and ``high`` are the 95 % interval of ``after / before``; NaN if it is new or vanished."""
-    calls_before: float
-    calls_after: float
-    """Calls per step, as medians; NaN if spans are aggregates."""
-    share: float
-    """Difference beyond the machine's own change, as a fraction of the first recording's step."""
-
-    @property
-    def is_new(self) -> bool:
-        """Whether no step of the first recording contains it."""
-        return self.calls_before == 0
-
-    @property
-    def is_vanished(self) -> bool:
-        """Whether no step of the second recording contains it."""
-        return self.calls_after == 0
-
-    @property
-    def moved(self) -> str:
-        """The change as a signed percentage, ``new`` or ``vanished``."""
-        if self.is_new or self.is_vanished:
-            return "new" if self.is_new else "vanished"
-        return _signed(self.after / self.before - 1)
-
-    @property
-    def sentence(self) -> str:
-        """The change in one line."""
-        times = f"{time(self.before)} -> {time(self.after)} a step"
-        calls = "" if self._same_calls else f", {self.calls_before:g} -> {self.calls_after:g} calls"
-        return f"{self.name}: {self.moved}, {times}{calls}, {_signed(self.share)} of the step"
-
-    @property
-    def _same_calls(self) -> bool:
-        return self.calls_before == self.calls_after or math.isnan(self.calls_before + self.calls_after)
-
-
-class ComparedRecording(NamedTuple):
-    """The compared steps of one file."""
-
-    path: str
-    steps: int
-    median: float
-    """Median duration of a step in seconds."""
-    rare: float
-    """Fraction of it in spans that fewer than half of the steps contain, which are not compared."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Difference between two recordings of one program: the result of :func:`diff`. Immutable.
-
-    ``print()`` writes the text of ``otel-torchprof diff``; a notebook displays Markdown.
-
-    Examples:
-        >>> with otp.profile() as prof:
-        ...     for _ in range(40):
-        ...         y = torch.ones(3) + 1
-        ...         prof.step()
-        >>> prof.export_chrome_trace("trace.json")
-        >>> difference = otp.diff("trace.json", "trace.json")
-        >>> difference.ratio, difference.changes
-        (1.0, ())
-    """
-
-    before: ComparedRecording
-    after: ComparedRecording
-    ratio: float
-    """Ratio of the median step durations: 1.05 is 5 % slower."""
-    low: float
-    high: float
-    """``low`` and ``high`` are its 95 % interval."""
-    common: float
-    """Ratio by which everything changed alike: the machine, its clock, or a cost that all operators share."""
-    changes: tuple[Change, ...]
-    """Changes beyond that and beyond chance, largest first."""
-    problems: tuple[str, ...]
-    """Parts of the files that could not be read."""
-    doubts: tuple[str, ...] = ()
-    """Reasons why the times of a recording are not the program's; with any, nothing is judged."""
-
-    @property
-    def is_common(self) -> bool:
-        """Whether everything changed alike by more than machines vary from one recording to the next."""
-        return abs(math.log(self.common)) > math.log1p(DIFF_RULES.common_change)
-
-    @property
-    def headline(self) -> str:
-        """The difference in one line."""
-        step = f"a step took {time(self.before.median)}, now {time(self.after.median)} ({_signed(self.ratio - 1)})"
-        if self.doubts:
-            return f"cannot be judged: {self.doubts[0]}"
-        if self.changes:
-            more = f" (and {len(self.changes) - 1} more)" if len(self.changes) > 1 else ""
-            return f"{self.changes[0].sentence}{more}; {step}"
-        if self.is_common:
-            return f"everything changed alike, by {_signed(self.common - 1)}: the machine, or what all operators share; {step}"
-        return f"no difference that is more than chance; {step}"
-
-    def is_slower_by(self, fraction: float) -> bool:
-        """Whether the changes make a step longer by more than a fraction.
-
-        A change that everything shares does not count: it is the speed of the machine, which varies from minute to
-        minute.
-
-        Args:
-            fraction: limit of :attr:`slowdown`, 0.05 for 5 %.
-
-        Returns:
-            False if there are :attr:`doubts`.
-        """
-        return not self.doubts and self.slowdown > fraction
-
-    @property
-    def slowdown(self) -> float:
-        """Time that the changes add to a step, as a fraction of the first recording's step.
-
-        Negative if steps are faster.
-        """
-        return math.fsum(change.share for change in self.changes)
-
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_markdown_(self) -> str:
-        """Markdown for a notebook."""
-        return as_markdown(self)
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns all fields, and the thresholds of the rules, as a dictionary for the json module."""
-        return {
-            "verdict": self.headline,
-            "before": self.before._asdict(),
-            "after": self.after._asdict(),
-            "ratio": self.ratio,
-            "interval": [self.low, self.high],
-            "common": self.common,
-            "slowdown": self.slowdown,
-            "changes": [_json(change) for change in self.changes],
-            "problems": list(self.problems),
-            "doubts": list(self.doubts),
-            "rules": DIFF_RULES._asdict(),
-        }
-
-
-def as_text(difference: Difference) -> str:
-    """Formats a difference for a terminal."""
-    blocks = ([difference.headline], _changes(difference), _steps(difference))
-    texts = ("\n".join(map(printable, lines)) for lines in blocks)  # a name with a line feed forges no line
-    return "\n\n".join(text for text in texts if text) + "\n"
-
-
-def as_markdown(difference: Difference) -> str:
-    """Formats a difference for a pull request."""
-    lines = [f"**{escaped(difference.headline)}**", ""]
-    if difference.changes:
-        lines += [
-            "| What | Before | After | Change | Of the step | Where |",
-            "| --- | ---: | ---: | ---: | ---: | --- |",
-        ]
-        lines += [
-            f"| {escaped(change.name)} | {time(change.before)} | {time(change.after)} | {change.moved} | {change.share:+.1%} | {escaped(_where(change))} |"
-            for change in difference.changes[:_LISTED]
-        ]
-        lines += [""]
-    return "\n".join((*lines, *(f"- {escaped(line)}" for line in _steps(difference)))) + "\n"
-
-
-def _changes(difference: Difference) -> Iterator[str]:
-    if difference.changes:
-        yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>22}{'Of step':>9}{'Calls a step':>16}  What"
-    for change in difference.changes[:_LISTED]:
-        between = "" if change.is_new or change.is_vanished else f"{change.low - 1:+.1%} to {change.high - 1:+.1%}"
-        calls = (
-            ""
-            if math.isnan(change.calls_before + change.calls_after)
-            else f"{change.calls_before:g} -> {change.calls_after:g}"
-        )
-        yield (
-            f"{time(change.before):>10}{time(change.after):>12}{change.moved:>10} {between:>21}{change.share:>+9.1%}{calls:>16}  "
-            f"{_where(change) or change.name}"
-        )
-    if len(difference.changes) > _LISTED:
-        yield f"and {len(difference.changes) - _LISTED} more: --json"
-
-
-def _steps(difference: Difference) -> Iterator[str]:
-    yield _recording("before", difference.before)
-    yield _recording("after", difference.after)
-    yield f"step {difference.ratio - 1:+.1%}, 95 % interval {difference.low - 1:+.1%} to {difference.high - 1:+.1%}; the median name {difference.common - 1:+.1%}, taken for the machine's"
-    for doubt in difference.doubts[1:]:
-        yield f"cannot be judged: {doubt}"
-
-
-def _recording(which: str, recording: ComparedRecording) -> str:
-    rare = (
-        f", {recording.rare:.0%} of it runs in less than half of the steps and is not compared"
-        if recording.rare >= _LEAST_RARE
-        else ""
-    )
-    return f"{which:<6} {recording.steps:,} steps, median {time(recording.median)}{rare}  {recording.path}"
-
-
-def _where(change: Change) -> str:
-    return " > ".join(("...", *change.path[-_SHOWN_NAMES:]) if len(change.path) > _SHOWN_NAMES else change.path)
-
-
-def _signed(fraction: float) -> str:
-    return f"{fraction:+.1%}"
-
-
-def _json(change: Change) -> dict[str, Any]:
-    """The fields of a change; None for NaN, which JSON does not have."""
-    return {
-        key: None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in change._asdict().items()
-    }

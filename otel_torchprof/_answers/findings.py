@@ -78,7 +78,7 @@ class VerdictRules(NamedTuple):
 class DiffRules(NamedTuple):
     """Thresholds for differences between two recordings."""
 
-    version: int = 3
+    version: int = 4
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""

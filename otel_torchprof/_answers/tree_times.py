@@ -115,7 +115,7 @@ class TreeTimes:
 
     def __init__(self, events: TraceEvents, step_list: StepList, warm_up_steps: int) -> None:
         self._steps = [StepsOfProcess(process, 0) for process in step_list.processes.values()]
-        self._columns, self._seconds = _chosen(step_list, warm_up_steps)
+        self._columns, self._seconds, self._runnable = _chosen(step_list, warm_up_steps)
         self._of_track = step_list.number_of_track
         self._names: dict[str, int] = {"": _SAME_AS_PARENT}
         self._paths = Paths()
@@ -133,6 +133,12 @@ class TreeTimes:
     def seconds(self) -> Floats:
         """Durations of the chosen steps."""
         chosen: Floats = self._seconds[self._has_averages == self.by_name]
+        return chosen
+
+    @property
+    def runnable(self) -> Floats:
+        """Seconds of these steps in which the loop's thread was ready to run without a processor; NaN if unknown."""
+        chosen: Floats = self._runnable[self._has_averages == self.by_name]
         return chosen
 
     @property
@@ -221,17 +227,18 @@ class TreeTimes:
             self._of_names.add(names, np.full(len(names), column), seconds, calls)
 
 
-def _chosen(step_list: StepList, warm_up_steps: int) -> tuple[list[Integers], Floats]:
-    """For each process, the column of each step, or -1; and the durations of the chosen steps."""
-    columns, seconds = [], []
+def _chosen(step_list: StepList, warm_up_steps: int) -> tuple[list[Integers], Floats, Floats]:
+    """For each process, the column of each step, or -1; and the durations and waits for a processor of the chosen steps."""
+    columns, seconds, runnable = [], [], []
     for process in step_list.processes.values():
         is_training = np.array([step.is_training for step in process.steps])
         columns.append(np.where(is_training & (np.cumsum(is_training) > warm_up_steps), 0, -1))
         seconds.append(np.array([step.duration for step in process.steps]) / 1e9)
+        runnable.append(np.array([step.runnable for step in process.steps]))
     first = np.concatenate(columns)
     rows = np.flatnonzero(first == 0)
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).astype(np.int64)]
     first[:] = -1
     first[rows] = np.arange(len(rows))
     ends = np.cumsum([len(column) for column in columns])
-    return np.split(first, ends[:-1]), np.concatenate(seconds)[rows]
+    return np.split(first, ends[:-1]), np.concatenate(seconds)[rows], np.concatenate(runnable)[rows]

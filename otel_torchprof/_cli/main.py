@@ -66,7 +66,7 @@ def _documentation() -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit status: 0, 1 with a message on stderr, 130 after Ctrl-C, or as the command says."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(diff_command.with_commands(sys.argv[1:] if arguments is None else arguments))
     try:
         status: int = _COMMANDS[options.command].run(options)
     except (TorchProfError, OSError, KeyboardInterrupt) as error:
