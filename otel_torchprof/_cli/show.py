@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
-from otel_torchprof._encode.table import SORT_KEYS, chosen, format_time
+from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
 from otel_torchprof._files.attribute_keys import PHASE_OF, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
@@ -302,10 +302,10 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
         started = format_time((step.start - steps[0].start) / 1000)
         displayed = "" if step.spans is None else f"{step.spans:,}"
         mark = "  unfinished" if step.is_unfinished else ""
-        took = format_time(step.duration / 1000)
+        took = brief_time(step.duration / 1000)
         times = ((phase, step.phases.get(phase)) for phase in phases)
         columns = "".join(
-            f"  {'' if time is None else format_time(time * 1e6):>{_width(phase)}}" for phase, time in times
+            f"  {'' if time is None else brief_time(time * 1e6):>{_width(phase)}}" for phase, time in times
         )
         first = f"{'' if step.rank is None else step.rank:>6}  " if has_ranks else ""
         lines.append(f"{first}{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
@@ -313,7 +313,7 @@ def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
         lines.append(f"and {len(steps) - limit:,} more: --rows -1")
     durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)
     if durations:
-        middle, longest = format_time(durations[len(durations) // 2]), format_time(durations[-1])
+        middle, longest = brief_time(durations[len(durations) // 2]), brief_time(durations[-1])
         lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}")
     return "\n".join((*lines, ""))
 

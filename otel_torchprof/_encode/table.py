@@ -59,6 +59,9 @@ SORT_KEYS: tuple[str, ...] = (
 """Common sort keys of tables; ``device`` may be written as cuda, xpu or privateuse1. Other attributes work too."""
 
 _SECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
+_UNITS = sorted(_SECONDS.items(), key=lambda item: item[1])
+_FOUR_DIGITS = 999.5
+"""Least number that rounds to one of four digits."""
 _CPU = 0
 _DEVICES_WITH_TOTALS = frozenset((1, 12, 19, 20))  # CUDA, XPU, MTIA, PrivateUse1 of c10::DeviceType
 _COLUMN_WIDTH = 12
@@ -213,6 +216,19 @@ def format_time(microseconds: float) -> str:
     microseconds = _exact(microseconds)
     unit = "s" if microseconds >= _SECONDS["s"] else "ms" if microseconds >= _SECONDS["ms"] else "us"
     return f"{microseconds / _SECONDS[unit]:.3f}{unit}"
+
+
+def brief_time(microseconds: float) -> str:
+    """A time with three digits, for sentences and summaries."""
+    microseconds = _exact(microseconds)
+    unit = next(unit for unit, scale in _UNITS if unit == "s" or abs(microseconds) / scale < _FOUR_DIGITS)
+    return three_digits(microseconds / _SECONDS[unit]) + unit
+
+
+def three_digits(number: float) -> str:
+    """A number with three digits, at most two of them decimals; all digits of a larger one."""
+    decimals = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0  # noqa: PLR2004 - what rounds to 10.0 and 100
+    return f"{number:.{decimals}f}"
 
 
 def format_share(part: float, whole: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._encode.chrome_json import BASE_GRID_NS, compact
-from otel_torchprof._encode.table import format_time
+from otel_torchprof._encode.table import brief_time
 from otel_torchprof._export.file import check_writable, write
 from otel_torchprof._native.trace_files import TraceRewriter
 from otel_torchprof.errors import TorchProfError
@@ -335,7 +335,7 @@ def _refusal(ranks: list[RankFiles], unaligned: dict[int, Unaligned]) -> str:
             count = f"{failure.most} collective{'' if failure.most == 1 else 's'}"
             why = f"{count} whose end is known in common with {by.name}, and {FEWEST_COMMON} are needed"
         elif failure.fit.is_ambiguous:
-            offset, period = (format_time(time / 1000) for time in (abs(failure.fit.line.offset), failure.fit.period))
+            offset, period = (brief_time(time / 1000) for time in (abs(failure.fit.line.offset), failure.fit.period))
             why = (
                 f"its clock would differ from that of {by.name} by {offset}, more than half of the {period} from one step "
                 "or collective to the next: only their order numbers the collectives, and they may be those of another step"
@@ -346,7 +346,7 @@ def _refusal(ranks: list[RankFiles], unaligned: dict[int, Unaligned]) -> str:
                 f"its times run {faster} than those of {by.name}, which no two clocks do: one of the files was changed"
             )
         else:
-            error, duration = format_time(failure.fit.error / 1000), format_time(failure.fit.duration / 1000)
+            error, duration = brief_time(failure.fit.error / 1000), brief_time(failure.fit.duration / 1000)
             why = f"its clock differs from that of {by.name} by {error} from one collective to another, and these last {duration}"
         reasons.append(f"{own.name} ({files}): {why}")
     more = f"; and {len(unaligned) - 3} more ranks" if len(unaligned) > len(reasons) else ""
@@ -360,8 +360,8 @@ def _line(ranks: list[RankFiles], clocks: list[Clock], place: int, reference: in
     drift = f", drift {clock.drift * 1e6:+.3f} ppm" if clock.drift else ""
     through = "" if clock.by is None or clock.by == reference else f" with {ranks[clock.by].name}"
     return (
-        f"{ranks[place].name}: clock {format_time(abs(clock.offset) / 1000)} {relation} that of {name}{drift}; aligned to "
-        f"{format_time(clock.error / 1000)}, largest {format_time(clock.largest / 1000)}, by {clock.collectives:,} collectives{through}"
+        f"{ranks[place].name}: clock {brief_time(abs(clock.offset) / 1000)} {relation} that of {name}{drift}; aligned to "
+        f"{brief_time(clock.error / 1000)}, largest {brief_time(clock.largest / 1000)}, by {clock.collectives:,} collectives{through}"
     )
 
 

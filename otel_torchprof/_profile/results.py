@@ -16,7 +16,7 @@ from otel_torchprof._answers.rank_reading import rank_of_spans
 from otel_torchprof._answers.verdicts import explain, explained
 from otel_torchprof._encode import otlp, otlp_json
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
-from otel_torchprof._encode.table import format_time
+from otel_torchprof._encode.table import brief_time
 from otel_torchprof._export import file, sdk
 from otel_torchprof._export.aggregating import with_reductions
 from otel_torchprof._export.formats import FORMATS, FormatInput
@@ -614,10 +614,10 @@ def summary_html(
     """Summary as HTML: a title with figures, the averages with the most self time, and the health report."""
     figures = [title]
     if health.stop_ns:
-        figures.append(format_time((health.stop_ns - health.start_ns) / 1000))
+        figures.append(brief_time((health.stop_ns - health.start_ns) / 1000))
     if steps:
         durations = sorted(step.end - step.start for step in steps)
-        figures.append(f"{len(steps):,} steps, median {format_time(durations[len(durations) // 2] / 1000)}")
+        figures.append(f"{len(steps):,} steps, median {brief_time(durations[len(durations) // 2] / 1000)}")
     if lost := sum(health.dropped.values()):
         figures.append(f"{lost:,} events dropped")
     parts = [markup.line(", ".join(figures))]

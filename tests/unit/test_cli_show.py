@@ -122,9 +122,9 @@ def test_steps_with_phases(tmp_path, capsys):
     assert cli.main(["show", str(tmp_path / "t.json"), "--steps"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["Step", "Started", "Duration", "data", "backward", "unattributed", "Spans"]
-    assert lines[1] == ["0", "0.000us", "9.000us", "1.000ms", "2.000us", "2"]
-    assert lines[2][3:6] == ["2.000ms", "500.000ms", "0.000us"]
-    assert lines[3] == ["Steps:", "2,", "median", "9.000us,", "longest", "9.000us"]
+    assert lines[1] == ["0", "0.000us", "9.00us", "1.00ms", "2.00us", "2"]
+    assert lines[2][3:6] == ["2.00ms", "500ms", "0.00us"]
+    assert lines[3] == ["Steps:", "2,", "median", "9.00us,", "longest", "9.00us"]
     assert len(lines) == 4, "only lines of steps begin with a number"
 
 

@@ -119,7 +119,7 @@ def test_what_it_says(tmp_path, capsys):
     assert cli.main(["merge", "-q", "-o", str(tmp_path / "out.json"), *files]) == 0
     out, err = capsys.readouterr()
     assert out == ""
-    pattern = r"rank 1: clock 1\.000s ahead of that of rank 0, drift \+\d\d\.\d{3} ppm; aligned to \d\d\.\d+us, largest \d+\.\d+us, by 1,000 collectives\n"
+    pattern = r"rank 1: clock 1\.00s ahead of that of rank 0, drift \+\d\d\.\d{3} ppm; aligned to \d\d\.\dus, largest [\d.]+us, by 1,000 collectives\n"
     assert re.fullmatch(f"otel-torchprof: {pattern}", err)
 
 
@@ -381,7 +381,7 @@ def test_files_of_different_runs(tmp_path, capsys):
             trace.span("c10d::barrier", start, start + 1000, attributes(at))
         files.append(trace.chrome(tmp_path / f"{rank}"))
     assert re.search(
-        r"differs from that of rank 0 by [\d.]+ms from one collective to another, and these last 1\.000us",
+        r"differs from that of rank 0 by [\d.]+ms from one collective to another, and these last 1\.00us",
         refused(tmp_path, capsys, *files),
     )
 

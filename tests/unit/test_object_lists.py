@@ -13,7 +13,7 @@ from torch_forests import as_batch, as_torch, forests
 from examples import random_examples
 from otel_torchprof import EventList
 from otel_torchprof import profiler_util as ours
-from otel_torchprof._encode.table import SORT_KEYS, format_share, format_time
+from otel_torchprof._encode.table import SORT_KEYS, brief_time, format_share, format_time
 
 theirs = pytest.importorskip("torch.autograd.profiler_util", reason="compares with torch's lists")
 
@@ -289,3 +289,22 @@ def test_what_floats_leave_is_no_difference():
     for ordered in ([noisy, exact], [exact, noisy]):
         text = EventList(ordered).table(sort_by="cpu_time_total")
         assert text.index(ordered[0].name) < text.index(ordered[1].name)
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "text"),
+    [
+        (0.0, "0.00us"),
+        (9.994, "9.99us"),
+        (9.996, "10.0us"),
+        (99.96, "100us"),
+        (999.4, "999us"),
+        (999.6, "1.00ms"),
+        (12_345.6, "12.3ms"),
+        (999_600, "1.00s"),
+        (12_345_678_900, "12346s"),
+    ],
+)
+def test_times_with_three_digits(microseconds, text):
+    """A time that is read has three digits, also where rounding makes one more."""
+    assert brief_time(microseconds) == text
