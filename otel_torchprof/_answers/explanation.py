@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._encode.table import three_digits
 from otel_torchprof.errors import printable
 
 from .findings import RULES, STRAGGLERS, Abstention, time, trained
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from .steps import Rank
 
 _MOST_LISTED = 5
+_MOST_CAUSES = 3
 _SLOWER = 1.5
 """A slow step takes at least this many medians."""
 _LEAST = 0.1
 """Least part of the excess of a slow step that is reported."""
+_SAME = 0.8
+"""Least part of the excess of a phase with which an operator replaces it."""
 _MORE = 10
 """A counter is reported if it is this many times its median."""
 _MOST_COMPARED = 2000
@@ -34,8 +38,12 @@ class SlowStep(NamedTuple):
     rank: str
     number: int
     seconds: float
-    differences: tuple[str, ...]
-    """Differences from other steps, the largest first."""
+    ratio: float
+    """Its duration divided by the median."""
+    more: tuple[tuple[str, float], ...]
+    """Phases and operators that took longer than in other steps, and by how many seconds: at most three, the largest first."""
+    counts: tuple[tuple[str, int], ...]
+    """Counters of the operating system that are ten times their medians, at most three causes in all."""
 
 
 def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:
@@ -47,36 +55,45 @@ def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:
             continue
         median = float(np.median(rank.seconds[places]))
         slow = places[np.argsort(-rank.seconds[places], kind="stable")][:_MOST_LISTED]
-        slow_steps += [
-            SlowStep(rank.name, int(rank.number[step]), float(rank.seconds[step]), _differences(rank, places, step))
-            for step in slow.tolist()
-            if rank.seconds[step] > _SLOWER * median
-        ]
+        for step in slow.tolist():
+            if rank.seconds[step] > _SLOWER * median:
+                more, seconds = _more(rank, places, step), float(rank.seconds[step])
+                counts = _counts(rank, places, step)[: _MOST_CAUSES - len(more)]
+                slow_steps.append(SlowStep(rank.name, int(rank.number[step]), seconds, seconds / median, more, counts))
     return tuple(sorted(slow_steps, key=lambda step: -step.seconds)[:_MOST_LISTED])
 
 
-def _differences(rank: Rank, places: np.ndarray, step: int) -> tuple[str, ...]:
+def _more(rank: Rank, places: np.ndarray, step: int) -> tuple[tuple[str, float], ...]:
     excess = float(rank.seconds[step] - np.median(rank.seconds[places]))
     columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items()} | {
         "not known" if rank.is_derived else "unattributed": rank.unattributed,
-        "runnable but not running": rank.runnable,
     }
-    differences = {name: float(column[step] - np.median(column[places])) for name, column in columns.items()}
+    phases = {name: float(column[step] - np.median(column[places])) for name, column in columns.items()}
     compared = [rank.operators[place] for place in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
+    operators = {}
     for operator in rank.operators[step]:
-        usual = np.median(
-            [sum(other.seconds for other in others if other.name == operator.name) for others in compared]
-        )
-        differences[operator.name] = operator.seconds - float(usual)
-    largest = sorted(
-        (name for name in differences if differences[name] >= _LEAST * excess), key=lambda name: -differences[name]
-    )
-    counted = [
-        f"{rank.counters[step, place]:.0f} {name}"
+        if not operator.in_data:
+            usual = np.median(
+                [sum(other.seconds for other in others if other.name == operator.name) for others in compared]
+            )
+            operators[operator.name] = operator.seconds - float(usual)
+    longest = max(operators, key=lambda name: operators[name], default="")
+    if longest:  # one operator that is most of a phase is named instead of it
+        seconds = operators[longest]
+        phases = {name: more for name, more in phases.items() if not _SAME * more <= seconds <= more / _SAME}
+        phases[longest] = seconds
+    runnable = float(np.nan_to_num(rank.runnable[step] - np.median(rank.runnable[places])))
+    phases["without a processor"] = runnable
+    largest = sorted((name for name in phases if phases[name] >= _LEAST * excess), key=lambda name: -phases[name])
+    return tuple((name, phases[name]) for name in largest[:_MOST_CAUSES])
+
+
+def _counts(rank: Rank, places: np.ndarray, step: int) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (name, int(rank.counters[step, place]))
         for place, name in enumerate(COUNTERS)
         if rank.counters[step, place] > _MORE * max(1.0, float(np.median(rank.counters[places, place])))
-    ]
-    return (*(f"{time(differences[name])} more in {name}" for name in largest[:_MOST_LISTED]), *counted)
+    )
 
 
 _WIDTH = 30
@@ -141,9 +158,12 @@ class Explanation:
     def headline(self) -> str:
         """The most important verdict in one line, or why there is none."""
         if self.faults:
-            first = self.faults[0]
-            more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
-            return first.sentence + ("" if first.confidence == "firm" else ", tentative") + more
+            count = 1 + (self.faults[0].verdict == "machine-busy")  # the program's own fault is said too
+            told = (
+                each.sentence + ("" if each.confidence == "firm" else ", tentative") for each in self.faults[:count]
+            )
+            more = f" (and {len(self.faults) - count} more)" if len(self.faults) > count else ""
+            return "; ".join(told) + more
         of_ranks = [abstention for abstention in self.abstentions if abstention.subject != STRAGGLERS]
         if of_ranks:
             return f"no verdict: {of_ranks[0].reason}"
@@ -173,7 +193,9 @@ class Explanation:
             "notes": [note._asdict() for note in self.notes],
             "abstentions": [abstention._asdict() for abstention in self.abstentions],
             "phases": [row._asdict() for row in self.phases],
-            "slow_steps": [step._asdict() for step in self.slow_steps],
+            "slow_steps": [
+                step._asdict() | {"more": dict(step.more), "counts": dict(step.counts)} for step in self.slow_steps
+            ],
             "problems": list(self.problems),
             "knows_runnable": self.knows_runnable,
             "step_rule": self.step_rule,
@@ -214,11 +236,9 @@ def as_markdown(explanation: Explanation) -> str:
             f"| {row.phase} | {time(row.median)} | {time(row.p95)} | {row.share:.0%} |" for row in explanation.phases
         ]
     if explanation.slow_steps:
-        lines += ["", "| Slowest step | Duration | What others had not |", "| --- | ---: | --- |"]
-        lines += [
-            f"| {escaped(_numbered(step.rank, step.number, explanation))} | {time(step.seconds)} | {escaped(', '.join(step.differences))} |"
-            for step in explanation.slow_steps
-        ]
+        titles, *rows = _slow_rows(explanation)
+        lines += ["", f"| {' | '.join(titles)} |", "| --- | ---: | ---: | --- |"]
+        lines += [f"| {' | '.join(map(escaped, row))} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -233,11 +253,25 @@ def _doubts(explanation: Explanation) -> Iterator[str]:
 
 
 def _slow_lines(explanation: Explanation) -> Iterator[str]:
-    if explanation.slow_steps:
-        yield "Slowest steps, and what others had not"
+    if not explanation.slow_steps:
+        return
+    rows = list(_slow_rows(explanation))
+    width = max(len(name) for name, *_ in rows)
+    for name, duration, ratio, more in rows:
+        yield f"{name:<{width}}{duration:>14}{ratio:>10}  {more}".rstrip()
+
+
+def _slow_rows(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:
+    """Yields the titles and the rows of the table of the slowest steps; its times have one unit."""
+    unit, scale = ("s", 1.0) if explanation.step_median >= 1 else ("ms", 1e3)
+    yield "Slowest step", f"Duration, {unit}", "x median", f"More than usual, {unit}"
     for step in explanation.slow_steps:
+        more = (
+            *(f"{name} {three_digits(scale * seconds)}" for name, seconds in step.more),
+            *(f"{count:,} {name}" for name, count in step.counts),
+        )
         name = _numbered(step.rank, step.number, explanation)
-        yield f"{name:>16}  {time(step.seconds):>10}  {', '.join(step.differences)}".rstrip()
+        yield name, three_digits(scale * step.seconds), three_digits(step.ratio), ", ".join(more)
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._encode.table import format_time
+from otel_torchprof._encode.table import brief_time
 
 from .steps import PLACE_OF
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class VerdictRules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 6
+    version: int = 7
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
@@ -56,7 +56,8 @@ class VerdictRules(NamedTuple):
     most_dropped: float = 0.01
     """Largest fraction of dropped events; above it there is no verdict."""
     most_runnable: float = 0.10
-    """Largest share of time in which the loop's thread was ready to run without a processor; above it, only waits are judged."""
+    """Largest share of time in which the loop's thread was ready to run without a processor; above it, shares are also judged without
+    that time."""
     spike_ratio: float = 3.0
     """There are spikes if the 99th percentile is above this many medians; each step above as many is one."""
     spike_cause_share: float = 0.80
@@ -113,6 +114,16 @@ _MOST_RESAMPLED = 2000
 """Most resampled steps; of more, every n-th is used."""
 
 
+class Advice(NamedTuple):
+    """Advice for a verdict."""
+
+    meaning: str
+    """Behaviour of the loop, as the end of a sentence that begins with the verdict."""
+    next_action: str
+    check: str
+    """Observation that would refute the verdict."""
+
+
 class Finding(NamedTuple):
     """One verdict."""
 
@@ -131,31 +142,45 @@ class Finding(NamedTuple):
     next_action: str
     check: str
     """Observation that would refute the verdict."""
+    statement: str
+    """What the loop does, with the share."""
+    name: str = ""
+    """The operator, if the verdict is on one."""
+    busy_share: float = 0.0
+    """Part of the share in which the loop's thread was ready to run, and other threads had the processors."""
     ranks: tuple[str, ...] = ()
     """Ranks with this verdict; empty if there is one rank."""
 
     @property
     def sentence(self) -> str:
         """The finding in one line."""
-        return f"{self.verdict}: {self.share:.0%} {ADVICE[self.verdict].meaning}"
+        return f"{self.verdict}: {self.statement}"
 
 
 def finding_for(
-    verdict: str, share: float, recoverable: float, evidence: tuple[str, ...], *, steps: int, is_note: bool
+    verdict: str,
+    share: float,
+    recoverable: float,
+    evidence: tuple[str, ...],
+    *,
+    steps: int,
+    advice: Advice,
+    is_note: bool = False,
 ) -> Finding:
-    """Returns the finding for a verdict, with advice; severity depends on the share, confidence on the number of steps."""
+    """Returns the finding for a verdict; severity depends on the share, confidence on the number of steps."""
     severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
-    advice = ADVICE[verdict]
+    is_harmless = verdict in HARMLESS
     return Finding(
         verdict,
-        "none" if verdict in HARMLESS else severity,
+        "none" if is_harmless else severity,
         "firm" if steps >= RULES.firm_steps else "tentative",
         is_note,
         share,
-        recoverable,
+        0.0 if is_harmless else recoverable,
         evidence,
         advice.next_action,
         advice.check,
+        f"{share:.0%} {advice.meaning}",
     )
 
 
@@ -211,8 +236,8 @@ def _drawn(count: int) -> Integers:
 
 
 def time(seconds: float) -> str:
-    """Formats a duration."""
-    return format_time(seconds * 1e6)
+    """Formats a duration with three digits."""
+    return brief_time(seconds * 1e6)
 
 
 STRAGGLERS = "stragglers"
@@ -224,8 +249,8 @@ class Leaves(str, Enum):
     NOTHING = "nothing"
     SINGLE_STEPS = "single steps"
     """Also verdicts that do not depend on the unattributed time."""
-    WAITS = "waits"
-    """Waits in which the thread was blocked."""
+    OTHERS = "others"
+    """All but the verdict that is its subject."""
 
 
 class Abstention(NamedTuple):
@@ -269,123 +294,12 @@ def abstentions(rank: Rank) -> list[Abstention]:
                 "record with ProfilerActivity.CUDA, or use_device",
             )
         )
-    busy = busy_share(rank, chosen)
-    if busy > RULES.most_runnable:
-        reason = f"machine busy: for {busy:.0%} of the time the loop's thread was ready to run, and other threads had the processors"
-        way_out = "record while nothing else runs; only waits in which the thread was blocked are judged"
-        reasons.append(Abstention(rank.name, reason, way_out, Leaves.WAITS))
     unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
     if unknown > RULES.most_unattributed and not rank.is_derived:
         reason = f"{unknown:.0%} of step time is in no phase"
         reasons.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", Leaves.SINGLE_STEPS))
     return reasons
 
-
-class Advice(NamedTuple):
-    """Advice for a verdict."""
-
-    meaning: str
-    """Behaviour of the loop, as the end of a sentence that begins with the verdict."""
-    next_action: str
-    check: str
-    """Observation that would refute the verdict."""
-
-
-ADVICE = {
-    "input-bound": Advice(
-        "of step time waits for data",
-        "raise num_workers of the DataLoader, or make its dataset cheaper: decode and transform ahead of time, pin_memory=True",
-        "take one batch before the loop and train on it again and again: if steps do not become shorter by that much, this is wrong",
-    ),
-    "optimizer-bound": Advice(
-        "of step time is the optimizer's step, clipping and zeroing",
-        "construct the optimizer with fused=True or foreach=True, or accumulate gradients and step less often",
-        "leave out optimizer.step() in a trial run: if steps do not become shorter by that much, this is wrong",
-    ),
-    "communication-bound": Advice(
-        "of step time waits for other ranks",
-        "explain the files of all ranks together: it names a rank that comes late; if none does, communicate less, or overlap it",
-        "run the same on one rank: if its steps are as long, this is wrong",
-    ),
-    "checkpoint-bound": Advice(
-        "of the time writes checkpoints",
-        "write checkpoints less often, to a faster disk, or in the background (torch.distributed.checkpoint.async_save)",
-        "turn checkpoints off in a trial run: if steps do not become shorter by that much, this is wrong",
-    ),
-    "evaluation-bound": Advice(
-        "of the time evaluates the model",
-        "evaluate less often, or on fewer batches",
-        "turn evaluation off in a trial run: if steps do not become shorter by that much, this is wrong",
-    ),
-    "compile-bound": Advice(
-        "of the time compiles again",
-        "find out why with TORCH_LOGS=recompiles; pad inputs to few shapes, or mark the changing dimension as dynamic",
-        "run with torch.compiler.set_stance('force_eager'): if the slow steps are still there, this is wrong",
-    ),
-    "gc-bound": Advice(
-        "of step time is Python's garbage collector",
-        "call gc.freeze() after set-up, collect only every so many steps, and keep fewer objects from step to step",
-        "run with gc.disable(): if steps do not become shorter by that much, this is wrong",
-    ),
-    "device-wait-bound": Advice(
-        "of step time waits for the device in a call that says so",
-        "remove torch.cuda.synchronize() from the loop; if the device is busy all the time, make its work less",
-        "remove the call in a trial run: if steps do not become shorter, the device is what they wait for",
-    ),
-    "operator-bound": Advice(
-        "of step time is one operator",
-        "look at its inputs (--shapes) and at who calls it (--detail modules): replace it, call it less often, or fuse it",
-        "leave the operator out in a trial run: if steps do not become shorter by that much, this is wrong",
-    ),
-    "allocation-churn": Advice(
-        "of step time, at least, takes memory from the system anew that was freed before",
-        "keep large tensors from step to step (out=, in-place operators, zero_grad(set_to_none=False)), or let the allocator keep them: "
-        "MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ of glibc, or another allocator (LD_PRELOAD of jemalloc or tcmalloc)",
-        "run with MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296: if steps do not become shorter, this is wrong",
-    ),
-    "machine-busy": Advice(
-        "of the time the loop's thread was ready to run, and other threads had the processor",
-        "look for other processes on the machine, and set torch.set_num_threads() and num_workers to the cores that there are",
-        "run on a machine with nothing else on it: if steps do not become shorter, this is wrong",
-    ),
-    "gil": Advice(
-        "of step time waits for Python's lock (GIL), which another Python thread has",
-        "find that thread (py-spy dump, or --detail frames) and move its work into a process, or into code that lets go of the lock",
-        "run without that thread: if steps do not become shorter by that much, this is wrong",
-    ),
-    "python-gap": Advice(
-        "of step time no operator runs: Python gap, cause unknown",
-        "record Python's calls, --detail frames, and look at those with the most self time",
-        "record with torch.compile or with a larger batch: if the gap grows with the batch, it is no overhead of Python",
-    ),
-    "device-bound": Advice(
-        "of step time the device works, or has work waiting",
-        "nothing is lost on the host: look at the operators that the device takes longest for",
-        "halve the batch: if steps do not become shorter, this is wrong",
-    ),
-    "host-bound": Advice(
-        "of step time the device waits for the host to launch something",
-        "launch less: torch.compile, mode='reduce-overhead' for graphs; fused or foreach optimizers; larger batches. Timing the device slows "
-        "the host too: how long steps are without it, --detail steps tells",
-        "double the batch: if steps become longer by as much, this is wrong",
-    ),
-    "compute-bound": Advice(
-        "of step time the model computes",
-        "this is what a step is for; to make it shorter, look at the longest operators: otel-torchprof show",
-        "halve the batch: if steps do not become shorter, this is wrong",
-    ),
-    "straggler": Advice(
-        "of the others' step time waits for one rank",
-        "look at that rank alone: its data, its device, what else runs on its machine",
-        "exchange two ranks' machines: if the same rank number stays late, it is the program's work and not the machine",
-    ),
-    "spikes": Advice(
-        "of the time is in steps that are far longer than the others",
-        "look at the slowest steps below, and record them with more detail: OTEL_TORCHPROF_POLICY=keep=slow",
-        "record again: if other steps are slow, and as many, it does not depend on the program's data",
-    ),
-}
-"""Advice by verdict."""
 
 BY_PHASE = {
     "data": "input-bound",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .findings import BY_PHASE, COMPUTING, RULES, WAITING, finding_for, time, trained, with_runnable
+from .advice import fitting
+from .findings import BY_PHASE, COMPUTING, RULES, finding_for, time, trained, with_runnable
 from .steps import PLACE_OF, is_what_models_do
 
 if TYPE_CHECKING:
@@ -24,13 +25,8 @@ _MOST_COMPARED = 2000
 """Most steps with which a spike is compared; of more, every n-th."""
 
 
-def spikes(rank: Rank, *, only_waits: bool = False) -> list[Finding]:
-    """Findings on the causes of slow single steps; without a cause, a note.
-
-    Args:
-        rank: the rank.
-        only_waits: whether to consider only phases that wait, for the time in which the thread was blocked.
-    """
+def spikes(rank: Rank) -> list[Finding]:
+    """Findings on the causes of slow single steps; without a cause, a note."""
     places = np.flatnonzero(trained(rank))
     if len(places) < RULES.fewest_steps:
         return []
@@ -40,12 +36,12 @@ def spikes(rank: Rank, *, only_waits: bool = False) -> list[Finding]:
     if high <= RULES.spike_ratio * median or not len(slow):
         return []
     findings = []
-    for cause, steps in _causes(rank, places, slow, _waits(rank) if only_waits else None).items():
+    for cause, steps in _causes(rank, places, slow).items():
         what = f"{cause} covers {RULES.spike_cause_share:.0%} or more of the excess in {len(steps)} of {len(slow)}"
         of_phase = BY_PHASE.get(cause, "machine-busy" if cause == _RUNNABLE else "spikes")
         findings.append(_finding(rank, places, steps, of_phase, what))
         slow = np.setdiff1d(slow, steps)
-    if len(slow) and not only_waits:
+    if len(slow):
         findings.append(_finding(rank, places, slow, "spikes", "cause unknown")._replace(is_note=True))
     return findings
 
@@ -53,32 +49,36 @@ def spikes(rank: Rank, *, only_waits: bool = False) -> list[Finding]:
 _RUNNABLE = "time runnable but not running"
 
 
-def _waits(rank: Rank) -> dict[str, Floats]:
-    blocked = np.nan_to_num(rank.blocked)
-    return {phase: np.minimum(rank.phases[:, PLACE_OF[phase]], blocked) for phase in WAITING}
-
-
 def _phases_of_time(rank: Rank) -> dict[str, Floats]:
-    columns = {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
+    """Seconds by step and cause; time without a processor is the first, since it is a part of the other causes."""
+    columns: dict[str, Floats] = {}
     known = with_runnable(rank, trained(rank))
     if known.any():
         columns[_RUNNABLE] = np.where(np.isnan(rank.runnable), float(np.median(rank.runnable[known])), rank.runnable)
-    return columns
+    return columns | {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
 
 
-def _causes(rank: Rank, places: Integers, slow: Integers, waits: dict[str, Floats] | None) -> dict[str, Integers]:
-    """By cause, the slow steps whose excess it covers, in order; a step has one cause. ``waits``: the only causes, if not None."""
-    columns = _phases_of_time(rank) if waits is None else waits
+def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]:
+    """By cause, the slow steps whose excess it covers, in order; a step has one cause.
+
+    Other causes than a busy machine cover what is left of the excess without the time ready to run, all of which may be theirs.
+    """
+    columns = _phases_of_time(rank)
     usual = _UsualTimes(rank, places)
     for name, column in columns.items():
         usual.add(name, float(np.median(column[places])))
     median = float(np.median(rank.seconds[places]))
     covered: dict[str, list[int]] = {}
     for step in slow[np.argsort(-rank.seconds[slow], kind="stable")][:_MOST_SPIKES].tolist():
-        least = RULES.spike_cause_share * (float(rank.seconds[step]) - median)
-        times = {name: float(column[step]) for name, column in columns.items()}
-        times |= _slow_operator(rank, step) if waits is None else {}
-        cause = next((name for name, seconds in times.items() if seconds - usual.median(name) >= least), None)
+        excess = float(rank.seconds[step]) - median
+        times = {name: float(column[step]) for name, column in columns.items()} | _slow_operator(rank, step)
+        more = {name: seconds - usual.median(name) for name, seconds in times.items()}
+        runnable = max(more.get(_RUNNABLE, 0.0), 0.0)
+        if runnable >= RULES.spike_cause_share * excess:
+            covered.setdefault(_RUNNABLE, []).append(step)
+            continue
+        least = RULES.spike_cause_share * (excess - runnable)
+        cause = next((name for name in more if name != _RUNNABLE and more[name] - runnable >= least), None)
         if cause:
             covered.setdefault(cause, []).append(step)
     # A random delay most often hits what takes most of a step.
@@ -126,7 +126,9 @@ def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: s
         f"steps {_listed(rank.number[slow])}; the longest {time(float(rank.seconds[slow].max()))}",
     )
     share = excess / float(rank.seconds[places].sum())
-    return finding_for(verdict, share, excess, evidence, steps=len(places), is_note=False)
+    is_slow = np.zeros(len(rank.number), np.bool_)
+    is_slow[slow] = True
+    return finding_for(verdict, share, excess, evidence, steps=len(places), advice=fitting(verdict, rank, is_slow))
 
 
 def pauses(rank: Rank) -> list[Finding]:
@@ -151,8 +153,10 @@ def pauses(rank: Rank) -> list[Finding]:
             f"each takes {time(float(np.median(mine)))} as a median, a step {time(median)}",
             f"after steps {_listed(rank.number[after])}",
         )
+        advice = fitting(f"{kind}-bound", rank, trained(rank))
+        seconds = float(mine.sum())
         findings.append(
-            finding_for(f"{kind}-bound", share, float(mine.sum()), evidence, steps=len(places), is_note=is_note)
+            finding_for(f"{kind}-bound", share, seconds, evidence, steps=len(places), advice=advice, is_note=is_note)
         )
     return findings
 

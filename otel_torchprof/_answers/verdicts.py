@@ -1,16 +1,14 @@
-"""Why training is slow: findings on what binds steady steps, and on the rank for which others wait."""
+"""Why training is slow: findings on what binds the steady steps of each rank, and the answer on all ranks."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
-from otel_torchprof._files.alignment import fit
 from otel_torchprof.errors import TorchProfError
 
 from .explanation import Explanation, PhaseRow, slowest
@@ -18,32 +16,29 @@ from .findings import (
     BY_PHASE,
     COMPUTING,
     RULES,
-    STRAGGLERS,
     WAITING,
     Abstention,
+    Finding,
     Leaves,
     abstentions,
-    busy_share,
-    finding_for,
-    median_share,
     steady,
     time,
     trained,
-    whole_time,
     with_runnable,
 )
+from .judging import Candidate, blocked_elsewhere, judged
 from .rank_reading import read_ranks
 from .spikes import pauses, spikes
 from .steps import COUNTERS, DERIVED, LOADERS, PLACE_OF, is_operator, is_what_models_do
+from .story import merged, one_story, with_late_rank
+from .stragglers import straggler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from otel_torchprof._columns.arrays import Flags, Floats
     from otel_torchprof._export.byte_stream import ByteStream
-    from otel_torchprof._files.collectives import Collectives
 
-    from .findings import Finding
     from .steps import Rank
 
 # ---- findings on steady steps ----
@@ -51,8 +46,6 @@ if TYPE_CHECKING:
 
 _MOST_LISTED = 3
 """Most operators that are named as evidence."""
-_WITH_LOCK = frozenset(("python-gap", "optimizer-bound"))
-"""Verdicts on Python code between operators; a verdict on the GIL replaces them."""
 _SMALL = 0.01
 """Least share of an operator that is named."""
 _FAULTS = COUNTERS.index("minor page faults")
@@ -60,69 +53,29 @@ _LOOKED_AT = 10
 """Most operators that are examined: no more can have a share of 10 %."""
 
 
-class _Candidate(NamedTuple):
-    """A possible verdict, and its seconds in each step."""
+def levels(rank: Rank, of_other_ranks: Floats | None = None) -> tuple[list[Finding], list[Abstention]]:
+    """All verdicts that apply to steady steps, and notes; and verdicts that depend on a busy machine, with the reason.
 
-    verdict: str
-    seconds: Floats
-    evidence: tuple[str, ...] = ()
-    comes_in_bursts: bool = False
-    """Whether some steps have much of it and others none: with four workers of a loader, every fourth step waits for data."""
-
-
-def levels(rank: Rank) -> list[Finding]:
-    """All verdicts that apply to steady steps, and notes."""
+    Args:
+        rank: the rank.
+        of_other_ranks: seconds of each step in which other ranks had no processor. Default: as this rank, if it communicates.
+    """
     chosen = steady(rank)
     if int(chosen.sum()) < RULES.fewest_steps:
-        return []
+        return [], []
     known = with_runnable(rank, chosen)
     ordinary = chosen & (rank.seconds <= RULES.spike_ratio * np.median(rank.seconds[chosen]))  # spikes are separate
-    if busy_share(rank, chosen) > RULES.most_runnable:
-        findings = [_finding(rank, candidate, ordinary & known) for candidate in _waits_of_busy(rank, chosen)]
-    else:
-        findings = [
-            _finding(rank, candidate, ordinary if candidate.comes_in_bursts else chosen)
-            for candidate in _candidates(rank, chosen)
-        ]
+    answers = [
+        judged(rank, candidate, ordinary if candidate.comes_in_bursts else chosen)
+        for candidate in _candidates(rank, chosen, rank.runnable if of_other_ranks is None else of_other_ranks)
+    ]
     if int(known.sum()) >= RULES.fewest_steps:
         evidence = _blocked(rank, known)
-        findings.append(
-            _finding(rank, _Candidate("machine-busy", rank.runnable, evidence, comes_in_bursts=True), known)
-        )
-    applicable = [finding for finding in findings if finding is not None]
-    if any(finding.verdict == "gil" and not finding.is_note for finding in applicable):
-        applicable = [finding for finding in applicable if finding.verdict not in _WITH_LOCK]
-    return applicable
-
-
-def _finding(rank: Rank, candidate: _Candidate, chosen: Flags) -> Finding | None:
-    chosen = chosen & ~np.isnan(candidate.seconds)
-    if not chosen.any():
-        return None
-    seconds, of_steps = candidate.seconds[chosen], rank.seconds[chosen]
-    interval, typical = (whole_time, np.mean) if candidate.comes_in_bursts else (median_share, np.median)
-    share, low, high = interval(seconds, of_steps)
-    if not share >= RULES.note_share:
-        return None
-    is_bound = share >= RULES.bound_share and low >= RULES.bound_lower
-    count = int(chosen.sum())
-    evidence = (
-        f"{share:.0%} of {count} steady steps, 95 % interval {low:.0%} to {high:.0%}",
-        f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
-        *candidate.evidence,
+        answers.append(judged(rank, Candidate("machine-busy", rank.runnable, evidence, comes_in_bursts=True), known))
+    return (
+        [answer for answer in answers if isinstance(answer, Finding)],
+        [answer for answer in answers if isinstance(answer, Abstention)],
     )
-    result = finding_for(candidate.verdict, share, float(seconds.sum()), evidence, steps=count, is_note=not is_bound)
-    return result._replace(recoverable_seconds=0.0) if result.severity == "none" else result
-
-
-def _waits_of_busy(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
-    """Candidates on a busy machine: phases that wait, for the time in which the thread was blocked, not ready to run."""
-    for phase in WAITING:
-        candidate = _of_phase(rank, chosen, phase)
-        how = "only time in which the loop's thread was blocked, not ready to run"
-        yield candidate._replace(
-            seconds=np.minimum(candidate.seconds, rank.blocked), evidence=(how, *candidate.evidence)
-        )
 
 
 def _blocked(rank: Rank, known: Flags) -> tuple[str, ...]:
@@ -130,39 +83,45 @@ def _blocked(rank: Rank, known: Flags) -> tuple[str, ...]:
     total, blocked = (float(column[known].sum()) for column in (rank.seconds, rank.blocked))
     if not (total and blocked >= RULES.note_share * total):
         return ()
-    waits = np.minimum(rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1), rank.blocked)
-    elsewhere = blocked - float(waits[known].sum())
+    elsewhere = float(blocked_elsewhere(rank)[known].sum())
     return (
         f"the loop's thread was blocked for {blocked / total:.0%} of the time, {elsewhere / total:.0%} in no phase that waits",
     )
 
 
-def _candidates(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
+def _candidates(rank: Rank, chosen: Flags, of_other_ranks: Floats) -> Iterator[Candidate]:
     for phase in BY_PHASE:
         if phase != "compile":  # steps that compile are not steady
-            yield _of_phase(rank, chosen, phase)
+            candidate = _of_phase(rank, chosen, phase)
+            if phase == "collective":
+                waits = np.minimum(np.nan_to_num(of_other_ranks), candidate.seconds)
+                candidate = candidate._replace(of_other_ranks=waits)
+            yield candidate
     if int((chosen & ~np.isnan(rank.device)).sum()) >= RULES.fewest_steps:
-        yield _Candidate("device-bound", rank.device)
+        yield Candidate("device-bound", rank.device)
         if not np.isnan(rank.drained).all():
             yield _host_bound(rank, chosen)
     elif not rank.lacks_device_times:
         yield _computing(rank, chosen)
         if pages := _pages(rank, chosen):
-            yield _Candidate("allocation-churn", rank.counters[:, _FAULTS] * RULES.page_seconds, pages)
+            seconds = rank.counters[:, _FAULTS] * RULES.page_seconds
+            yield Candidate(
+                "allocation-churn", seconds, pages, blocked=seconds
+            )  # a count has no time without a processor
         yield from _operators(rank, chosen)
         if not rank.communicates and not np.isnan(rank.gap).all():
-            yield _Candidate("python-gap", rank.gap)
+            yield Candidate("python-gap", rank.gap, blocked=np.minimum(rank.gap, blocked_elsewhere(rank)))
             yield _gil(rank, chosen)
 
 
-def _host_bound(rank: Rank, chosen: Flags) -> _Candidate:
-    """Seconds in which a device has no work while the loop is in no phase that waits."""
-    waits = rank.phases[:, [PLACE_OF[phase] for phase in WAITING]].sum(axis=1)
+def _host_bound(rank: Rank, chosen: Flags) -> Candidate:
+    """Seconds in which a device has no work while the loop waits for nothing else; it has work while the loop waits for it."""
+    waits = rank.phases[:, [PLACE_OF[phase] for phase in WAITING if phase != "device_wait"]].sum(axis=1)
     evidence = _longest(rank, chosen, in_data=False)
-    return _Candidate("host-bound", np.maximum(rank.drained - waits, 0), evidence)
+    return Candidate("host-bound", np.maximum(rank.drained - waits, 0), evidence, is_busy_itself=True)
 
 
-def _computing(rank: Rank, chosen: Flags) -> _Candidate:
+def _computing(rank: Rank, chosen: Flags) -> Candidate:
     known = [phase for phase in COMPUTING if not rank.is_derived or phase in DERIVED]
     shares = {phase: float(np.median(rank.share(rank.phases[:, PLACE_OF[phase]])[chosen])) for phase in known}
     parts = ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share)
@@ -173,10 +132,10 @@ def _computing(rank: Rank, chosen: Flags) -> _Candidate:
     seconds = rank.phases[:, [PLACE_OF[phase] for phase in known]].sum(axis=1)
     blocked = _blocked(rank, chosen & ~np.isnan(rank.blocked))
     evidence = parts, *unknown, *blocked, *_longest(rank, chosen, in_data=False), *_pages(rank, chosen)
-    return _Candidate("compute-bound", seconds, evidence)
+    return Candidate("compute-bound", seconds, evidence)
 
 
-def _gil(rank: Rank, chosen: Flags) -> _Candidate:
+def _gil(rank: Rank, chosen: Flags) -> Candidate:
     """Seconds in which the loop's thread was blocked outside of operators and of phases that wait, while other threads ran.
 
     A thread that holds the GIL yields it after 5 ms on request, so waits for it are many and of about that length. A wait for the work
@@ -191,7 +150,8 @@ def _gil(rank: Rank, chosen: Flags) -> _Candidate:
         is_lock = (waits >= RULES.fewest_waits) & (length >= RULES.shortest_wait) & (length <= RULES.longest_wait)
     median = [float(np.median(column[chosen])) for column in (waits, length)]
     evidence = f"the loop's thread waits {median[0]:.0f} times a step, {time(median[1])} each, while other threads run"
-    return _Candidate("gil", np.where(is_lock, seconds, 0.0), (evidence,))
+    seconds = np.where(is_lock, seconds, 0.0)
+    return Candidate("gil", seconds, (evidence,), blocked=seconds)
 
 
 def _pages(rank: Rank, chosen: Flags) -> tuple[str, ...]:
@@ -212,17 +172,17 @@ def _totals(rank: Rank, chosen: Flags, *, in_data: bool) -> list[tuple[str, floa
     return sorted(totals.items(), key=lambda item: -item[1])[:_LOOKED_AT]
 
 
-def _operators(rank: Rank, chosen: Flags) -> Iterator[_Candidate]:
+def _operators(rank: Rank, chosen: Flags) -> Iterator[Candidate]:
     for name, _ in _totals(rank, chosen, in_data=False):
         if not is_what_models_do(name):
             of_steps = (
                 sum(operator.seconds for operator in operators if operator.name == name and not operator.in_data)
                 for operators in rank.operators
             )
-            yield _Candidate("operator-bound", np.array([*of_steps], np.float64), (f"operator {name}",))
+            yield Candidate("operator-bound", np.array([*of_steps], np.float64), name=name)
 
 
-def _of_phase(rank: Rank, chosen: Flags, phase: str) -> _Candidate:
+def _of_phase(rank: Rank, chosen: Flags, phase: str) -> Candidate:
     evidence: tuple[str, ...] = ()
     if phase == "data":
         names = {name for name, _ in _totals(rank, chosen, in_data=True)}
@@ -230,7 +190,9 @@ def _of_phase(rank: Rank, chosen: Flags, phase: str) -> _Candidate:
             *(text for name, text in LOADERS.items() if name in names),
             *_longest(rank, chosen, in_data=True),
         )
-    return _Candidate(BY_PHASE[phase], rank.phases[:, PLACE_OF[phase]], evidence, comes_in_bursts=True)
+    seconds = rank.phases[:, PLACE_OF[phase]]
+    blocked = np.minimum(seconds, np.nan_to_num(rank.blocked)) if phase in WAITING else None
+    return Candidate(BY_PHASE[phase], seconds, evidence, comes_in_bursts=True, blocked=blocked)
 
 
 def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
@@ -238,116 +200,6 @@ def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:
     longest = _totals(rank, chosen, in_data=in_data)[:_MOST_LISTED]
     text = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest if seconds > _SMALL * total)
     return (f"longest by self time: {text}",) if text else ()
-
-
-# ---- the rank for which others wait ----
-
-
-_NUMBERED = (
-    "record all ranks with this package, detail ops; or the same steps of all with torch.profiler, of gloo only jobs in which "
-    "each group has all ranks"
-)
-
-
-def straggler(ranks: list[Rank]) -> tuple[list[Finding], list[Abstention]]:
-    """The finding on a late rank, if there is one; or the reason why stragglers cannot be judged."""
-    if not ranks[1:]:
-        return [], []
-    common = _common(ranks)
-    count = len(common[0].key)
-    if count < RULES.fewest_collectives:
-        reason = f"{count} collectives with the same number on all ranks, and {RULES.fewest_collectives} are needed"
-        return [], [Abstention(STRAGGLERS, reason, _NUMBERED, Leaves.SINGLE_STEPS)]
-    starts, error, is_ambiguous = _aligned(common)
-    if is_ambiguous:
-        reason = "clocks differ by more than half a step, so that the order of collectives does not number them"
-        return [], [Abstention(STRAGGLERS, reason, _NUMBERED, Leaves.SINGLE_STEPS)]
-    waited = _waits(starts) > RULES.alignment_errors * error
-    if int(waited.sum()) < RULES.fewest_collectives:
-        return [], []
-    common, starts = [collectives.chosen(waited) for collectives in common], starts[waited]
-    last = starts.argmax(axis=1)
-    late = int(np.bincount(last, minlength=len(ranks)).argmax())
-    others = np.delete(starts, late, axis=1)
-    lateness = starts[:, late] - np.median(others, axis=1)
-    share_last, median = float(np.mean(last == late)), float(np.median(lateness[last == late]))
-    step_time = float(np.sum(ranks[late].seconds[trained(ranks[late])]))
-    cost = _cost(ranks[late], common[late].chosen(last == late), lateness[last == late])
-    share = cost / step_time if step_time else 0.0
-    if share_last < RULES.last_share or share < RULES.lateness_share:
-        return [], []
-    evidence = (
-        f"{ranks[late].name} comes last to {share_last:.0%} of those {len(last)} of {count} collectives that others wait in",
-        f"it comes {time(median)} later than the others, as a median",
-        f"the clocks are aligned to {time(error)}",
-        *_phase_before(ranks, late),
-    )
-    late_rank = finding_for(
-        "straggler", share, cost, evidence, steps=min(int(steady(rank).sum()) for rank in ranks), is_note=False
-    )
-    return [late_rank._replace(ranks=(ranks[late].name,))], []
-
-
-def _waits(starts: Floats) -> Floats:
-    """For each collective, seconds from the median start of the other ranks to that of the last rank."""
-    waits: Floats = starts.max(axis=1) - np.median(np.sort(starts, axis=1)[:, :-1], axis=1)
-    return waits
-
-
-def _cost(rank: Rank, late: Collectives, lateness: Floats) -> float:
-    """Total seconds that others wait: the longest wait of each step, since collectives of a step may overlap."""
-    steps = np.searchsorted(rank.start, late.start, side="right")
-    longest = np.zeros(len(rank.start) + 1)
-    np.maximum.at(longest, steps, lateness)
-    return float(longest.sum())
-
-
-def _common(ranks: list[Rank]) -> list[Collectives]:
-    """For each rank, the collectives after the warm-up that all ranks have, in the same order."""
-    by_rank = [_after_warm_up(rank) for rank in ranks]
-    keys = reduce(np.intersect1d, (collectives.key for collectives in by_rank))
-    return [collectives.chosen(np.isin(collectives.key, keys)) for collectives in by_rank]
-
-
-def _after_warm_up(rank: Rank) -> Collectives:
-    chosen = np.flatnonzero(trained(rank))
-    begin = int(rank.start[chosen[0]]) if len(chosen) else 1 << 62
-    return rank.collectives.chosen(rank.collectives.start >= begin)
-
-
-def _aligned(common: list[Collectives]) -> tuple[Floats, float, bool]:
-    """Starts of each collective on each rank, in seconds on the first rank's clock; the largest error, and if one is ambiguous."""
-    first, *others = common
-    begin = int(first.start.min())
-    starts, errors, is_ambiguous = [(first.start - begin) / 1e9], [], False
-    for collectives in others:
-        _, clock_fit = fit(collectives, first)
-        if clock_fit is not None:  # always: explain needs more collectives than a fit does
-            starts.append(clock_fit.line.seconds(collectives.start, begin))
-            errors.append(clock_fit.error / 1e9)
-            is_ambiguous |= clock_fit.is_ambiguous
-    return np.stack(starts, axis=1), max(errors), is_ambiguous
-
-
-def _phase_before(ranks: list[Rank], late: int) -> tuple[str, ...]:
-    """Evidence on the phase that is longer on the late rank than on others."""
-    medians = np.array([_medians(rank) for rank in ranks if steady(rank).any()])
-    if len(medians) < len(ranks):
-        return ()
-    excess = medians[late] - np.median(np.delete(medians, late, axis=0), axis=0)
-    excess[PLACE_OF["collective"]] = 0
-    longest = int(excess.argmax())
-    if excess[longest] <= 0:
-        return ()
-    return (
-        f"before that it spends {time(float(excess[longest]))} a step more than the others in {(*PHASES, 'no phase')[longest]}",
-    )
-
-
-def _medians(rank: Rank) -> Floats:
-    """Median seconds per step of each phase, and last of the time outside of all phases."""
-    medians: Floats = np.median(np.column_stack((rank.phases, rank.unattributed))[steady(rank)], axis=0)
-    return medians
 
 
 # ---- findings on all ranks ----
@@ -397,24 +249,31 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     """Judges the steps of some ranks; ``problems`` are the parts of files that could not be read."""
     reasons = [reason for rank in ranks for reason in abstentions(rank)]
     is_doubtful = any(reason.leaves is not Leaves.SINGLE_STEPS for reason in reasons)
-    late, cannot_tell = ([], []) if is_doubtful else straggler(ranks)
-    findings = [*late, *_of_ranks(ranks)]
-    of_waits = max(
-        (finding.recoverable_seconds for finding in findings if finding.verdict == "communication-bound"), default=0.0
-    )
-    # A straggler causes waits, and comes before them.
-    findings.sort(
-        key=lambda finding: -max(finding.recoverable_seconds, of_waits if finding.verdict == "straggler" else 0.0)
-    )
+    late, cannot_tell = (None, []) if is_doubtful else straggler(ranks)
+    by_rank, withheld = {}, []
+    for rank, of_other_ranks in zip(ranks, _without_processor(ranks), strict=True):
+        found, depending = _judged(rank, of_other_ranks)
+        by_rank[rank.name] = one_story(found)
+        withheld += depending
+    findings = with_late_rank(by_rank, late) if late else merged(by_rank)
+    findings.sort(key=lambda finding: -finding.recoverable_seconds)
+    if late:
+        withheld = [reason for reason in withheld if not reason.reason.startswith("communication-bound")]
+        findings.sort(
+            key=lambda finding: finding.verdict != late.finding.verdict
+        )  # it causes waits, and comes before them
+    has_fault = any(finding.severity != "none" and not finding.is_note for finding in findings)
     chosen = [steady(rank) for rank in ranks]
     steps = np.concatenate([rank.seconds[is_chosen] for rank, is_chosen in zip(ranks, chosen, strict=True)])
     return Explanation(
         ranks=tuple(rank.name for rank in ranks),
         steps=sum(len(rank.number) for rank in ranks),
         steady_steps=len(steps),
-        findings=tuple(finding for finding in findings if not finding.is_note),
+        findings=tuple(
+            finding for finding in findings if not finding.is_note and (finding.severity != "none" or not has_fault)
+        ),
         notes=tuple(finding for finding in findings if finding.is_note and finding.severity != "none"),
-        abstentions=(*reasons, *cannot_tell),
+        abstentions=(*reasons, *cannot_tell, *withheld),
         phases=_phases(ranks),
         step_median=float(np.median(steps)) if len(steps) else 0.0,
         slow_steps=slowest(ranks),
@@ -424,44 +283,34 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     )
 
 
-def _of_ranks(ranks: list[Rank]) -> list[Finding]:
-    """Returns the findings of all ranks.
-
-    A verdict of several ranks is reported once, from the rank with the largest share.
-    """
-    by_verdict: dict[tuple[str, bool], list[tuple[str, Finding]]] = defaultdict(list)
-    for rank in ranks:
-        for finding in _judged(rank):
-            key = finding.evidence[-1] if finding.verdict == "operator-bound" else ""
-            by_verdict[finding.verdict + key, finding.is_note].append((rank.name, finding))
-    merged = []
-    for same in by_verdict.values():
-        largest = max((finding for _, finding in same), key=lambda finding: finding.share)
-        names = tuple(dict.fromkeys(name for name, _ in same)) if len(ranks) > 1 else ()
-        evidence = largest.evidence
-        if len(names) > 1:
-            where = next(name for name, finding in same if finding is largest)
-            evidence = (
-                *evidence,
-                f"these are the figures of {where}, which has the largest share of {len(names)} ranks",
-            )
-        merged.append(largest._replace(ranks=names, evidence=evidence))
-    return merged
+def _without_processor(ranks: list[Rank]) -> list[Floats | None]:
+    """For each step of each rank, the longest time that another rank was ready to run without a processor; None for a single rank."""
+    if not ranks[1:]:
+        return [None]
+    count = [len(rank.number) for rank in ranks]
+    number, owner = np.concatenate([rank.number for rank in ranks]), np.repeat(np.arange(len(ranks)), count)
+    runnable = np.nan_to_num(np.concatenate([rank.runnable for rank in ranks]))
+    order = np.lexsort((-runnable, number))
+    number, owner, runnable = number[order], owner[order], runnable[order]
+    first = np.searchsorted(number, number)  # the longest of each number; the next is that of another rank
+    after = np.minimum(first + 1, len(number) - 1)
+    second = np.where(number[after] == number, runnable[after], 0.0)
+    longest = np.empty(len(number))
+    longest[order] = np.where(owner[first] == owner, second, runnable[first])
+    return [*np.split(longest, np.cumsum(count)[:-1])]
 
 
-def _judged(rank: Rank) -> list[Finding]:
-    """Returns the findings of a rank that its abstentions allow."""
+def _judged(rank: Rank, of_other_ranks: Floats | None) -> tuple[list[Finding], list[Abstention]]:
+    """Returns the findings of a rank that its abstentions allow, and the verdicts that depend on a busy machine."""
     reasons = abstentions(rank)
+    found, withheld = levels(rank, of_other_ranks)
     if not reasons:
-        return [*levels(rank), *spikes(rank), *pauses(rank)]
-    findings = [finding for finding in levels(rank) if not finding.is_note]
-    left = {reason.leaves for reason in reasons}
-    if left == {Leaves.SINGLE_STEPS}:
-        independent = [finding for finding in findings if finding.verdict in _OF_THE_REST]
-        return [*independent, *spikes(rank), *pauses(rank)]
-    if left == {Leaves.WAITS}:  # on a busy machine, levels() only returns waits
-        return [*findings, *spikes(rank, only_waits=True)]
-    return [finding for finding in findings if finding.verdict == "machine-busy"]
+        return [*found, *spikes(rank), *pauses(rank)], withheld
+    found = [finding for finding in found if not finding.is_note]
+    if all(reason.leaves is Leaves.SINGLE_STEPS for reason in reasons):
+        independent = [finding for finding in found if finding.verdict in _OF_THE_REST]
+        return [*independent, *spikes(rank), *pauses(rank)], []
+    return [finding for finding in found if finding.verdict == "machine-busy"], []
 
 
 def _phases(ranks: list[Rank]) -> tuple[PhaseRow, ...]:

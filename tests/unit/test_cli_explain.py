@@ -45,9 +45,9 @@ def test_what_it_prints(waiting, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "input-bound: 50% of step time waits for data  [severity high, firm]"
     assert [line.split()[0] for line in lines[1:6]] == ["evidence", "evidence", "at", "next", "check"]
-    assert "60 steps, 55 of them steady, median 10.000ms; whether the machine was busy is not in the file" in lines
+    assert "60 steps, 55 of them steady, median 10.0ms; whether the machine was busy is not in the file" in lines
     [row] = [line for line in lines if line.startswith("data ")]
-    assert row.split() == ["data", "5.000ms", "5.000ms", "50%", "█" * 15]
+    assert row.split() == ["data", "5.00ms", "5.00ms", "50%", "█" * 15]
 
 
 def test_json(waiting, capsys):

@@ -12,6 +12,7 @@ from explained_files import Trace, kineto, piece
 import otel_torchprof as otp
 from otel_torchprof._answers.findings import DIFF_RULES
 from otel_torchprof._cli import main as cli
+from otel_torchprof._encode.table import brief_time
 
 STEPS = 65
 NAMES = {"aten::mm": 3.0, "aten::add": 1.0, "aten::relu": 0.5, "aten::sum": 1.5, "aten::norm": 0.8, "aten::copy_": 0.4}
@@ -84,7 +85,7 @@ def test_new_and_vanished(compared):
         ("aten::new", True, False),
     ]
     assert found.changes[1].sentence == (
-        f"aten::new: new, 0.000us -> {found.changes[1].after * 1e6:.3f}us a step, 0 -> 1 calls, {found.changes[1].share:+.1%} of the step"
+        f"aten::new: new, 0.00us -> {brief_time(found.changes[1].after * 1e6)} a step, 0 -> 1 calls, {found.changes[1].share:+.1%} of the step"
     )
 
 

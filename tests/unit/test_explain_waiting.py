@@ -19,8 +19,8 @@ def explained(tmp_path):
     [
         (0.0, {}, ["device-bound"]),
         (0.9, {}, ["host-bound"]),
-        (0.6, {}, ["host-bound", "device-bound"]),
-        (0.5, {"data": 0.5}, ["input-bound", "device-bound"]),
+        (0.6, {}, ["host-bound"]),
+        (0.5, {"data": 0.5}, ["input-bound"]),
     ],
     ids=["behind", "waiting", "in part", "waiting while the loop waits"],
 )
