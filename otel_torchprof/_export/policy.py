@@ -15,7 +15,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.event_attributes import ITERATION
-from otel_torchprof._model.limits import LINK_SIZE, span_sizes
+from otel_torchprof._model.limits import LINK_SIZE, most_bytes, span_sizes
 from otel_torchprof._model.span_table import LINK, STEP_NUMBER, AttributeType, SpanTable
 from otel_torchprof._model.span_tables import joined_tables, taken
 from otel_torchprof._model.span_tree import DEEPEST, SpanTree, column_of, rows_of_spans
@@ -387,8 +387,10 @@ class Reduction:
 
 
 def fits(table: SpanTable, budget: Budget) -> bool:
-    """Whether the spans, as one trace, are within the size limit. Costs about 0.3 µs per span, and nothing if there are too many."""
-    return len(table) <= budget.max_spans and int(span_sizes(table).sum()) <= budget.max_bytes
+    """Whether the spans, as one trace, are within the size limit. Costs about 0.3 µs per span where an upper bound is above the limit."""
+    if len(table) > budget.max_spans:
+        return False
+    return most_bytes(table, len(table)) <= budget.max_bytes or int(span_sizes(table).sum()) <= budget.max_bytes
 
 
 def reduced(

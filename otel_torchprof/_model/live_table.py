@@ -181,11 +181,18 @@ class Flows:
         """One entry per drain, oldest first; joined from time to time."""
 
     def links(
-        self, placed: Placed, traced: npt.NDArray[np.bool_], trace_ids: Array, *, final: bool
+        self,
+        placed: Placed,
+        traced: npt.NDArray[np.bool_],
+        shown: npt.NDArray[np.bool_],
+        trace_ids: Array,
+        *,
+        final: bool,
     ) -> tuple[Array, _Ends]:
         """Rows of backward functions that become spans, and what each links to.
 
-        ``traced``: which rows become spans. ``trace_ids``: per trace group. ``final``: nothing more will come.
+        ``traced``: rows that may be linked to. ``shown``: those of them that become spans. ``trace_ids``: per trace group. ``final``:
+        nothing more will come.
         """
         flows: tuple[Array, _Ends] = np.empty(0, dtype=np.int64), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
         if final and not has_backward(placed.batch):
@@ -193,9 +200,11 @@ class Flows:
         new = numbered_events(placed.batch)
         if not traced.all():
             new = new.at(traced[new.row])
-        if new.backward.any():
-            lowest = new.number[new.backward].min()
-            events, ends = new, _ends_of(new, placed, trace_ids)
+        is_linking = new.backward if shown is traced else new.backward & shown[new.row]
+        if is_linking.any():  # not in a drain all of whose steps are left out
+            linking = new if shown is traced else new.at(is_linking | ~new.backward)
+            lowest = linking.number[linking.backward].min()
+            events, ends = linking, _ends_of(linking, placed, trace_ids)
             for earlier, earlier_ends in reversed(self._remembered):
                 if (may_match := np.flatnonzero(earlier.number >= lowest)).size:
                     events = earlier.at(may_match).followed_by(events)
@@ -269,7 +278,7 @@ def live_table(
     step_names = list(dict.fromkeys([step.name for step in steps]))
     position = _positions(len(steps), rows, len(batch))
     give_way()
-    flow = flows.links(placed, traced, trace_ids, final=final)
+    flow = flows.links(placed, traced, shown, trace_ids, final=final)
 
     whole = len(steps) + count
     arena = Arena(whole * _COLUMN_BYTES)

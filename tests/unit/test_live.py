@@ -217,7 +217,7 @@ def test_remembered_forward_operators_are_bounded(service):
     service.steps.begin(0)
     placed = service.trees.place(type(batch)(many, batch.names, batch.threads))
     requested = np.ones(rows, dtype=bool)
-    service.flows.links(placed, requested, np.zeros((len(placed.trace_groups), 16), np.uint8), final=False)
+    service.flows.links(placed, requested, requested, np.zeros((len(placed.trace_groups), 16), np.uint8), final=False)
     ((remembered, _),) = service.flows._remembered
     assert (len(remembered.row), remembered.number.min()) == (REMEMBERED, REMEMBERED + 500)
 

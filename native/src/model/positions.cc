@@ -15,7 +15,8 @@ class Wanted {
  public:
   Wanted(const uint64_t* ids, uint64_t count) : ids_(ids), chain_(count, kNone) {
     uint64_t size = 8;
-    while (size < 2 * count) size *= 2;
+    // Most ids of the column are not looked for: with few slots in use, few of them are compared with any.
+    while (size < (count < kFew ? 16 : 2) * count) size *= 2;
     slots_.assign(size, kNone);
     for (uint64_t i = 0; i < count; ++i) {
       if (ids[i] == 0) continue;
@@ -39,6 +40,7 @@ class Wanted {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint64_t kFew = 1024;  // 64 KB of slots at most
 
   uint32_t& slot_of(uint64_t id) {
     const uint64_t mask = slots_.size() - 1;
