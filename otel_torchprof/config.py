@@ -339,6 +339,15 @@ ENERGY = Option(
     default="`true` if the device is `cuda`",
     argument="energy",
 )
+SAMPLING = Option(
+    "OTEL_TORCHPROF_SAMPLING",
+    "Samples of the Python stacks of loops' threads per second, up to 1000, with `profile` and from `detail=steps` on; "
+    "`true`: 100; `false`: none",
+    parse=parsers.number_or_switch,
+    check=parsers.sampling_rate,
+    fallback=100.0,
+    argument="sampling",
+)
 GPU_METRICS = Option(
     "",
     "Whether `GpuMetrics` go to the `meter_provider`",
@@ -510,6 +519,7 @@ class SourceOptions(TypedDict, total=False):
     """Types of the arguments of ``profile``, ``stream`` and ``instrument()`` that belong to a source of events."""
 
     energy: bool | None
+    sampling: float | None  # True and False, too
 
 
 class LiveOptions(SourceOptions, total=False):

@@ -114,6 +114,27 @@ def number_or_text(text: str) -> float | str:
     return text
 
 
+def number_or_switch(text: str) -> float | str | bool:
+    """Parses a number, or yes or no; any other text stays as it is, for the check to refuse. A number of 0 or 1 is one."""
+    value = number_or_text(text)
+    if not isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):
+        return switch(value)
+    return value
+
+
+def sampling_rate(value: object) -> float:
+    """Checks samples a second; True is 100, False 0.
+
+    Raises:
+        TypeError, ValueError: it is neither a number nor True or False, or out of range.
+    """
+    if isinstance(value, bool):
+        return 100.0 if value else 0.0
+    return float(_RATE(value))
+
+
 def boolean(allowed: str) -> Callable[[object], bool]:
     """Returns a check that raises TypeError for a value that is neither True nor False."""
 
@@ -123,6 +144,10 @@ def boolean(allowed: str) -> Callable[[object], bool]:
         return value
 
     return check
+
+
+_MOST_RATE = 1000
+_RATE = number("True, False, or a number of samples a second from 0 to 1000", lambda rate: 0 <= rate <= _MOST_RATE)
 
 
 def items(text: str) -> list[str]:

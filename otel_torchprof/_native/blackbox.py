@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._process import threads
@@ -13,6 +11,7 @@ from otel_torchprof.errors import NativeError
 
 from .ffi import ffi, lib, owner, python_sources
 from .recorder import NAME_KINDS, Session, batch_of, check, current_names
+from .stacks import stacks_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -321,42 +320,16 @@ def _sound(value: Any) -> str | int | None:
     return value if type(value) is int and -_MOST_NUMBER <= value < _MOST_NUMBER else None
 
 
-_MARK = 0x5EED123
-"""First line that no real code has."""
-_LONGEST = 512
-"""Limit of the characters read from the end of a file's path, and of the calls of a stack."""
-
-
 def stacks_writer() -> int:
-    """Returns the address of the function that writes the stacks of all threads, for :func:`start_hang_watch`. Costs under a millisecond.
+    """Returns the address of the function that writes the stacks of all threads, for :func:`start_hang_watch`.
 
     Raises:
-        NativeError: the stacks cannot be read here. Their location in the interpreter is not part of its API: it is searched,
-            and accepted only if it gives the same stack of the calling thread as Python's API.
+        NativeError: the stacks cannot be read here.
     """
-    problem = next(map(_Probe().run, (None,)))  # through map, so that the stack has a C call
+    problem = stacks_problem()
     if problem is not None:
         raise NativeError(problem)
     return python_sources.stacks_writer()
-
-
-class _Probe:
-    def run(self, _: None) -> str | None:
-        frame = sys._getframe()  # noqa: SLF001 - for the comparison
-        problem = python_sources.find_stacks(frame, frame.f_code.replace(co_firstlineno=_MARK))
-        if problem is not None:
-            return problem
-        read, line = python_sources.read_stack(threading.get_native_id()), frame.f_lineno
-        expected = [(self.run.__code__.co_filename, line, "run")]
-        while frame.f_back is not None and len(expected) < _LONGEST:
-            frame = frame.f_back
-            expected.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        same = read == [(_as_read(path), line, _as_read(name)) for path, line, name in expected]
-        return None if same else "this interpreter's frames are read in another way than it shows them"
-
-
-def _as_read(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()[-_LONGEST:]
 
 
 def start_hang_watch(seconds: float, long_seconds: float, write_stacks: int) -> None:

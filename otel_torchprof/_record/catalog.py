@@ -12,6 +12,7 @@ from .compile_events import CompileEvents
 from .device_source import BYTES_OF_A_TIME, DeviceSource, LiveDeviceSource, LiveEnergySource
 from .energy_source import EnergySource
 from .phases import Phases
+from .samples_source import StackSamples
 from .source import Calls, Collections, Memory, Modules, Operators, Source
 
 if TYPE_CHECKING:
@@ -104,6 +105,14 @@ def _frames(request: SourceRequest) -> Source | None:
     return Calls(request.options.frame_filter) if request.options.frames else None
 
 
+def _samples(request: SourceRequest) -> Source | None:
+    options = request.options
+    rate = options.sources.get("sampling", 0)
+    if not rate or (options.is_live and not options.phases):
+        return None
+    return StackSamples(rate, all_threads=options.all_threads, is_live=options.is_live)
+
+
 SOURCES = (
     Entry("energy", EnergySource, _energy),
     Entry("memory", Memory, _memory),
@@ -117,6 +126,7 @@ SOURCES = (
     Entry("frames", Calls, _frames),
     # After frames, so that a collection is not recorded as the parent of its callers: see look_at_calls in collections.cc.
     Entry("collections", Collections, _collections),
+    Entry("samples", StackSamples, _samples, needs_torch=False),
 )
 """A source starts after those before it, stops before them, and is reset after them in a forked child."""
 process_changes.at_fork(

@@ -20,6 +20,7 @@ from opentelemetry import context as otel_context
 from otel_torchprof._columns.phases import LOOP_END, NEXT_STEP, SegmentChange
 from otel_torchprof._native.python_sources import usage_now
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._native.stacks import sample_loop
 from otel_torchprof._process import process_changes, threads
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def _noting(append: Callable[[Any], None]) -> Callable[..., None]:
     clock, ident, current, usage = time.monotonic_ns, threads.get_ident, _current_context(), usage_now
 
     def note(change: SegmentChange = NEXT_STEP) -> None:
+        sample_loop()
         append((clock(), current(), ident(), usage(), change))
 
     return note

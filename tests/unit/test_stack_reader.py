@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from otel_torchprof._native import blackbox
-from otel_torchprof._native.blackbox import _LONGEST
 from otel_torchprof._native.ffi import python_sources
+from otel_torchprof._native.stacks import LONGEST
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,8 +31,8 @@ def write():
 def told(frame):
     """What Python says of the calls from that one outwards."""
     calls = []
-    while frame is not None and len(calls) < _LONGEST:
-        calls.append((frame.f_code.co_filename[-_LONGEST:], frame.f_lineno, frame.f_code.co_name))
+    while frame is not None and len(calls) < LONGEST:
+        calls.append((frame.f_code.co_filename[-LONGEST:], frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return calls
 
@@ -104,8 +104,8 @@ def test_of_a_deep_stack_the_latest_calls_are_read():
     def deep(n):
         return seen() if n == 0 else deep(n - 1)
 
-    read, expected = deep(_LONGEST + 50)
-    assert read == expected[: _LONGEST - 1]
+    read, expected = deep(LONGEST + 50)
+    assert read == expected[: LONGEST - 1]
 
 
 def test_another_threads_stack_is_read():

@@ -142,7 +142,7 @@ PyObject* attach(PyObject* module, PyObject* address) {
   if (add_labels(module) != 0 || add_modules(module) != 0 || add_module_calls(module) != 0 || add_phases(module) != 0 ||
       add_generations(module) != 0 || add_usage(module) != 0 || add_foresight(module) != 0 ||
       add_context(module) != 0 || add_frames(module) != 0 || add_collections(module) != 0 ||
-      add_untracked(module) != 0 || add_stacks(module) != 0 || add_uncompiled(module) != 0)
+      add_untracked(module) != 0 || add_stacks(module) != 0 || add_samples(module) != 0 || add_uncompiled(module) != 0)
     return nullptr;
   Py_RETURN_NONE;
 }

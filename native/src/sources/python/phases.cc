@@ -61,7 +61,10 @@ bool record(uint32_t part, PyObject* object) {
   event.sequence_nr = number_of(object);
   bool recorded = g_api->begin(&event) != 0;
   Py_XDECREF(owner);
-  if (recorded) foresee_begin(part, event.sequence_nr);
+  if (recorded) {
+    foresee_begin(part, event.sequence_nr);
+    note_loop(python_thread());
+  }
   return recorded;
 }
 

@@ -108,6 +108,8 @@ struct PythonThread {
   std::vector<OpenGeneration> generations;
   uint32_t compilations = 0;  // phases inside of them are torch's own
   bool trains = false;        // it has run a backward pass or an optimizer
+  uintptr_t state = 0;        // Python's, of the thread
+  uint32_t loops_run = 0;     // the value of g_loops_run when a loop was last seen on it
   // What can end a step has come since the latest phase that was asked for its usage: 1: a backward pass; 2: more.
   uint8_t may_begin_step = 0;
   // What the system has said of it, see thread_usage.cc.
@@ -169,6 +171,16 @@ void note_usage(PythonThread* thread);
 void foresee_begin(uint32_t part, int64_t object);
 void foresee_end(uint32_t part, int64_t object);
 
+// The thread runs a loop, whose stacks are sampled where somebody wants that: see stack_sampler.cc. Again once
+// g_loops_run has changed.
+extern uint32_t g_loops_run;
+void note_loop_slowpath(PythonThread* thread);
+inline void note_loop(PythonThread* thread) {
+  if (thread != nullptr && __builtin_expect(thread->loops_run != g_loops_run, 0)) note_loop_slowpath(thread);
+}
+// It ends.
+void forget_loop(PythonThread* thread);
+
 // Each adds its functions and classes to the extension module. 0, or -1 with an exception set.
 int add_labels(PyObject* module);
 int add_modules(PyObject* module);
@@ -183,6 +195,7 @@ int add_frames(PyObject* module);
 int add_collections(PyObject* module);
 int add_untracked(PyObject* module);
 int add_stacks(PyObject* module);
+int add_samples(PyObject* module);
 
 }  // namespace otp_python
 

@@ -1,5 +1,7 @@
 #include "stack_reader.h"
 
+#include "code_reader.h"
+
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -22,7 +24,6 @@ constexpr uintptr_t kTags = 3;        // of a reference in a frame, since Python
 constexpr int kNoPythonFrom = 3;      // owners of frames that run no Python
 constexpr size_t kFrameBytes = 128;   // of which a layout has the fields
 constexpr size_t kThreadBytes = 512;  // and of these
-constexpr size_t kCodeBytes = 256;
 constexpr uint32_t kMostThreads = 1u << 16;
 constexpr int kAttempts = 4;
 
@@ -151,186 +152,18 @@ void copy_stack(const PythonThreadCopy& thread, StackCopy* out) {
   }
 }
 
-// ---- names and lines ----
-
-namespace {
-
-constexpr int kTypeAt = kWord, kLengthAt = 2 * kWord, kTextFlagsAt = 4 * kWord;
-constexpr int kBytesAt = 4 * kWord;               // the first of a bytes object
-constexpr int64_t kLongestTable = 1 << 20;        // of lines
-constexpr uint32_t kOneByte = 1, kFourBytes = 4;  // kinds of text
-constexpr uint32_t kKindMask = 7, kCompact = 8, kAscii = 16;
-
-// Control characters and what no UTF-8 has become question marks.
-char* put_character(char* to, uint32_t character) {
-  bool is_none =
-      character < 0x20 || character == 0x7F || (character >= 0xD800 && character < 0xE000) || character > 0x10FFFF;
-  if (is_none) character = '?';
-  if (character < 0x80) {
-    *to++ = static_cast<char>(character);
-  } else if (character < 0x800) {
-    *to++ = static_cast<char>(0xC0 | character >> 6);
-    *to++ = static_cast<char>(0x80 | (character & 63));
-  } else if (character < 0x10000) {
-    *to++ = static_cast<char>(0xE0 | character >> 12);
-    *to++ = static_cast<char>(0x80 | (character >> 6 & 63));
-    *to++ = static_cast<char>(0x80 | (character & 63));
-  } else {
-    *to++ = static_cast<char>(0xF0 | character >> 18);
-    *to++ = static_cast<char>(0x80 | (character >> 12 & 63));
-    *to++ = static_cast<char>(0x80 | (character >> 6 & 63));
-    *to++ = static_cast<char>(0x80 | (character & 63));
-  }
-  return to;
-}
-
-bool copy_string(uintptr_t object, TextCopy* out) {
-  const StackLayout& layout = g_stack_layout;
-  char head[kTextFlagsAt + sizeof(uint32_t)];
-  if (!copy_memory(object, head, sizeof head) || field<uintptr_t>(head, kTypeAt) != layout.text_type) return false;
-  int64_t length = field<int64_t>(head, kLengthAt);
-  uint32_t flags = field<uint32_t>(head, kTextFlagsAt) >> layout.text_flags_shift, kind = flags & kKindMask;
-  bool is_known = kind == kOneByte || kind == 2 || kind == kFourBytes;
-  if (length < 0 || !is_known || (flags & kCompact) == 0) return false;
-  // Behind the head of text that is not ASCII: its UTF-8 and the length of that, and where the head has one more word
-  // (up to Python 3.11) one more length.
-  int more = (flags & kAscii) != 0 ? 0 : layout.text_head - kTextFlagsAt + kWord;
-  auto kept = static_cast<uint32_t>(std::min<int64_t>(length, TextCopy::kMost));
-  uintptr_t from =
-      object + static_cast<uintptr_t>(layout.text_head + more) + static_cast<uintptr_t>(length - kept) * kind;
-  char raw[kFourBytes * TextCopy::kMost];
-  if (!copy_memory(from, raw, size_t{kept} * kind)) return false;
-  char* to = out->data;
-  for (uint32_t i = 0; i < kept; ++i) {
-    uint32_t character = 0;
-    std::memcpy(&character, raw + size_t{i} * kind, kind);
-    to = put_character(to, character);
-  }
-  out->size = static_cast<uint32_t>(to - out->data);
-  return true;
-}
-
-// The bytes of a bytes object, one after another.
-class Bytes {
- public:
-  explicit Bytes(uintptr_t object) {
-    char head[kBytesAt];
-    if (!copy_memory(object, head, sizeof head) || field<uintptr_t>(head, kTypeAt) != g_stack_layout.bytes_type) return;
-    d_left = std::min(field<int64_t>(head, kLengthAt), kLongestTable);
-    d_from = object + kBytesAt;
-  }
-
-  // False at the end.
-  bool peek(uint8_t* out) {
-    if (d_at == d_size && !refill()) return false;
-    *out = d_copied[d_at];
-    return true;
-  }
-  bool next(uint8_t* out) {
-    bool found = peek(out);
-    d_at += found ? 1 : 0;
-    return found;
-  }
-  // A number of six bits in each byte, as the line table has them.
-  uint32_t number() {
-    uint32_t value = 0;
-    uint8_t byte = 0;
-    for (int shift = 0; shift < 32 && next(&byte); shift += 6) {
-      value |= static_cast<uint32_t>(byte & 63) << shift;
-      if ((byte & 64) == 0) break;
-    }
-    return value;
-  }
-  int signed_number() {
-    uint32_t value = number();
-    auto magnitude = static_cast<int>(value >> 1);
-    return (value & 1) != 0 ? -magnitude : magnitude;
-  }
-
- private:
-  bool refill() {
-    d_size = static_cast<uint32_t>(std::clamp<int64_t>(d_left, 0, sizeof d_copied));
-    d_at = 0;
-    if (d_size == 0 || !copy_memory(d_from, d_copied, d_size)) return (d_size = 0) != 0;
-    d_from += d_size;
-    d_left -= d_size;
-    return true;
-  }
-
-  uintptr_t d_from = 0;
-  int64_t d_left = 0;
-  uint32_t d_at = 0, d_size = 0;
-  uint8_t d_copied[512];
-};
-
-// Python 3.10: pairs of how many bytes of instructions, and how many lines further; -128: these have no line.
-int line_in_pairs(Bytes& table, int line, int64_t instruction) {
-  constexpr int8_t kNoLine = -128;
-  int64_t end = 0;
-  for (uint8_t bytes = 0, lines = 0; table.next(&bytes) && table.next(&lines);) {
-    auto delta = static_cast<int8_t>(lines);
-    if (delta != kNoLine) line += delta;
-    end += bytes;
-    if (instruction < end) break;
-  }
-  return line;
-}
-
-// Since Python 3.11: entries whose first byte alone has the highest bit, with the kind and the number of instructions.
-int line_in_entries(Bytes& table, int line, int64_t instruction) {
-  constexpr int kOneLine = 10, kNoColumns = 13, kLong = 14, kNoLine = 15;
-  int64_t end = 0;
-  for (uint8_t head = 0; table.next(&head) && (head & 128) != 0;) {
-    int kind = head >> 3 & 15;
-    if (kind == kNoColumns || kind == kLong) line += table.signed_number();
-    if (kind >= kOneLine && kind < kNoColumns) line += kind - kOneLine;
-    end += 2 * ((head & 7) + 1);
-    if (instruction < end && kind != kNoLine) break;
-    for (uint8_t rest = 0; table.peek(&rest) && (rest & 128) == 0;) table.next(&rest);
-  }
-  return line;
-}
-
-int line_of(const CallCopy& call, const char* code) {
-  const StackLayout& layout = g_stack_layout;
-  int first = field<int>(code, layout.code_first_line);
-  Bytes table(field<uintptr_t>(code, layout.code_lines));
-  if (layout.code_instructions == kNone) {
-    int64_t instruction = int64_t{2} * static_cast<int32_t>(call.instruction);
-    return instruction < 0 ? first : line_in_pairs(table, first, instruction);
-  }
-  uintptr_t begin = call.code + static_cast<uintptr_t>(layout.code_instructions);
-  auto instruction = static_cast<int64_t>(call.instruction - begin);
-  return instruction < 0 ? first : line_in_entries(table, first, instruction);
-}
-
-bool copy_code(uintptr_t code, char* out) {
-  const StackLayout& layout = g_stack_layout;
-  auto size = static_cast<size_t>(std::max({layout.code_file, layout.code_name, layout.code_lines}) + kWord);
-  return copy_memory(code, out, size) && field<uintptr_t>(out, kTypeAt) == layout.code_type;
-}
-
-bool is_still(const char* before, const char* now) {
-  const StackLayout& layout = g_stack_layout;
-  for (int at : {layout.code_file, layout.code_name, layout.code_lines})
-    if (field<uintptr_t>(before, at) != field<uintptr_t>(now, at)) return false;
-  return field<int>(before, layout.code_first_line) == field<int>(now, layout.code_first_line);
-}
-
-}  // namespace
+// ---- names ----
 
 bool copy_text(const CallCopy& call, CallText* out) {
-  const StackLayout& layout = g_stack_layout;
-  char code[kCodeBytes], later[kCodeBytes];
-  if (!copy_code(call.code, code)) return false;
-  if (!copy_string(field<uintptr_t>(code, layout.code_file), &out->file)) return false;
-  if (!copy_string(field<uintptr_t>(code, layout.code_name), &out->name)) return false;
-  out->line = line_of(call, code);
+  CodeHead code{}, later{};
+  if (!copy_code(call.code, &code)) return false;
+  if (!copy_string(code.file, &out->file) || !copy_string(code.name, &out->name)) return false;
+  out->line = line_at(code, offset_of(call));
   CallCopy now{};
   uintptr_t caller = 0;
   bool runs_python = false;
   return copy_frame(call.frame, &now, &caller, &runs_python) && runs_python && is_same(call, now) &&
-         copy_code(call.code, later) && is_still(code, later);
+         copy_code(call.code, &later) && code == later;
 }
 
 }  // namespace otp_python

@@ -17,6 +17,7 @@ thread_local PythonThread* t_thread = nullptr;
 void free_thread(PyObject* capsule) {
   auto* thread = static_cast<PythonThread*>(PyCapsule_GetPointer(capsule, kKey));
   if (t_thread == thread) t_thread = nullptr;
+  forget_loop(thread);
   Py_XDECREF(thread->variables);
   for (const OpenModule& open : thread->modules) Py_DECREF(open.names);
   delete thread;
@@ -34,6 +35,7 @@ PythonThread* python_thread() {
     delete thread;
     return nullptr;
   }
+  thread->state = reinterpret_cast<uintptr_t>(PyThreadState_Get());
   t_thread = thread;
   int status = PyDict_SetItemString(dictionary, kKey, capsule);
   Py_DECREF(capsule);  // frees the thread where the dictionary did not take it

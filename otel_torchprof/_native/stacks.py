@@ -1,0 +1,123 @@
+"""Stacks of Python's threads, read without the GIL: whether they can be, and samples of them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from otel_torchprof._columns.samples import Call
+from otel_torchprof._process import process_changes
+from otel_torchprof.errors import NativeError
+
+from .ffi import python_sources
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_MARK = 0x5EED123
+"""First line that no real code has."""
+LONGEST = 512
+"""Limit of the characters read from the end of a file's path, and of the calls of a stack."""
+
+sample_loop = python_sources.sample_loop
+
+
+@functools.cache
+def stacks_problem() -> str | None:
+    """Returns why stacks cannot be read here; None if they can. Costs under a millisecond, once.
+
+    Their location in the interpreter is not part of its API: it is searched, and accepted only if it gives the same stack of
+    the calling thread as Python's API.
+    """
+    return next(map(_Probe().run, (None,)))  # through map, so that the stack has a C call
+
+
+class _Probe:
+    def run(self, _: None) -> str | None:
+        frame = sys._getframe()  # noqa: SLF001 - for the comparison
+        problem = python_sources.find_stacks(frame, frame.f_code.replace(co_firstlineno=_MARK))
+        if problem is not None:
+            return problem
+        read, line = python_sources.read_stack(threading.get_native_id()), frame.f_lineno
+        expected = [(self.run.__code__.co_filename, line, "run")]
+        while frame.f_back is not None and len(expected) < LONGEST:
+            frame = frame.f_back
+            expected.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        same = read == [(_as_read(path), line, _as_read(name)) for path, line, name in expected]
+        return None if same else "this interpreter's frames are read in another way than it shows them"
+
+
+def _as_read(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()[-LONGEST:]
+
+
+class RecordedStacks(Sequence[tuple[Call, ...]]):
+    """The different stacks that were sampled in this process and those that it was forked from; they only grow. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Call, ...]] = {0: ()}
+
+    def __len__(self) -> int:
+        return python_sources.sampled_stacks()
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Call, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Call, ...]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[Call, ...] | list[tuple[Call, ...]]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        stack = self._known.get(at)
+        if stack is None:
+            stack = self._known[at] = tuple(map(Call._make, python_sources.sampled_stack(at)))
+        return stack
+
+
+STACKS = RecordedStacks()
+"""Those of all samples of this process."""
+
+TAKEN = np.dtype([("time", "i8"), ("duration", "i8"), ("ident", "u8"), ("os_tid", "u4"), ("stack", "u4")])
+"""A sample: Unix ns, ns, its thread by Python's ident and the system's id, and index into :data:`STACKS`."""
+
+
+class Sampling:
+    """Samples the stacks of loops' threads, from the start until :meth:`stop`. Thread-safe.
+
+    A native thread of the process takes them, without the GIL, and keeps half a million of those that some sampling has not taken.
+    Costs the sampled thread nothing, and the system about 10 us a sample.
+
+    Args:
+        rate: samples a second, of each thread; another sampling of the same process may make it more.
+        here: samples the calling thread only, instead of all on which phases or steps are recorded.
+
+    Raises:
+        NativeError: stacks cannot be read here.
+    """
+
+    def __init__(self, rate: float, *, here: bool) -> None:
+        problem = stacks_problem()
+        if problem is not None:
+            raise NativeError(problem)
+        own = f"{Path(__file__).parent.parent}/"
+        self._user = python_sources.start_samples(round(1e9 / rate), own, here)
+        self.lost = 0
+        """Samples that were not taken in time."""
+
+    def stop(self) -> None:
+        """Stops; the samples until now can be taken. Repeated calls have no effect."""
+        python_sources.stop_samples(self._user)
+
+    def take(self, until: int) -> npt.NDArray[Any]:
+        """Returns the samples before this time (Unix ns) that were not taken yet (:data:`TAKEN`)."""
+        taken, self.lost = python_sources.take_samples(self._user, until)
+        return np.frombuffer(taken, TAKEN)
+
+
+process_changes.at_exit(process_changes.Order.LAST, python_sources.end_samples)
