@@ -341,8 +341,7 @@ ENERGY = Option(
 )
 SAMPLING = Option(
     "OTEL_TORCHPROF_SAMPLING",
-    "Samples of the Python stacks of loops' threads per second, up to 1000, with `profile` and from `detail=steps` on; "
-    "`true`: 100; `false`: none",
+    "Samples of the loop's Python stack per second, up to 1000; `true`: 100; `false`: none",
     parse=parsers.number_or_switch,
     check=parsers.sampling_rate,
     fallback=100.0,

@@ -100,6 +100,8 @@ class TorchInstrumentor(BaseInstrumentor):
       ``OTEL_TORCHPROF_DEVICE``, else ``ops``.
     - ``energy``: whether a thread reads the energy counters of NVIDIA GPUs ten times a second. Default: ``true`` if the
       device is ``cuda``.
+    - ``sampling``: samples of the loop's Python stack per second, up to 1000; ``true``: 100; ``false``: none. Default:
+      ``OTEL_TORCHPROF_SAMPLING``, else ``100``.
     - ``gpu_metrics``: whether ``GpuMetrics`` go to the ``meter_provider``. Default: ``true`` if it has a reader, unless
       ``OTEL_TORCHPROF_GPU_DEVICES`` is ``none``.
     - ``ranks``: ``apart``: one trace per step and rank; ``together``: one trace per step for all ranks. Default:

@@ -38,18 +38,57 @@ void remember(uintptr_t frame, StackHints* apart) {
 
 }  // namespace
 
-bool RunningStackReader::copy_top(uintptr_t state, uint64_t ident, Top* out) {
+namespace {
+
+// Pieces of memory that are copied at once, until the first that is not there.
+class Pieces {
+ public:
+  void add(uintptr_t from, char* to, size_t bytes) {
+    d_here[d_count] = {to, bytes};
+    d_there[d_count++] = {reinterpret_cast<void*>(from), bytes};
+  }
+  // How many were copied.
+  uint32_t copy() {
+    ssize_t copied = process_vm_readv(getpid(), d_here, d_count, d_there, d_count, 0);
+    size_t left = copied < 0 ? 0 : static_cast<size_t>(copied);
+    uint32_t done = 0;
+    for (; done < d_count && left >= d_there[done].iov_len; ++done) left -= d_there[done].iov_len;
+    return done;
+  }
+
+ private:
+  iovec d_here[StackHints::kMost + 4], d_there[StackHints::kMost + 4];
+  uint32_t d_count = 0;
+};
+
+}  // namespace
+
+bool RunningStackReader::copy_top(uintptr_t state, uint64_t ident, const StackHints& hints, Top* out) {
   const StackLayout& layout = g_stack_layout;
   char copied[kThreadBytes];
+  Pieces pieces;
   auto size = static_cast<size_t>(std::max({layout.thread_ident, layout.thread_frame, 2 * kWord}) + kWord);
-  if (!copy_memory(state, copied, size)) return false;
-  if (field<uintptr_t>(copied, 2 * kWord) != layout.interpreter) return false;
+  pieces.add(state, copied, size);
+  uint32_t count = 1;
+  bool has_holder = layout.thread_frame_holder != kNone && hints.holder != 0;
+  uintptr_t frame = 0;
+  if (has_holder) pieces.add(hints.holder, reinterpret_cast<char*>(&frame), sizeof frame), ++count;
+  d_window = hints.low;
+  if (hints.low != 0) pieces.add(hints.low, d_pages, hints.high - hints.low), ++count;
+  for (uint32_t i = 0; i < hints.count; ++i) pieces.add(d_at[i] = hints.apart[i], d_frames[i], frame_bytes());
+  uint32_t done = pieces.copy();
+  d_next = 0;
+  d_count = done > count ? done - count : 0;
+  d_low = hints.low;
+  d_high = done >= count ? hints.high : hints.low;
+  if (done == 0 || field<uintptr_t>(copied, 2 * kWord) != layout.interpreter) return false;
   if (field<uint64_t>(copied, layout.thread_ident) != ident) return false;
-  uintptr_t frame = field<uintptr_t>(copied, layout.thread_frame);
-  *out = {0, frame};
-  if (layout.thread_frame_holder == kNone || frame == 0) return true;
-  out->holder = frame + static_cast<uintptr_t>(layout.thread_frame_holder);
-  return copy_memory(out->holder, &out->frame, sizeof out->frame);
+  *out = {0, field<uintptr_t>(copied, layout.thread_frame)};
+  if (layout.thread_frame_holder == kNone || out->frame == 0) return true;
+  out->holder = out->frame + static_cast<uintptr_t>(layout.thread_frame_holder);
+  out->frame = frame;
+  return (has_holder && done > 1 && hints.holder == out->holder) ||
+         copy_memory(out->holder, &out->frame, sizeof out->frame);
 }
 
 bool RunningStackReader::is_still(uintptr_t state, const Top& top) {
@@ -57,34 +96,15 @@ bool RunningStackReader::is_still(uintptr_t state, const Top& top) {
   return copy_memory(top.holder == 0 ? at : top.holder, &frame, sizeof frame) && frame == top.frame;
 }
 
-void RunningStackReader::copy_pages(uintptr_t frame, const StackHints* hints) {
-  iovec here[kPages + StackHints::kMost + 1], there[kPages + StackHints::kMost + 1];
-  size_t bytes = frame_bytes();
-  unsigned long count = 0;
-  auto add = [&](uintptr_t from, char* to, size_t size) {
-    here[count] = {to, size};
-    there[count++] = {reinterpret_cast<void*>(from), size};
-  };
+void RunningStackReader::copy_pages(uintptr_t frame) {
+  Pieces pieces;
   uintptr_t page = frame & ~(kPage - 1);
-  unsigned long pages = has_chunks() ? kPages : 0;
   d_window = page - (kPages - 1) * kPage;
-  for (unsigned long i = 0; i < pages; ++i, page -= kPage)
-    add(page, d_pages + (page - d_window), i == 0 ? frame - page + bytes : kPage);
-  d_high = frame + bytes;
-  d_low = d_high;
-  if (hints != nullptr) {
-    d_count = d_next = 0;
-    if (!has_chunks()) d_at[d_count++] = frame;
-    for (uint32_t i = 0; i < hints->count; ++i)
-      if (hints->apart[i] != frame || has_chunks()) d_at[d_count++] = hints->apart[i];
-    for (uint32_t i = 0; i < d_count; ++i) add(d_at[i], d_frames[i], bytes);
-  }
-  ssize_t copied = process_vm_readv(getpid(), here, count, there, count, 0);
-  size_t left = copied < 0 ? 0 : static_cast<size_t>(copied);
-  unsigned long done = 0;
-  for (; done < count && left >= there[done].iov_len; ++done) left -= there[done].iov_len;
-  if (done != 0 && pages != 0) d_low = reinterpret_cast<uintptr_t>(there[std::min(done, pages) - 1].iov_base);
-  if (hints != nullptr) d_count = static_cast<uint32_t>(done > pages ? done - pages : 0);
+  d_low = d_high = frame + frame_bytes();
+  for (uint32_t i = 0; i < kPages; ++i, page -= kPage)
+    pieces.add(page, d_pages + (page - d_window), i == 0 ? d_high - page : kPage);
+  uint32_t done = pieces.copy();
+  if (done != 0) d_low = (frame & ~(kPage - 1)) - (done - 1) * kPage;
 }
 
 const char* RunningStackReader::frame_at(uintptr_t frame) {
@@ -98,7 +118,7 @@ const char* RunningStackReader::frame_at(uintptr_t frame) {
   char* alone = d_frames[StackHints::kMost];
   if (!copy_memory(frame, alone, bytes)) return nullptr;
   bool is_stacked = has_chunks() && field<uint8_t>(alone, g_stack_layout.frame_owner) == kStacked;
-  if (is_stacked) copy_pages(frame, nullptr);  // of the chunk where the stack continues
+  if (is_stacked) copy_pages(frame);  // of the chunk where the stack continues
   return alone;
 }
 
@@ -119,6 +139,7 @@ bool RunningStackReader::walk(uintptr_t frame, StackCopy* out) {
                                          : field<uintptr_t>(copied, layout.frame_instruction)};
       d_is_stacked[out->count++] = owner == kStacked;
       d_apart.root = frame;
+      d_is_odd = owner > kStacked;
     }
     if (owner != kStacked) remember(frame, &d_apart);
     frame = field<uintptr_t>(copied, layout.frame_caller);
@@ -158,24 +179,50 @@ uint32_t RunningStackReader::first_sound(const StackCopy& stack) const {
   return 0;
 }
 
+bool RunningStackReader::is_sound_root(const StackHints& hints, uintptr_t before, int attempt) const {
+  uintptr_t root = d_apart.root;
+  if (root == hints.root) return true;
+  if (!d_is_odd) return attempt > 1 && root == before;
+  return attempt == kAttempts && root == hints.odd_root;
+}
+
+void RunningStackReader::keep_hints(const Top& top, const StackCopy& stack, StackHints* hints) const {
+  uintptr_t low = 0, high = 0;
+  for (uint32_t i = stack.count; i-- > 0;) {
+    if (!d_is_stacked[i]) continue;
+    uintptr_t frame = stack.calls[i].frame;
+    if (low == 0 || frame < low || frame > low + (uintptr_t{1} << 18)) low = frame;  // in another chunk
+    high = frame;
+  }
+  low &= ~(kPage - 1);
+  high = low == 0 ? 0 : (high | (kPage - 1)) + 1;
+  // A stack that was deeper may be so again.
+  if (hints->high > high && hints->high - low <= kPages * kPage && d_high == hints->high) high = hints->high;
+  if (high - low > kPages * kPage) low = high - kPages * kPage;
+  *hints = d_apart;
+  hints->holder = top.holder;
+  hints->low = low;
+  hints->high = high;
+}
+
 RunningStackReader::Found RunningStackReader::read(uintptr_t state, uint64_t ident, StackHints* hints, StackCopy* out) {
-  uintptr_t root = hints->root;
+  uintptr_t before = 0;
   for (int attempt = 1; attempt <= kAttempts; ++attempt) {
     Top top{};
-    if (!copy_top(state, ident, &top) || top.frame == 0) return Found::kNoPython;
-    copy_pages(top.frame, hints);
+    if (!copy_top(state, ident, *hints, &top) || top.frame == 0) return Found::kNoPython;
     bool is_walked = walk(top.frame, out), is_same = is_still(state, top);
     if (!is_walked) continue;
-    if (is_same) learn_sizes(*out);
+    bool is_sound = is_sound_root(*hints, before, attempt);
+    before = d_apart.root;
+    if (is_sound && is_same) learn_sizes(*out);
     uint32_t stale = is_same ? 0 : first_sound(*out);
-    bool is_sound = is_same || d_apart.root == root;
-    root = d_apart.root;
     if (!is_sound || (stale != 0 && attempt != kAttempts)) continue;
+    keep_hints(top, *out, hints);
     std::copy(out->calls + stale, out->calls + out->count, out->calls);
     out->count -= stale;
-    *hints = d_apart;
     return Found::kStack;
   }
+  hints->odd_root = d_is_odd ? before : 0;
   return Found::kTorn;
 }
 

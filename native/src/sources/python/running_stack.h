@@ -24,7 +24,9 @@ struct StackHints {
   static constexpr uint32_t kMost = 128;
   uintptr_t apart[kMost];  // frames outside of chunks, the innermost first
   uint32_t count = 0;
-  uintptr_t root = 0;  // the outermost frame; 0: there was none
+  uintptr_t root = 0;                       // the outermost frame; 0: not known
+  uintptr_t odd_root = 0;                   // that of a generator, in which the last reading seemed to end
+  uintptr_t holder = 0, low = 0, high = 0;  // where the innermost frame was named, and the pages with the frames
 };
 
 // Of one thread that reads.
@@ -50,19 +52,23 @@ class RunningStackReader {
     uintptr_t code, bytes;
   };
 
-  bool copy_top(uintptr_t state, uint64_t ident, Top* out);
+  // The innermost frame, and what was needed last time: all in one copy.
+  bool copy_top(uintptr_t state, uint64_t ident, const StackHints& hints, Top* out);
   bool is_still(uintptr_t state, const Top& top);
-  // A window of pages down from a frame, and frames that lie apart.
-  void copy_pages(uintptr_t frame, const StackHints* hints);
+  // A window of pages down from a frame.
+  void copy_pages(uintptr_t frame);
   const char* frame_at(uintptr_t frame);
   bool walk(uintptr_t frame, StackCopy* out);
+  bool is_sound_root(const StackHints& hints, uintptr_t before, int attempt) const;
+  void keep_hints(const Top& top, const StackCopy& stack, StackHints* hints) const;
   void learn_sizes(const StackCopy& stack);
   uint32_t first_sound(const StackCopy& stack) const;
 
   uintptr_t d_low = 0, d_high = 0;  // the window: what of it was copied
   uintptr_t d_window = 0;           // and where it begins
   uint32_t d_count = 0, d_next = 0;
-  uintptr_t d_at[StackHints::kMost + 1];
+  bool d_is_odd = false;  // the outermost frame is a generator's
+  uintptr_t d_at[StackHints::kMost];
   bool d_is_stacked[StackCopy::kMost];
   StackHints d_apart;
   FrameSize d_sizes[kSizes] = {};

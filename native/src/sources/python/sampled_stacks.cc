@@ -102,12 +102,16 @@ void KnownCodes::check_batch(const uintptr_t* addresses, uint32_t count, StackTr
   }
 }
 
-void KnownCodes::verify(const StackCopy& stack, StackTree* tree) {
+void KnownCodes::verify(const StackCopy& stack, StackTree* tree, const std::vector<CallCopy>& before) {
+  size_t same = 0, most = std::min<size_t>(stack.count, before.size());
+  while (same < most && stack.calls[stack.count - 1 - same] == before[before.size() - 1 - same]) ++same;
+  uint32_t first_same = stack.count - static_cast<uint32_t>(same);
+  uint64_t by_turn = same == 0 ? stack.count : first_same + d_stack % same;
   uintptr_t batch[kBatch];
   uint32_t count = 0;
   for (uint32_t i = 0; i < stack.count; ++i) {
     Code& code = d_codes[stack.calls[i].code];
-    if (code.seen == d_stack) continue;
+    if (code.seen == d_stack || (i >= first_same && i != by_turn && code.seen != 0)) continue;
     code.seen = d_stack;
     batch[count++] = stack.calls[i].code;
     if (count < kBatch) continue;
@@ -117,10 +121,11 @@ void KnownCodes::verify(const StackCopy& stack, StackTree* tree) {
   check_batch(batch, count, tree);
 }
 
-uint32_t KnownCodes::stack_of(const StackCopy& stack, StackTree* tree) {
+uint32_t KnownCodes::stack_of(const StackCopy& stack, StackTree* tree, std::vector<CallCopy>* before) {
   if (d_codes.size() >= kMostCodes) d_codes.clear();
   ++d_stack;
-  verify(stack, tree);
+  verify(stack, tree, *before);
+  before->assign(stack.calls, stack.calls + stack.count);
   uint32_t number = 0;
   for (uint32_t i = stack.count; i-- > 0;) {
     const CallCopy& call = stack.calls[i];

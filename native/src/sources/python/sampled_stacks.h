@@ -50,8 +50,10 @@ class KnownCodes {
   // `own`: directory whose calls are left out.
   explicit KnownCodes(std::string own) : d_own(std::move(own)) {}
   // The number of a stack that was just copied; kTorn where some call's code is none, or not where the call is in it.
+  // `before`: the calls of that thread's last stack; gets these. The outermost calls of both that are at the same
+  // instruction have the same codes: of those only one is verified each time, since it costs a microsecond.
   static constexpr uint32_t kTorn = UINT32_MAX;
-  uint32_t stack_of(const StackCopy& stack, StackTree* tree);
+  uint32_t stack_of(const StackCopy& stack, StackTree* tree, std::vector<CallCopy>* before);
 
  private:
   struct Code {
@@ -62,7 +64,7 @@ class KnownCodes {
   };
 
   bool learn(uintptr_t address, StackTree* tree, Code* out) const;
-  void verify(const StackCopy& stack, StackTree* tree);
+  void verify(const StackCopy& stack, StackTree* tree, const std::vector<CallCopy>& before);
   void check_batch(const uintptr_t* addresses, uint32_t count, StackTree* tree);
 
   std::string d_own;

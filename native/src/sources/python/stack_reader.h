@@ -50,6 +50,10 @@ struct CallCopy {
   uintptr_t frame;
   uintptr_t code;
   uintptr_t instruction;
+
+  bool operator==(const CallCopy& other) const {
+    return frame == other.frame && code == other.code && instruction == other.instruction;
+  }
 };
 
 struct StackCopy {

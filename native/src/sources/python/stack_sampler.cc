@@ -1,7 +1,9 @@
 // Samples of the stacks of threads that run loops: a thread of its own looks at them some times a second, without
 // Python's lock, and keeps what it saw until all who want samples have taken it.
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,7 +44,10 @@ struct Sampled {
   std::atomic<uint64_t> begin_ns{0};  // nothing before that is sampled
   // Only of the thread that samples:
   uint64_t last_ns = 0;
+  uint64_t ran_ns = 0;  // by the time of its latest stack
+  uint32_t stack = 0;
   StackHints hints;
+  std::vector<CallCopy> calls;
 };
 
 struct Sample {
@@ -125,6 +130,14 @@ uint64_t now_ns() {
 
 // ---- the thread that samples ----
 
+// How long a thread has had a processor; 0: not known.
+uint64_t ran_ns(uint32_t os_tid) {
+  constexpr clockid_t kOfThread = 6;  // CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
+  timespec ran;
+  if (clock_gettime(static_cast<clockid_t>(~os_tid << 3) | kOfThread, &ran) != 0) return 0;
+  return static_cast<uint64_t>(ran.tv_sec) * kSecond + static_cast<uint64_t>(ran.tv_nsec);
+}
+
 bool is_wanted(const Sampler& all, const Sampled& thread) {
   if (thread.users != 0) return true;
   if (thread.run != g_loops_run) return false;
@@ -171,17 +184,23 @@ class Looker {
 
   // Whether there is a sample. Counts what could not be read.
   bool look(Sampled& thread, uint64_t interval_ns, Sample* out, uint64_t* torn) {
-    uint64_t ticks = g_api->ticks(), now = now_ns();
-    auto found = d_reader.read(thread.state, thread.ident, &thread.hints, &d_stack);
-    uint32_t stack = found == RunningStackReader::Found::kStack ? d_codes.stack_of(d_stack, &d_tree) : 0;
-    if (found == RunningStackReader::Found::kTorn || stack == KnownCodes::kTorn) {
-      ++*torn;
-      return false;  // the next one stands for its time, too
+    uint64_t ticks = g_api->ticks(), now = now_ns(), ran = ran_ns(thread.os_tid);
+    // Where it has not run since, it is where it was.
+    if (ran == 0 || ran != thread.ran_ns) {
+      auto found = d_reader.read(thread.state, thread.ident, &thread.hints, &d_stack);
+      uint32_t stack = 0;
+      if (found == RunningStackReader::Found::kStack) stack = d_codes.stack_of(d_stack, &d_tree, &thread.calls);
+      if (found == RunningStackReader::Found::kTorn || stack == KnownCodes::kTorn) {
+        ++*torn;
+        return false;  // the next one stands for its time, too
+      }
+      thread.ran_ns = ran;
+      thread.stack = stack;
     }
     uint64_t since = now - std::max(thread.last_ns, thread.begin_ns.load(std::memory_order_relaxed));
     thread.last_ns = now;
-    *out = {ticks, std::min(since, kMostIntervals * interval_ns), thread.ident, thread.os_tid, stack};
-    return stack != 0;
+    *out = {ticks, std::min(since, kMostIntervals * interval_ns), thread.ident, thread.os_tid, thread.stack};
+    return thread.stack != 0;
   }
 
   // Between three quarters of the interval and five, so that it does not go with the loop.
@@ -246,7 +265,24 @@ void run(Sampler& all) {
   }
 }
 
+// Asks the system for the processor in short pieces, but at once (since Linux 6.12): who has to wait for it until the
+// loop's thread gives it up sees that thread wait.
+void ask_for_short_slices() {
+#ifdef SYS_sched_setattr
+  if (sched_getscheduler(0) != SCHED_OTHER) return;
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime_ns, deadline_ns, period_ns;
+  } attributes = {sizeof attributes, 0, 0, getpriority(PRIO_PROCESS, 0), 0, 100'000, 0, 0};
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
+#endif
+}
+
 void* run_thread(void* argument) {
+  ask_for_short_slices();
   pthread_setname_np(pthread_self(), "otel-torchprof");
   run(*static_cast<Sampler*>(argument));
   return nullptr;
