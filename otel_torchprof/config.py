@@ -406,6 +406,8 @@ HIDDEN_ATTRIBUTES = Option(
     fallback=frozenset(),
     default="none",
 )
+CODE = frozenset(("code.file.path", "code.function.name", "code.line.number", "code.stacktrace"))
+"""Attributes whose values are also in stacks: hiding one of them hides stacks."""
 CHROME_TRACE = Option(
     "OTEL_TORCHPROF_CHROME_TRACE",
     "File of a `ChromeTraceExporter` without a path, for example with `OTEL_TRACES_EXPORTER=chrome`; `{pid}` is "

@@ -27,6 +27,7 @@ from otel_torchprof._model.span_table import STEP_KIND, STEP_NUMBER, AttributeTy
 
 from .attribute_source import Attribute, chosen
 from .event_attributes import module as module_name
+from .sampled import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -178,8 +179,19 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
             "`backward` phase"
         ),
     ),
+    (
+        SAMPLES,
+        _NAME,
+        f"{_ON_SEGMENTS}, profiles and roots of requests, if their thread was sampled; not if a `code.*` attribute is hidden",
+        (
+            'samples of the Python stack: `{"stacks":[["train.py:5 log","train.py:22 main"]],"samples":[[0.004,0.01,0]]}`: '
+            "calls, the innermost first, at most 64; of each sample the seconds since the span began, the seconds that it "
+            "stands for, and its stack; at most 15,000 bytes"
+        ),
+    ),
 )
-"""Key, type, when a segment has it, and meaning. Values are from :class:`~otel_torchprof._model.phases.PhaseTimes`."""
+"""Key, type, when a segment has it, and meaning. Times are from :class:`~otel_torchprof._model.phases.PhaseTimes`, samples from
+:mod:`~.sampled`."""
 
 
 _ON = "on calls of [`generate`](services.md#text-generation)"

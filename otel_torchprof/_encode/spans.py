@@ -24,6 +24,7 @@ from otel_torchprof._native.loops import positions_of, roots_of
 from otel_torchprof.markup import Cell, Heading
 
 from .attributes import add_attributes
+from .sampled import with_samples
 from .table import format_time
 
 if TYPE_CHECKING:
@@ -416,7 +417,7 @@ def drained_spans(
         callers: likewise.
         options: of :func:`~otel_torchprof._model.live_table.live_table`.
     """
-    table = live_table(placed, ended, flows, **options)
+    table = with_samples(live_table(placed, ended, flows, **options), placed, ended)
     return add_attributes(
         table,
         placed.batch,

@@ -132,9 +132,7 @@ def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
 
 KINDS = {"steps": (Kind.PHASE,), "ops": (Kind.PHASE, Kind.MODULE, Kind.LABEL, Kind.OPERATOR)}
 """Kinds of events of each level of detail; phases and modules are recorded only while torch is instrumented."""
-_CODE = frozenset(("code.file.path", "code.function.name", "code.line.number", "code.stacktrace"))
-"""Attributes whose values are also in stacks."""
-_NAMES = _CODE | {"error.type", "torch.module"}
+_NAMES = config.CODE | {"error.type", "torch.module"}
 """Attributes whose values are names of functions, modules and exceptions, which are one kind of names in the recorder."""
 _TEXTS = frozenset(("torch.label.args", "torch.op.concrete_inputs"))
 """Attributes whose values are texts of arguments, which other recordings of the process may add to the names."""
@@ -230,7 +228,7 @@ class BlackBox:
     def _watch(self) -> None:
         if self._options.hang is None:
             return
-        hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & (_CODE | {_THREAD_NAME}))  # stacks have both
+        hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {_THREAD_NAME}))  # stacks have both
         watch = HangWatch(self._options.hang, hides_code=hides_code, running_step=self._running_step)
         self._recording.cleanup.push(watch.stop)
         try:

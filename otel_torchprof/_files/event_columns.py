@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +15,11 @@ from otel_torchprof._model.span_table import STEP_NAME, AttributeType
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import pair_ends
 
-from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION, THREAD, TORCH_NAME, USED
+from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SAMPLES, SELF_DURATION, THREAD, TORCH_NAME, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, malformed, object_of
 from .reductions import REDUCTION_KEYS
+from .stack_samples import parsed_samples, samples_of
 from .trace_columns import RESOURCE
 from .trace_devices import CODES, other_events, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
@@ -29,14 +31,15 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array, Names
+    from otel_torchprof._columns.samples import Samples
     from otel_torchprof._encode.spans import SpanList
-    from otel_torchprof._model.span_table import AttributeColumn
+    from otel_torchprof._model.span_table import AttributeColumn, SpanTable
 
     from .trace_columns import TraceColumns
 
 _ATTRIBUTES = "attributes"
 """In the place of a key: attributes that are no object."""
-WANTED = (*sorted(USED), _ATTRIBUTES)
+WANTED = (*sorted(USED), SAMPLES, _ATTRIBUTES)
 """Attributes of spans to read from a trace file."""
 _CALL = "c10d::"
 """Prefix of the operators of collectives."""
@@ -62,6 +65,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
     tracks, track = _tracks(trace, rows.pop("track")[chosen], _picked(rows.pop("id"), chosen), kind)
     traces, number = _traces(trace, _picked(rows.pop("text"), chosen))
     found = attributes.of_rows(chosen)
+    samples = samples_of(found.pop(SAMPLES, None), start, track)
     if TORCH_NAME not in found and _has_one_group(trace.members):
         found |= _calls(names, name, kind)
     return TraceEvents(
@@ -77,6 +81,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
         span_id,
         parent_id,
         attributes=found,
+        samples=samples,
         problems=[*trace.problems, *attributes.problems(path, trace.origin)],
         left_out=+left_out,
     )
@@ -218,36 +223,41 @@ class ReadAttributes(NamedTuple):
     """By key, rows and values."""
     faulty: Integers
     """Rows with a value that cannot be used."""
-    first: str
-    """What is wrong with the first of them, and its event."""
-    offset: int
+    faults: Mapping[str, Mapping[int, tuple[str, int]]]
+    """What is wrong and where, by row; by what is not counted for it. A span whose samples cannot be read is counted without them."""
 
     @classmethod
     def of(cls, trace: TraceColumns) -> ReadAttributes:
         """Parses what the reader found; each different text once."""
         values: dict[str, tuple[Integers, list[Any]]] = {}
-        faults: dict[int, tuple[str, int]] = {}
+        faults: dict[str, dict[int, tuple[str, int]]] = {"": {}, f" {SAMPLES} of": {}}
+        of_spans, of_samples = faults.values()
         for number in distinct_values(trace.attributes["key"]).tolist():
             key, found = trace.names[number], trace.attributes[trace.attributes["key"] == number]
             texts = distinct_values(found["value"])
             parsed = [_parsed(key, trace.names[text]) for text in texts.tolist()]
             of_rows = [parsed[at] for at in np.searchsorted(texts, found["value"]).tolist()]
             of_rows = _within_sum(key, of_rows) if key in REDUCTION_KEYS else of_rows
-            values[key] = found["row"].astype(np.int64), of_rows
+            is_read = np.ones(len(found), np.bool_)
             for at, value in enumerate(of_rows):
                 if isinstance(value, MalformedError):
-                    entry = found[at]
-                    faults.setdefault(int(entry["row"]), (f"{value}, event {entry['event']}", int(entry["offset"])))
+                    entry, is_read[at] = found[at], False
+                    place = f"{value}, event {entry['event']}", int(entry["offset"])
+                    (of_samples if key == SAMPLES else of_spans).setdefault(int(entry["row"]), place)
+            rows = found["row"].astype(np.int64)
+            values[key] = rows[is_read], [of_rows[at] for at in np.flatnonzero(is_read).tolist()]
         values.pop(_ATTRIBUTES, None)
-        first = faults[min(faults)] if faults else ("", 0)
-        return cls(values, np.array(list(faults), np.int64), *first)
+        return cls(values, np.array(list(of_spans), np.int64), faults)
 
     def problems(self, path: str, origin: int) -> list[str]:
-        """The message about rows that are not counted, if there are any."""
-        if not self.faulty.size:
-            return []
-        place = f"at byte {origin + self.offset}"
-        return [f"{path!r}: not counted: {len(self.faulty):,}; the first: {self.first}, {place}"]
+        """A message about rows that are not counted, and one about samples, if there are any."""
+        messages = []
+        for what, faults in self.faults.items():
+            if faults:
+                first, offset = faults[min(faults)]
+                place = f"at byte {origin + offset}"
+                messages.append(f"{path!r}: not counted:{what} {len(faults):,}; the first: {first}, {place}")
+        return messages
 
     def of_rows(self, chosen: Integers) -> dict[str, tuple[Integers, Sequence[Any]]]:
         """The attributes of rows that are events, by their place among these."""
@@ -269,7 +279,7 @@ def _parsed(key: str, text: str) -> Any:
         value = json.loads(text)
         if key == _ATTRIBUTES:
             return object_of(value or {}, key)
-        return values_of([(key, value)])[key]
+        return parsed_samples(value, key) if key == SAMPLES else values_of([(key, value)])[key]
     except MalformedError as error:
         return error
     except (ValueError, RecursionError) as error:
@@ -310,12 +320,13 @@ def events_of_spans(spans: SpanList) -> TraceEvents:
         if key in USED
     }
     threads, process = distinct_values(thread), process_of(resource)
+    track = np.searchsorted(threads, thread).astype(np.uint32)
     return TraceEvents(
         list(known),
         [(process, number if number >= 0 else None) for number in threads.tolist()],
         [trace_id.tobytes() for trace_id in table.trace_ids],
         name,
-        np.searchsorted(threads, thread).astype(np.uint32),
+        track,
         table.trace,
         table.start,
         np.maximum(table.end - table.start, 0),
@@ -323,8 +334,19 @@ def events_of_spans(spans: SpanList) -> TraceEvents:
         table.span_id,
         table.parent_span_id,
         attributes={key: values for key, values in attributes.items() if len(values[0])},
+        samples=None if SAMPLES not in columns else _samples_of(columns[SAMPLES], table, track),
         ranks={process: whole(resource[RANK], RANK)} if resource.get(RANK) is not None else {},
     )
+
+
+def _samples_of(column: AttributeColumn, table: SpanTable, track: Array) -> Samples | None:
+    """The samples of spans; without those whose text a limit has cut off."""
+    rows, values = [], []
+    for row, name in zip(_rows_of(column, len(table)).tolist(), column.values.tolist(), strict=True):
+        with contextlib.suppress(MalformedError):
+            values.append(parsed_samples(table.names[name], SAMPLES))
+            rows.append(row)
+    return samples_of((np.array(rows, np.int64), values), table.start, track)
 
 
 def _rows_of(column: AttributeColumn, spans: int) -> Integers:

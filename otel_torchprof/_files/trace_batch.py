@@ -26,12 +26,13 @@ from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedSte
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
-from .attribute_keys import RANK
+from .attribute_keys import RANK, SAMPLES
 from .chrome_events import SliceKind
 from .event_columns import ReadAttributes
 from .records import BASE_TIME
-from .reductions import reductions_of
+from .reductions import REDUCTION_KEYS, reductions_of
 from .span_memory import PlacedSpans, memory_of_spans
+from .stack_samples import samples_of
 from .trace_columns import RESOURCE
 from .trace_devices import (
     CODES,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_torchprof._columns.batch import Array, Names
+    from otel_torchprof._columns.samples import Samples
 
     from .trace_columns import TraceColumns
 
@@ -113,6 +115,7 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     placed = _placed(trace, host[~on_steps], times)
     devices = _devices(trace, placed, work, times)
     devices["reductions"] = _reductions(attributes, placed, times)
+    devices["samples"] = _samples(trace, attributes, placed, times)
     pid = _pid(trace, placed)
     del host, work, on_steps, times
     batch = _batch(trace, placed, devices, base)
@@ -502,7 +505,7 @@ def _innermost(placed: _Placed, thread: Array, time: Array) -> npt.NDArray[np.ui
 
 def _reductions(attributes: ReadAttributes, placed: _Placed, times: Times) -> dict[str, Array] | None:
     """The spans that stand for several calls; None without any. Of those that are no events, what was collapsed counts."""
-    if not attributes.values:
+    if not attributes.values.keys() & set(REDUCTION_KEYS):
         return None
     slices = np.flatnonzero(times.duration >= 0)
     found = reductions_of(attributes.of_rows(slices), times.duration[slices])
@@ -511,6 +514,17 @@ def _reductions(attributes: ReadAttributes, placed: _Placed, times: Times) -> di
     columns = {**found._asdict(), "event": event[rows], "start": times.start[rows]}
     counts = (columns["event"] > 0) | (found.collapsed > 0)
     return {column.name: columns[column.name][counts] for column in REDUCTION_COLUMNS} if counts.any() else None
+
+
+def _samples(trace: TraceColumns, attributes: ReadAttributes, placed: _Placed, times: Times) -> Samples | None:
+    """Samples of stacks, of spans on a thread without events as if they were on the first one."""
+    if SAMPLES not in attributes.values:
+        return None
+    thread = np.zeros(len(trace.tracks), np.int64)
+    thread[placed.tracks] = np.arange(len(placed.tracks))
+    return (
+        samples_of(attributes.values[SAMPLES], times.start, thread[trace.rows["track"]]) if len(placed.tracks) else None
+    )
 
 
 def _devices(trace: TraceColumns, placed: _Placed, work: Array, times: Times) -> dict[str, Any]:

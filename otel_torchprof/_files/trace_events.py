@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import blocks
 from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._columns.samples import Samples
 from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.loops import positions_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array
-    from otel_torchprof._columns.samples import Samples
 
 _MOST_DIGITS = 18
 LONGEST_NAME = 500
@@ -211,6 +211,12 @@ def joined(parts: Sequence[TraceEvents]) -> TraceEvents:
         ]
         rows = np.concatenate([rows + first for first, rows, _ in having])
         attributes[key] = (rows, [value for _, _, values in having for value in values])
+    place = {key: number for number, key in enumerate(tracks)}
+    samples = [
+        replace(part.samples, thread=np.array([place[key] for key in part.tracks], np.int64)[part.samples.thread])
+        for part in parts
+        if part.samples is not None
+    ]
     return TraceEvents(
         names,
         tracks,
@@ -224,6 +230,7 @@ def joined(parts: Sequence[TraceEvents]) -> TraceEvents:
         span_id,
         parent_id,
         attributes=attributes,
+        samples=Samples.joined(samples),
         ranks={process: rank for part in parts for process, rank in part.ranks.items()},
         problems=[problem for part in parts for problem in part.problems],
         left_out=sum((part.left_out for part in parts), Counter()),

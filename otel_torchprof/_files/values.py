@@ -97,7 +97,7 @@ def _collectives(value: Any, what: str) -> list[tuple[str, int, int, int]]:
         if not isinstance(entry, list) or len(entry) != len(_OF_ENTRY):
             raise malformed(entry, what, f"lists of {', '.join(_OF_ENTRY)}")
         group, number, *times = entry
-        begin, end = (_rounded(time, 1e3, what) for time in times)
+        begin, end = (rounded(time, 1e3, what) for time in times)
         collectives.append((text_in(group, what)[:_LONGEST_KEY], whole(number, what), begin, end))
     return collectives
 
@@ -115,17 +115,18 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _seconds(value: Any, what: str) -> float:
-    return max(0, _rounded(value, 1e9, what)) / 1e9
+    return max(0, rounded(value, 1e9, what)) / 1e9
 
 
-def _rounded(value: Any, scale: float, what: str) -> int:
+def rounded(value: Any, scale: float, what: str) -> int:
+    """Parses a number of seconds or of others, as a whole number of its ``scale``-th parts. Raises MalformedError."""
     try:
-        rounded = round(float(value) * scale)
+        number = round(float(value) * scale)
     except (TypeError, ValueError, OverflowError):
         raise malformed(value, what, "a number") from None
-    if abs(rounded) > LARGEST_NUMBER:
+    if abs(number) > LARGEST_NUMBER:
         raise malformed(value, what, f"at most {LARGEST_NUMBER / scale:.0f}")
-    return rounded
+    return number
 
 
 def whole(value: Any, what: str) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
+from otel_torchprof._encode.sampled import LiveSamples
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._export.draining import most_bytes, waiting_share
 from otel_torchprof._export.root_only import without_left_out
@@ -220,7 +221,7 @@ class LiveRecording:
         self._buffer = SpanBuffer(
             policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
         )
-        self._flows = Flows()
+        self._flows, self._samples = Flows(), LiveSamples()
         self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
             # The provider's ids alone may be equal on all ranks: the SDK uses Python's random numbers, which programs seed.
@@ -336,7 +337,7 @@ class LiveRecording:
         return not batch.is_last
 
     def _drained(self, ended: list[Step], batch: Batch, final: bool, known_until: int) -> Drained:
-        placed = self._trees.place(batch)
+        placed = self._trees.place(self._samples.joined(batch))
         give_way()
         ended, later = self._complete(ended, batch, known_until)
         if final:  # after place(): the current step gets its span with its first event, which may be in this batch
@@ -354,6 +355,7 @@ class LiveRecording:
         self._contexts.end_drain(known_until, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
+        self._samples.keep(placed, [*step_spans, *roots])
         self.steps.put_back(later)  # last: if anything above fails, all of them are put back
         self._report_steps(step_spans)
         self._undelivered = 0

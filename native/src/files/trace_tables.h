@@ -23,10 +23,10 @@ struct TraceOutput {
   }
 };
 
-// An attribute of spans that stand for several events: always read.
-inline bool is_of_reduction(std::string_view key) {
+// An attribute that is always read: of spans that stand for several events, and samples of stacks.
+inline bool is_always_read(std::string_view key) {
   return key == "torch.aggregated.count" || key == "torch.aggregated.duration" || key == "torch.collapsed.count" ||
-         key == "torch.collapsed.duration";
+         key == "torch.collapsed.duration" || key == "torch.samples";
 }
 
 // What such a span has too: the sum over its events, whose inputs may differ.
@@ -48,7 +48,7 @@ class TraceTables {
   int64_t wanted(std::string_view key) {
     if (d_is_for_sums) return d_wanted.find(hash_of(key, d_seed));
     if (key == kFlops) return d_flops = name(key);
-    return is_of_reduction(key) ? int64_t{name(key)} : -1;
+    return is_always_read(key) ? int64_t{name(key)} : -1;
   }
   // Whether any attribute found at a span is to be added: operations alone are those of a single event.
   template <class Found>
