@@ -17,7 +17,8 @@ leads to it from the event, if that is a slice.
 
 Allocations and releases are instants. Totals over time are counters, which viewers display as curves: a track for each quantity
 of each device (``CPU memory allocated``, ``CUDA:0 memory reserved``) with one series, ``bytes``, since viewers stack several series of a
-track, and reserved memory contains the allocated; and ``GPU 0 power`` with the series ``W``.
+track, and reserved memory contains the allocated; and ``GPU 0 power`` with the series ``W``. For samples of stacks see
+:mod:`.chrome_samples`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from .chrome_json import (
     valid,
     window_events,
 )
+from .chrome_samples import sample_pieces
 from .chrome_work import work_metadata, work_pieces
 
 if TYPE_CHECKING:
@@ -117,6 +119,8 @@ def encode(
         starts.append(int(batch.memory["time"].min()))
     if batch.work is not None:
         starts.append(int(batch.work["start"].min()))
+    if batch.samples is not None and len(batch.samples):
+        starts.append(int(batch.samples.time[0]))
     if base_ns is None:
         base_ns = min(starts) // BASE_GRID_NS * BASE_GRID_NS if starts else 0
     ends = [int(part["end"].max()) for part in (batch, step_batch) if len(part)]
@@ -154,6 +158,7 @@ def _part(batch: Batch, base_ns: int, pid: int, call_stacks: bool, devices: Devi
     yield from work_pieces(batch, base_ns)
     yield from _memory(batch, base_ns, pid)
     yield from _power(batch, base_ns, pid)
+    yield from sample_pieces(batch.samples, batch.threads, base_ns, pid)
 
 
 def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values, is_any_of, used_numbers
 from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
+from otel_torchprof._columns.samples import Samples
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.span_table import STEP_NAME, AttributeType
 from otel_torchprof._model.tree import STEP_PREFIX
@@ -19,7 +20,7 @@ from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SAMPLES, 
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, malformed, object_of
 from .reductions import REDUCTION_KEYS
-from .stack_samples import parsed_samples, samples_of
+from .stack_samples import CHUNK, parsed_chunk, parsed_samples, samples_of
 from .trace_columns import RESOURCE
 from .trace_devices import CODES, other_events, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array, Names
-    from otel_torchprof._columns.samples import Samples
     from otel_torchprof._encode.spans import SpanList
     from otel_torchprof._model.span_table import AttributeColumn, SpanTable
 
@@ -57,15 +57,19 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
     attributes = ReadAttributes.of(trace)
     kind[attributes.faulty] = _NO_EVENT
     chosen = np.flatnonzero(kind != _NO_EVENT)
+    began, raw_track = rows["start"], rows["track"]
     kind = kind[chosen]
     start, duration, span_id, parent_id = (
         _picked(rows.pop(name), chosen) for name in ("start", "duration", "span_id", "parent_id")
     )
     names, name = _names(trace, rows.pop("name")[chosen], kind)
-    tracks, track = _tracks(trace, rows.pop("track")[chosen], _picked(rows.pop("id"), chosen), kind)
+    tracks, track, of_track = _tracks(trace, rows.pop("track")[chosen], _picked(rows.pop("id"), chosen), kind)
     traces, number = _traces(trace, _picked(rows.pop("text"), chosen))
     found = attributes.of_rows(chosen)
-    samples = samples_of(found.pop(SAMPLES, None), start, track)
+    samples = [
+        samples_of(found.pop(SAMPLES, None), start, track),
+        samples_of(attributes.values.get(CHUNK), began, of_track[raw_track]),
+    ]
     if TORCH_NAME not in found and _has_one_group(trace.members):
         found |= _calls(names, name, kind)
     return TraceEvents(
@@ -81,7 +85,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
         span_id,
         parent_id,
         attributes=found,
-        samples=samples,
+        samples=Samples.joined([each for each in samples if each is not None]),
         problems=[*trace.problems, *attributes.problems(path, trace.origin)],
         left_out=+left_out,
     )
@@ -175,8 +179,8 @@ def _names(trace: TraceColumns, name: Array, kind: Array) -> tuple[list[str], Ar
 
 def _tracks(
     trace: TraceColumns, track: Array, thread: Array, kind: Array
-) -> tuple[list[tuple[Hashable, Hashable]], Array]:
-    """Different processes and threads, and the number of each event's pair; the thread of a span is its attribute."""
+) -> tuple[list[tuple[Hashable, Hashable]], Array, Array]:
+    """Different processes and threads, the number of each event's pair, and of each track's; the thread of a span is its attribute."""
     keys = {number: key_in(trace.names[number]) for number in distinct_values(trace.tracks).tolist()}
     if trace.resources:
         of_resource = [process_of(attributes) for attributes in trace.resources]
@@ -198,7 +202,7 @@ def _tracks(
             for number in used.tolist()
         ]
         numbers[spans] = np.array(of_used, np.uint32)[np.searchsorted(used, place)]
-    return list(known), numbers
+    return list(known), numbers, renumbered
 
 
 def key_in(text: str) -> Hashable:
@@ -230,7 +234,7 @@ class ReadAttributes(NamedTuple):
     def of(cls, trace: TraceColumns) -> ReadAttributes:
         """Parses what the reader found; each different text once."""
         values: dict[str, tuple[Integers, list[Any]]] = {}
-        faults: dict[str, dict[int, tuple[str, int]]] = {"": {}, f" {SAMPLES} of": {}}
+        faults: dict[str, dict[int, tuple[str, int]]] = {"": {}, " samples of": {}}
         of_spans, of_samples = faults.values()
         for number in distinct_values(trace.attributes["key"]).tolist():
             key, found = trace.names[number], trace.attributes[trace.attributes["key"] == number]
@@ -243,7 +247,7 @@ class ReadAttributes(NamedTuple):
                 if isinstance(value, MalformedError):
                     entry, is_read[at] = found[at], False
                     place = f"{value}, event {entry['event']}", int(entry["offset"])
-                    (of_samples if key == SAMPLES else of_spans).setdefault(int(entry["row"]), place)
+                    (of_samples if key in {SAMPLES, CHUNK} else of_spans).setdefault(int(entry["row"]), place)
             rows = found["row"].astype(np.int64)
             values[key] = rows[is_read], [of_rows[at] for at in np.flatnonzero(is_read).tolist()]
         values.pop(_ATTRIBUTES, None)
@@ -279,7 +283,8 @@ def _parsed(key: str, text: str) -> Any:
         value = json.loads(text)
         if key == _ATTRIBUTES:
             return object_of(value or {}, key)
-        return parsed_samples(value, key) if key == SAMPLES else values_of([(key, value)])[key]
+        parsed = {SAMPLES: parsed_samples, CHUNK: parsed_chunk}.get(key)
+        return values_of([(key, value)])[key] if parsed is None else parsed(value, key)
     except MalformedError as error:
         return error
     except (ValueError, RecursionError) as error:

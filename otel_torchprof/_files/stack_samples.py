@@ -1,17 +1,18 @@
-"""Samples of Python stacks in trace files: the attribute ``torch.samples`` of spans."""
+"""Samples of Python stacks in trace files: the attribute ``torch.samples`` of spans, and V8's chunks in Chrome traces of profiles."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from otel_torchprof._columns.samples import Call, Samples
 
-from .records import malformed, object_of
-from .values import rounded, text_in
+from .records import malformed, object_of, objects
+from .values import LARGEST_NUMBER, rounded, text_in, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +25,16 @@ MOST_CALLS = 64
 LONGEST_TEXT = 1 << 16
 """Most characters of the attribute; this package writes at most 15,000."""
 _CALL = re.compile(r"(.*):(\d{1,9}) (.*)", re.DOTALL)
+_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
+_LATEST = LARGEST_NUMBER // 1000
 _ENTRY = ("time", "duration", "stack")
 
 
 class SpanSamples(NamedTuple):
-    """The samples of one span."""
+    """The samples of one span, or of one chunk."""
 
     times: Sequence[int]
-    """ns since the span began."""
+    """ns since it began."""
     durations: Sequence[int]
     """ns"""
     indices: Sequence[int]
@@ -56,6 +59,37 @@ def parsed_samples(value: Any, what: str) -> SpanSamples:
     return SpanSamples(times, durations, indices, known)
 
 
+CHUNK = "ProfileChunk"
+"""The key of a chunk of samples, among attributes of rows."""
+
+
+def parsed_chunk(value: Any, what: str) -> SpanSamples:
+    """Parses the data of a chunk. Raises MalformedError."""
+    data = object_of(value, what)
+    profile = object_of(data.get("cpuProfile"), f"cpuProfile of {what}")
+    nodes: dict[int, tuple[Call, ...]] = {}
+    for node in objects(profile, "nodes"):
+        above = nodes.get(whole(node.get("parent", 0), "parent"), ())
+        nodes[whole(node.get("id"), "id")] = (_framed(node, what), *above)[:MOST_CALLS]
+    leaves, deltas, durations = (
+        [whole(number, f"{key} of {what}") for number in _list(given.get(key), f"{key} of {what}")]
+        for given, key in ((profile, "samples"), (data, "timeDeltas"), (data, "durations"))
+    )
+    if not len(leaves) == len(deltas) == len(durations):
+        raise malformed(leaves, f"samples of {what}", "as many as timeDeltas and durations")
+    known = {leaf: index for index, leaf in enumerate(dict.fromkeys(leaves))}
+    times, durations = (
+        [min(number, _LATEST) * 1000 for number in numbers] for numbers in (accumulate(deltas), durations)
+    )
+    return SpanSamples(times, durations, [known[leaf] for leaf in leaves], [nodes.get(leaf, ()) for leaf in known])
+
+
+def _framed(node: dict[str, Any], what: str) -> Call:
+    """The call of a node, by the name of its frame."""
+    name = object_of(node.get("callFrame"), f"callFrame of {what}").get("functionName")
+    return _matched(_FRAME, name, f"functionName of {what}", "file(line): function")
+
+
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise malformed(value, what, "a list")
@@ -67,9 +101,13 @@ def _stack(value: Any, what: str) -> tuple[Call, ...]:
 
 
 def _call(value: Any, what: str) -> Call:
-    match = _CALL.fullmatch(text_in(value, f"a call of {what}"))
+    return _matched(_CALL, value, f"a call of {what}", "file:line function")
+
+
+def _matched(pattern: re.Pattern[str], value: Any, what: str, expected: str) -> Call:
+    match = pattern.fullmatch(text_in(value, what))
     if match is None:
-        raise malformed(value, f"a call of {what}", "file:line function")
+        raise malformed(value, what, expected)
     file, line, function = match.groups()
     return Call(file, int(line), function)
 

@@ -16,6 +16,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
+from otel_torchprof._columns.samples import Samples
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, REDUCTION_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.flows import EVALUATION
@@ -32,7 +33,7 @@ from .event_columns import ReadAttributes
 from .records import BASE_TIME
 from .reductions import REDUCTION_KEYS, reductions_of
 from .span_memory import PlacedSpans, memory_of_spans
-from .stack_samples import samples_of
+from .stack_samples import CHUNK, samples_of
 from .trace_columns import RESOURCE
 from .trace_devices import (
     CODES,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_torchprof._columns.batch import Array, Names
-    from otel_torchprof._columns.samples import Samples
 
     from .trace_columns import TraceColumns
 
@@ -246,7 +246,8 @@ class _Placed(NamedTuple):
 
 def _placed(trace: TraceColumns, host: Array, times: Times) -> _Placed:
     track = trace.rows["track"]
-    tracks = distinct_values(np.concatenate((track[host], trace.memory["track"])))
+    sampled = track[trace.rows["phase"] == ord("P")]
+    tracks = distinct_values(np.concatenate((track[host], trace.memory["track"], sampled)))
     thread_of = np.zeros(len(trace.tracks) + 1, np.uint32)
     thread_of[tracks] = np.arange(len(tracks))
     thread = thread_of[track[host]]
@@ -517,14 +518,12 @@ def _reductions(attributes: ReadAttributes, placed: _Placed, times: Times) -> di
 
 
 def _samples(trace: TraceColumns, attributes: ReadAttributes, placed: _Placed, times: Times) -> Samples | None:
-    """Samples of stacks, of spans on a thread without events as if they were on the first one."""
-    if SAMPLES not in attributes.values:
-        return None
+    """Samples of stacks; of spans on a thread without events as if they were on the first one."""
     thread = np.zeros(len(trace.tracks), np.int64)
     thread[placed.tracks] = np.arange(len(placed.tracks))
-    return (
-        samples_of(attributes.values[SAMPLES], times.start, thread[trace.rows["track"]]) if len(placed.tracks) else None
-    )
+    given = (attributes.values.get(key) for key in (SAMPLES, CHUNK))
+    samples = [samples_of(each, times.start, thread[trace.rows["track"]]) for each in given if each is not None]
+    return Samples.joined([each for each in samples if each is not None])
 
 
 def _devices(trace: TraceColumns, placed: _Placed, work: Array, times: Times) -> dict[str, Any]:

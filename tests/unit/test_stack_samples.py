@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from merged_files import BASE, BEGIN, Meetings, WrongClock
 from policy_jobs import job
 from sampled_profiles import LOG, MAIN, MS, STACKS, batch, profile_with, samples, written
 
 import otel_torchprof as otp
+from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.samples import Call
+from otel_torchprof._encode.chrome_samples import sample_pieces
 from otel_torchprof._encode.sampled import MOST_TEXT, LiveSamples
 from otel_torchprof._encode.spans import drained_spans
 from otel_torchprof._files.event_columns import events_of_spans
+from otel_torchprof._files.merge import merge
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.records import MalformedError
-from otel_torchprof._files.stack_samples import LONGEST_TEXT, parsed_samples
+from otel_torchprof._files.stack_samples import LONGEST_TEXT, parsed_chunk, parsed_samples
 from otel_torchprof._files.trace_events import joined
 from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
@@ -232,11 +238,11 @@ def test_a_span_with_samples_that_are_cut_off_counts(tmp_path):
     assert events.steps().sum() == 2
     assert len(written(events.samples)) < 5
     [problem] = events.problems
-    assert "not counted: torch.samples of 1; the first: " in problem
+    assert "not counted: samples of 1; the first: " in problem
     assert "event 1, at byte" in problem
     loaded = otp.load(path)
     assert len(loaded.steps) == 2
-    assert any("torch.samples of 1" in note for note in loaded.health.notes)
+    assert any("samples of 1" in note for note in loaded.health.notes)
 
 
 def test_spans_whose_samples_a_limit_has_cut_off(monkeypatch):
@@ -245,3 +251,171 @@ def test_spans_whose_samples_a_limit_has_cut_off(monkeypatch):
     events = events_of_spans(profile_with(TAKEN).spans())
     assert events.samples is None
     assert events.steps().sum() == 2
+
+
+# ---- Chrome JSON of profiles ----
+
+
+def chunks_of(path):
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [event for event in json.loads(text)["traceEvents"] if event["ph"] == "P"]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_chrome_there_and_back(tmp_path, name, has_steps):
+    """A profile's Chrome trace has all samples on the tracks of their threads, for readers of events and for load, and what a loaded one writes too."""
+    path, again = tmp_path / name, tmp_path / f"again-{name}"
+    taken = samples([5 * MS, 12 * MS, 12 * MS + 1_000, 31 * MS, 59 * MS], [0, 1, 0, 2, 1], [0, 0, 1, 0, 1])
+    prof = profile_with(taken, steps=has_steps)
+    prof.export_chrome_trace(path)
+    loaded = otp.load(path)
+    loaded.export_chrome_trace(again)
+    expected = written(prof._batch().samples)
+    for found in (loaded, otp.load(again)):
+        assert written(found._batch().samples) == expected
+        assert [found.threads[thread].os_tid for thread in found._batch().samples.thread.tolist()] == [7, 7, 8, 7, 8]
+        assert not any("marks, samples" in note for note in found.health.notes)
+    events = read_events([str(path)])
+    assert [(time - events.samples.time.item(0) // 1000, *rest) for time, *rest in written(events.samples)] == [
+        (time - expected[0][0], *rest) for time, *rest in expected
+    ]
+    assert [events.tracks[track][1] for track in events.samples.thread.tolist()] == [7, 7, 8, 7, 8]
+    assert not events.problems
+    assert "marks, samples and dumps" not in events.left_out
+
+
+def test_a_sampled_thread_without_events(tmp_path):
+    """A thread that only samples know stays a thread of its own in a Chrome trace that is loaded."""
+    prof = profile_with(samples([MS], [0], [1]))
+    recorded = prof._batch()
+    prof._segments.batch = lambda: replace(batch(recorded.samples, (10**18, 10**18 + MS, 0)))
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    found = otp.load(tmp_path / "trace.json")
+    assert found.threads[found._batch().samples.thread.item(0)].os_tid == 8
+
+
+def test_chunks_are_small(tmp_path):
+    """Many samples of deep stacks are chunks that readers take, each with frames of its own; nothing of them is lost."""
+    deep = [tuple(Call(f"{'f' * 90}{n}.py", line, "function") for line in range(64)) for n in range(100)]
+    taken = samples(range(0, 300 * MS, MS), [n % 100 for n in range(300)], stacks=deep)
+    prof = profile_with(taken)
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    chunks = chunks_of(tmp_path / "trace.json")
+    assert len(chunks) > 6
+    assert max(len(json.dumps(chunk)) for chunk in chunks) < 1 << 20
+    assert written(otp.load(tmp_path / "trace.json")._batch().samples) == written(prof._batch().samples)
+
+
+def test_perfettos_form(tmp_path):
+    """The events are those of V8's sampling profiler, as Perfetto reads them; a function is named as Kineto names its call."""
+    prof = profile_with(samples([5 * MS, 8 * MS], [0, 0]))
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    profile, chunk = chunks_of(tmp_path / "trace.json")
+    assert (profile["name"], chunk["name"]) == ("Profile", "ProfileChunk")
+    assert profile["id"] == chunk["id"]
+    assert profile["args"]["data"]["startTime"] == profile["ts"] == chunk["ts"]
+    data = chunk["args"]["data"]
+    nodes = [
+        (node["id"], node.get("parent"), node["callFrame"]["functionName"]) for node in data["cpuProfile"]["nodes"]
+    ]
+    assert nodes == [(1, None, "train.py(22): main"), (2, 1, "train.py(5): log_metrics")]
+    assert (data["cpuProfile"]["samples"], data["timeDeltas"], data["durations"]) == ([2, 2], [0, 3000], [10000] * 2)
+
+
+FRAME = {"functionName": "a.py(2): f"}
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ([], "an object"),
+        ({}, "cpuProfile"),
+        ({"cpuProfile": {"nodes": {}}}, "a list"),
+        ({"cpuProfile": {"nodes": [{"id": 1, "callFrame": {}}]}}, "a text"),
+        ({"cpuProfile": {"nodes": [{"id": 1, "callFrame": {"functionName": "f"}}]}}, "file\\(line\\): function"),
+        ({"cpuProfile": {"nodes": [{"id": -1, "callFrame": FRAME}]}}, "from 0"),
+        ({"cpuProfile": {"nodes": [{"id": 1, "parent": [], "callFrame": FRAME}]}}, "a whole number"),
+        ({"cpuProfile": {"samples": 5}}, "a list"),
+        ({"cpuProfile": {"samples": [1]}, "timeDeltas": [1], "durations": []}, "as many"),
+        ({"cpuProfile": {"samples": [1]}, "timeDeltas": [-1], "durations": [1]}, "from 0"),
+        ({"cpuProfile": {"samples": [1]}, "timeDeltas": [1e300], "durations": [1]}, "from 0"),
+    ],
+)
+def test_malformed_chunks(data, complaint):
+    """Anything else than the format is an error that says what was expected."""
+    with pytest.raises(MalformedError, match=complaint):
+        parsed_chunk(data, "ProfileChunk")
+
+
+def test_wrong_chunks():
+    """Stacks that a wrong chunk has no end to are cut, unknown frames are none, and times do not overflow."""
+    nodes = [{"id": number, "parent": number - 1, "callFrame": FRAME} for number in range(1, 200)]
+    nodes.append({"id": 7, "parent": 7, "callFrame": FRAME})
+    most = 1 << 61
+    data = {"cpuProfile": {"nodes": nodes, "samples": [199, 7, 500]}, "timeDeltas": [most] * 3, "durations": [most] * 3}
+    found = parsed_chunk(data, "ProfileChunk")
+    assert [len(found.stacks[index]) for index in found.indices] == [64, 8, 0]
+    assert max(*found.times, *found.durations) < most
+    assert found.stacks[0][0] == Call("a.py", 2, "f")
+
+
+def test_a_chunk_that_cannot_be_read(tmp_path):
+    """Events of a trace whose samples are wrong are read; the message names the first, with its place. V8's own chunks are left out."""
+    path = tmp_path / "trace.json"
+    profile_with(TAKEN).export_chrome_trace(path)
+    document = json.loads(path.read_text())
+    wrong = {"ph": "P", "cat": "python_samples", "name": "ProfileChunk", "pid": 1, "tid": 2}
+    document["traceEvents"] += [
+        {**wrong, "ts": 1},
+        {**wrong, "ts": 1, "args": 5},
+        {**wrong, "ts": "x", "args": {}},
+        {**wrong, "ts": 1, "cat": "v8"},
+    ]
+    path.write_text(json.dumps(document))
+    events = read_events([str(path)])
+    assert len(written(events.samples)) == 5
+    assert any(
+        "not counted: samples of 1; the first: ProfileChunk is of type NoneType" in each for each in events.problems
+    )
+    assert any("not counted: 2; the first: " in each for each in events.problems)
+    assert events.left_out["marks, samples and dumps"] == 1
+    loaded = otp.load(path)
+    assert written(loaded._batch().samples) == written(profile_with(TAKEN)._batch().samples)
+    assert loaded.is_partial
+
+
+def test_chrome_of_spans_there_and_back(tmp_path):
+    """A file of a ChromeTraceExporter has the samples on its spans, for readers of events and for load."""
+    prof, path = profile_with(TAKEN), tmp_path / "spans.json"
+    exporter = otp.ChromeTraceExporter(path)
+    prof.export(exporter)
+    exporter.shutdown()
+    assert written(otp.load(path)._batch().samples) == written(prof._batch().samples)
+    assert len(written(read_events([str(path)]).samples)) == 5
+
+
+@pytest.mark.parametrize("form", ["chrome", "lines"])
+def test_merged_ranks_keep_their_samples(tmp_path, form):
+    """Merging moves samples with their events: those of spans and those of tracks, which Perfetto finds at the time that readers find."""
+    meetings, clocks = Meetings(2, 50), (WrongClock(), WrongClock(10**9))
+    text = json.dumps({"stacks": [["train.py:5 log"]], "samples": [[0.001, 0.01, 0]]})
+    files = []
+    for rank, clock in enumerate(clocks):
+        trace = meetings.trace(rank, clock)
+        step = next(found for name, _, _, found in trace.spans if name == "torch.step")
+        step["torch.samples"] = text
+        moved = replace(samples([BEGIN + MS], [0]), time=np.array([clock.of(BEGIN + MS)]))
+        lines = b"".join(sample_pieces(moved, [RecordedThread(77, 77, 0, "")], BASE, 4711)).decode()
+        trace.events += [json.loads(line) for line in lines.lstrip(",\n").split(",\n")]
+        files.append(str(getattr(trace, form)(tmp_path / str(rank))))
+    out = tmp_path / "merged.json"
+    assert merge(files, str(out)).problems == ()
+    found = read_events([str(out)])
+    base = json.loads(out.read_text())["baseTimeNanoseconds"]
+    expected = [BEGIN + MS] * (4 if form == "chrome" else 2)
+    assert found.samples.time + base == pytest.approx(expected, abs=200_000)
+    assert {found.tracks[track][0] for track in found.samples.thread.tolist()} == {0, 1}
+    for event in chunks_of(out):
+        if event["name"] == "Profile":
+            assert event["args"]["data"]["startTime"] == int(event["ts"])

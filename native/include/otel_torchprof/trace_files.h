@@ -45,7 +45,7 @@ typedef struct {
   uint32_t* fwd_thread; /* "Fwd thread id", or of a Python call "Python identity"; 0: none */
   uint32_t* text;       /* a name: "error.type", else of calls of modules these; of phase M "name" or "labels", for sums
                          * "trace_id"; 0: none */
-  uint8_t* phase;       /* 'X', 'B', 'E', 'b', 'e' or 'M' */
+  uint8_t* phase;       /* 'X', 'B', 'E', 'b', 'e', 'M', or 'P': a chunk of samples */
   uint8_t* flags;       /* otp_trace_flag */
 } otp_trace_rows;
 
@@ -60,8 +60,8 @@ typedef struct {
   int32_t* device;      /* -1: none */
 } otp_trace_works;
 
-/* An attribute of a span of this package, or an argument of a collective of torch. Always those of spans that stand for
- * several events, others if it reads for sums. */
+/* An attribute of a span of this package, an argument of a collective of torch, or "ProfileChunk" of a chunk of
+ * samples. Always samples, and those of spans that stand for several events, others if it reads for sums. */
 typedef struct {
   uint64_t row;    /* number of the row among all rows of the file */
   uint64_t event;  /* number of the event, from 1 ... */

@@ -34,6 +34,7 @@ constexpr Wanted kWanted[] = {
     {"span_id", &ChromeArguments::span_id},
     {"parent_id", &ChromeArguments::parent_id},
     {"trace_id", &ChromeArguments::trace_id},
+    {"data", &ChromeArguments::data},
 };
 
 // Those of the attributes of a span of this package.

@@ -24,7 +24,7 @@ struct ChromeArguments {
   std::string_view external_id, sequence_nr, fwd_thread, python_identity, correlation, device, stream, stream_id;
   std::string_view name, labels, error_type, phase_name, call_stack, modules, module;
   std::string_view bytes, address, total_allocated, total_reserved, device_id, device_type;
-  std::string_view span_id, parent_id, trace_id, thread_id;
+  std::string_view span_id, parent_id, trace_id, thread_id, data;
   InputTexts inputs;
 };
 

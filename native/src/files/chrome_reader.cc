@@ -170,6 +170,7 @@ struct otp_trace_reader {
   void add_work(const ChromeArguments& arguments, const Output& out);
   void add_metadata(const ChromeEvent& event, const Output& out);
   uint32_t add_memory(const ChromeEvent& event, otp_trace_memory* memory);
+  uint32_t add_samples(const ChromeEvent& event, uint64_t offset, const Output& out);
   void put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows);
   void put_operator(const ChromeEvent& event, uint64_t row, otp_trace_rows* rows);
   void note(uint32_t fault, uint64_t offset);
@@ -365,6 +366,9 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
     case 'M':
       add_metadata(event, out);
       break;
+    case 'P':
+      fault = add_samples(event, offset, out);
+      break;
     default:
       if (phase == 'i' && !tables.is_for_sums() &&
           (event.name == "\"[memory]\"" || event.name == "\"[OutOfMemory]\"")) {
@@ -481,6 +485,25 @@ uint32_t otp_trace_reader::add_memory(const ChromeEvent& event, otp_trace_memory
   memory->device_index[at] = otp::signed_number(arguments.device_id, -1);
   memory->flags[at] = event.name == "\"[memory]\"" ? 0 : OTP_MEMORY_OUT_OF_MEMORY;
   ++memory->count;
+  return OTP_FAULT_NONE;
+}
+
+// A chunk of samples of this package is a row of its track, with its content as an attribute. The event "Profile"
+// before each says only when it begins.
+uint32_t otp_trace_reader::add_samples(const ChromeEvent& event, uint64_t offset, const Output& out) {
+  if (event.category != "\"python_samples\"") ++tables.figures.by_phase['P'];
+  if (event.category != "\"python_samples\"" || event.name != "\"ProfileChunk\"") return OTP_FAULT_NONE;
+  otp::Extent extent;
+  if (event.arguments.is_unusable) return OTP_FAULT_ARGS;
+  if (!otp::nanoseconds_of(event.start, &extent.start)) return OTP_FAULT_TS;
+  ChromeEvent plain;
+  plain.process = event.process;
+  plain.thread = event.thread;
+  put_row(plain, 'P', extent, out.rows);
+  const std::string_view data = event.arguments.data;
+  tables.add_attribute(d_row, d_offset + offset, false, tables.name("ProfileChunk"), data.empty() ? "null" : data);
+  ++out.rows->count;
+  ++d_row;
   return OTP_FAULT_NONE;
 }
 

@@ -169,6 +169,8 @@ bool ChromeRewriter::put_value(const Member& member, char** out) {
     *out = put_integer(*out, d_pid);
   } else if ((key == "id" && d_has_ids) || (key == "bind_id" && !d_is_metadata)) {
     *out = put_integer(*out, moved_id(member.value));
+  } else if (key == "args" && d_event.phase == "\"P\"" && d_event.name == "\"Profile\"") {
+    *out = put(put_integer(put(*out, "{\"data\":{\"startTime\":"), d_begin / 1000), "}}");  // of samples of stacks
   } else if (key == "id2" && d_has_ids && member.value.front() == '{') {
     return put_id2(member.value, out);
   } else {
