@@ -49,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if prof.is_partial else 0
 
 
+_SAMPLES = "samples of stacks are only on spans of steps in the output, of long steps fewer"
+
+
 def write_as(prof: LoadedProfile, path: str, name: str) -> None:
     """Writes a loaded file in a format; prints on stderr what it has no events for, and what the format cannot contain."""
     prof.export_as(path, name, detail="frames")
@@ -64,14 +67,16 @@ def _lacking(prof: LoadedProfile, name: str) -> list[str]:
     if name == "chrome":
         return [*work, *_lacking_in_spans(prof)]
     memory = [] if prof.memory is None else ["allocations are sums per event in the output"]
+    samples = [] if prof.samples is None else [_SAMPLES]
     labels = [] if not prof.labels_steps else ["labels of steps are steps in the output, and no events"]
-    return [*work, *memory, *labels]
+    return [*work, *memory, *samples, *labels]
 
 
 def _lacking_in_spans(prof: LoadedProfile) -> list[str]:
     """What Chrome JSON of spans does not have, as which a reduced trace is written."""
     kinds, flags = prof.columns["kind"], prof.columns["flags"]
     losses = {
+        _SAMPLES: prof.samples is not None,
         "device times are only attributes of spans in the output": prof.devices is not None,
         "allocations are only attributes of spans in the output": prof.memory is not None,
         "calls of Python functions are labels in the output, and no stacks": (kinds == Kind.FRAME).any(),

@@ -1,4 +1,4 @@
-"""``otel-torchprof show``: the averages, by name or by module, or the steps of a trace file, as a table."""
+"""``otel-torchprof show``: the averages, by name or by module, the steps or the sampled lines of a trace file, as a table."""
 
 from __future__ import annotations
 
@@ -63,15 +63,17 @@ class DisplayedStep:
     """None if it is not known, or if the file has only one."""
 
 
-def read(path: str, watch: Callable[[ByteStream], None] = lambda _stream: None) -> tuple[TraceSums, list[str]]:
-    """The sums over a file, and its problems: none if all was read and all sums are exact.
+def read(
+    *paths: str, watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
+) -> tuple[TraceSums, list[str]]:
+    """The sums over files, and their problems: none if all was read and all sums are exact.
 
-    ``watch`` gets the open file, to display how much has been read.
+    ``watch`` gets each open file, to display how much has been read.
 
     Raises:
-        TorchProfError: nothing of it could be read; names the file, the place and the way out.
+        TorchProfError: nothing of one could be read; names the file, the place and the way out.
     """
-    events = read_events([path], lambda _path, stream: watch(stream))
+    events = read_events(paths, watch)
     return TraceSums(events), events.problems
 
 
@@ -86,6 +88,8 @@ class TraceSums:
         """Kinds of events that are not in the averages, with their counts, in words."""
         self.steps, self.steps_left_out = _listed_steps(events)
         """The first steps of the file, in its order, and the number of those after them."""
+        self.samples = events.samples
+        """Samples of Python stacks; None: there are none."""
         self._averages = _averages(events)
 
     def __len__(self) -> int:
@@ -208,7 +212,7 @@ def add_parser(commands: Any) -> None:
         "counted on stderr. Exit status: 0 if the file was read completely, else 1: the "
         "readable part is printed, and the reason for the end.",
     )
-    parser.add_argument("file", metavar="FILE", help="trace file")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="trace file; several are those of one recording")
     parser.add_argument(
         "--by",
         default="name",
@@ -224,38 +228,42 @@ def add_parser(commands: Any) -> None:
         help=f"sort key: {', '.join(_KEYS)}; by module also {', '.join(k for k in _MODULE_KEYS if k not in _KEYS)}",
     )
     parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows of the table, -1 for all (default: 50)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--steps",
         action="store_true",
         help="print the steps in order, with durations and phases, instead of averages",
     )
-    form.add_argument("--json", action="store_true", help="print the averages as a JSON list, times in microseconds")
+    what.add_argument(
+        "--lines",
+        action="store_true",
+        help="print the lines in which sampled Python threads were, by time, and the program's lines that called them",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print averages, times in microseconds, or lines as JSON; not of --steps"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table; returns 1 if a part of the file could not be read, else 0.
+    """Prints the table; returns 1 if a part of a file could not be read, else 0.
 
     Raises:
-        TorchProfError: nothing of the file can be read, or it has not the steps or modules that are asked for.
+        TorchProfError: nothing of a file can be read, or it has not the steps, samples or modules that are asked for.
     """
+    name = ", ".join(map(repr, options.files))
+    if options.json and options.steps:
+        raise TorchProfError("--json is a form of averages and lines: use it without --steps")
     if options.by == "module":
         return _show_modules(options)
     if options.sort not in _KEYS:
         raise TorchProfError(f"--sort {options.sort} needs --by module; without it: {', '.join(_KEYS)}")
-    with Traces([options.file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
-        sums, problems = read(traces.paths[0], partial(watch, traces.paths[0]))
+    with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
+        sums, problems = read(*traces.paths, watch=watch)
     problems = [*traces.problems, *map(traces.named, problems)]
-    notes = [f"{options.file!r}: {limit}" for limit in sums.limits]
+    notes = [] if options.lines else [f"{name}: {limit}" for limit in sums.limits]
     try:
-        if options.steps:
-            text = _steps(sums, options)
-        else:
-            from otel_torchprof._profile.events import averages_list
-
-            text = _averages_text(averages_list(sums.averages()), _FIELDS, options)
-        show(text)
+        show(_text(sums, name, options))
     finally:
         for line in (*problems, *notes):
             say(line)
@@ -266,15 +274,18 @@ def _show_modules(options: argparse.Namespace) -> int:
     """Prints the averages by module of the file as a profile."""
     from otel_torchprof._profile.loaded import checked_limit, load_watched
 
-    if options.steps:
-        raise TorchProfError("--steps prints steps, and --by module modules: use one of them")
-    with Traces([options.file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
+    if options.steps or options.lines:
+        raise TorchProfError("--steps and --lines print no averages, which --by is about: use one of them")
+    file, *more = options.files
+    if more:
+        raise TorchProfError(f"--by module reads one file, and {len(more) + 1} are given: use it for each")
+    with Traces([file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         prof = load_watched(traces.paths[0], checked_limit(None), partial(watch, traces.paths[0]))
     try:
         show(_averages_text(prof.key_averages(group_by_module=True), _MODULE_FIELDS, options))
     except TorchProfError as error:
-        raise TorchProfError(f"{options.file!r}: {error}") from error
-    for line in (*traces.problems, *(f"{options.file!r}: {note}" for note in prof.health.notes)):
+        raise TorchProfError(f"{file!r}: {error}") from error
+    for line in (*traces.problems, *(f"{file!r}: {note}" for note in prof.health.notes)):
         say(line)
     return int(bool(traces.problems) or prof.is_partial)
 
@@ -289,10 +300,22 @@ def _averages_text(averages: EventList[FunctionEventAvg], fields: Sequence[str],
     return json.dumps([{field: getattr(average, field) for field in fields} for average in ordered], indent=1) + "\n"
 
 
-def _steps(sums: TraceSums, options: argparse.Namespace) -> str:
-    steps, limit = sorted(sums.steps, key=lambda step: (step.start, step.number)), options.rows
+def _text(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
+    if options.lines:
+        from . import show_lines
+
+        return show_lines.text_of(sums.samples, name, options.rows, as_json=options.json)
+    if options.steps:
+        return _steps(sums, name, options.rows)
+    from otel_torchprof._profile.events import averages_list
+
+    return _averages_text(averages_list(sums.averages()), _FIELDS, options)
+
+
+def _steps(sums: TraceSums, name: str, limit: int) -> str:
+    steps = sorted(sums.steps, key=lambda step: (step.start, step.number))
     if not steps:
-        raise TorchProfError(f"{options.file!r} has no steps; without --steps its averages are shown")
+        raise TorchProfError(f"{name} has no steps; without --steps its averages are shown")
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
     heads = "".join(f"  {phase:>{_width(phase)}}" for phase in phases)
     has_ranks = any(step.rank is not None for step in steps)

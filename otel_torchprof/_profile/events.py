@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import typing_extensions
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.samples import Samples
     from otel_torchprof._encode.table import Info
     from otel_torchprof._model.averages import Average
 
@@ -507,6 +508,16 @@ class EventList(list[_Event]):
 def _folded(stack: list[str]) -> str:
     """Formats a stack for flamegraph.pl, top-level entry first."""
     return ";".join(map(_separable, reversed(stack)))
+
+
+def export_sampled(samples: Samples, path: str | os.PathLike[str]) -> None:
+    """Writes one line per sampled stack in the format of :meth:`EventList.export_stacks`, with its time in whole microseconds."""
+    times = np.bincount(samples.stack, samples.duration, len(samples.stacks)) // _NS_PER_US
+    with Path(path).open("w", encoding="utf-8") as file:
+        for stack, time in zip(samples.stacks, times.astype(np.int64).tolist(), strict=False):
+            if stack and time:
+                frames = _folded([valid(f"{call.file}({call.line}): {call.function}") for call in stack])
+                file.write(f"{frames} {time}\n")
 
 
 @functools.lru_cache(maxsize=4096)

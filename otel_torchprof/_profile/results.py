@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,13 +28,14 @@ from otel_torchprof._model.step_spans import PROFILE_NAME, RecordedStep
 from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
-from .events import EventList
+from .events import EventList, export_sampled
 from .kineto_event import ProfilerResult, displayed_devices, displayed_events
 from .options import of_config
 from .steps import ProfileSteps, without_step_labels
+from .trace_metadata import TraceMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Protocol
 
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from otel_torchprof._answers.explanation import Explanation
     from otel_torchprof._columns.batch import Array, Batch, Names, RecordedThread
     from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
+    from otel_torchprof._columns.samples import Samples
     from otel_torchprof._export.span_policy import SpanPolicy
     from otel_torchprof._model.limits import Budget
     from otel_torchprof._model.span_table import SpanTable
@@ -130,6 +130,11 @@ class RecordedColumns:
     def collectives(self) -> Mapping[str, Array] | None:
         """Groups, numbers and sizes of collectives by name: ``docs/columns.md``. None without operators."""
         return self._batch().collectives
+
+    @property
+    def samples(self) -> Samples | None:
+        """Samples of Python stacks: see ``docs/columns.md``. None if none were taken."""
+        return self._batch().samples
 
     @property
     def modules(self) -> tuple[ModuleInfo, ...]:
@@ -275,12 +280,17 @@ class ProfileResults(RecordedColumns):
     def export_stacks(self, path: Path, metric: str = "self_cpu_time_total", *, merged: bool = False) -> None:
         """Writes one line per event with a stack, or per stack (``merged``): see :meth:`EventList.export_stacks`.
 
+        Without ``with_stack``, ``self_cpu_time_total`` is that of sampled stacks: the time that samples stand for, a line per stack.
+
         Raises:
-            AssertionError: recorded without ``with_stack``; torch's error.
+            AssertionError: recorded without ``with_stack``, and no stack was sampled or the metric is another one; torch's error.
             RuntimeError: the profile has not finished.
             ValueError: the metric is not one of ``supported_export_stacks_metrics()``.
         """
-        events = self.events()
+        events, samples = self.events(), self.samples
+        if not self.with_stack and samples is not None and metric == "self_cpu_time_total":
+            export_sampled(samples, path)
+            return
         if not self.with_stack:
             raise AssertionError("export_stacks() requires with_stack=True")
         events.export_stacks(path, metric, merged=merged)
@@ -626,75 +636,3 @@ def summary_html(
         parts.append(markup.details("Most self time", averages.to_html(by, _TOP_ROWS), is_open=True))
     parts.append(markup.details("Health", health.to_html()))
     return markup.block(*parts)
-
-
-# ---- metadata at the top level of a profile's Chrome trace ----
-
-
-class TraceMetadata:
-    """Values by key, added by the user at any time or when a recording starts. Later values replace earlier ones."""
-
-    def __init__(self) -> None:
-        self.preset: dict[str, Any] = {}
-        """Values to add when a recording starts."""
-        self.entries: dict[str, Any] = {}
-
-    def add(self, key: str, value: str) -> None:
-        """Adds a text.
-
-        Raises:
-            TypeError: the value is no text.
-        """
-        if not isinstance(value, str):
-            raise TypeError(f"add_metadata: the value of {key!r} is {value!r}; it must be a str")
-        self.entries[key] = value
-
-    def add_json(self, key: str, value: str) -> None:
-        """Adds a value, given as JSON.
-
-        Raises:
-            ValueError: the text is not JSON.
-        """
-        self.entries[key] = _parsed(key, value)
-
-    def add_preset(self, key: str, value: str) -> None:
-        """Adds a value, given as JSON, at the next start of a recording."""
-        self.preset[key] = _parsed(key, value)
-
-    def note(self, trace_id: str, options: Iterable[str]) -> None:
-        """Adds the id and the options of a recording that starts, and the preset values."""
-        self.entries["trace_id"] = trace_id
-        self.entries.update(dict.fromkeys(options, 1))
-        distributed = distributed_info()
-        if distributed is not None:
-            self.entries["distributedInfo"] = distributed
-        self.entries.update(self.preset)
-
-
-def _parsed(key: str, value: str) -> Any:
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON")
-
-    try:
-        return json.loads(value, parse_constant=refuse)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"metadata {key!r} is {value!r}; it must be a JSON text: {error}") from error
-
-
-def distributed_info() -> dict[str, Any] | None:
-    """Torch's ``distributedInfo`` on the process groups, for tools that read several ranks; None without process groups."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    backend = dist.get_backend()
-    info = {
-        "backend": backend,
-        "rank": dist.get_rank(),
-        "world_size": dist.get_world_size(),
-        "pg_count": dist.get_pg_count(),
-        "pg_config": dist.distributed_c10d._get_all_pg_configs(),  # noqa: SLF001 - there is no public place
-    }
-    if backend == "nccl":
-        info["nccl_version"] = ".".join(str(part) for part in sys.modules["torch"].cuda.nccl.version())
-    plain: dict[str, Any] = json.loads(json.dumps(info, default=lambda value: value.tolist()))
-    return plain

@@ -336,8 +336,8 @@ class _Parser:
 def _check_show(path: Path, made: Malformed, words: tuple[str, ...]) -> int:
     counted: list[int] = []
 
-    def read(name: str, *watch: Any) -> Any:
-        found = _cli_show_read(name, *watch)
+    def read(*names: str, **watch: Any) -> Any:
+        found = _cli_show_read(*names, **watch)
         counted.append(len(found[0]))
         return found
 

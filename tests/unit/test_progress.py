@@ -67,14 +67,14 @@ def test_show_reads_once(tmp_path, monkeypatch, capsys):
     path.write_text(json.dumps({"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}))
     lines, read = [], show.read
 
-    def observed(path, watch):
-        progress = ReadingProgress([path], 1)
+    def observed(*paths, watch):
+        progress = ReadingProgress(paths, 1)
 
-        def both(stream):
-            watch(stream)
+        def both(path, stream):
+            watch(path, stream)
             progress.watch(path, stream)
 
-        found = read(path, both)
+        found = read(*paths, watch=both)
         lines.append(progress.line())
         return found
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from merged_files import BASE, BEGIN, Meetings, WrongClock
 from policy_jobs import job
-from sampled_profiles import LOG, MAIN, MS, STACKS, batch, profile_with, samples, written
+from sampled_profiles import DEEP, LOG, MAIN, MS, STACKS, batch, profile_with, samples, written
 
 import otel_torchprof as otp
+from otel_torchprof._cli import main as cli
 from otel_torchprof._columns.batch import RecordedThread
 from otel_torchprof._columns.samples import Call
 from otel_torchprof._encode.chrome_samples import sample_pieces
 from otel_torchprof._encode.sampled import MOST_TEXT, LiveSamples
 from otel_torchprof._encode.spans import drained_spans
+from otel_torchprof._export.formats import format_of
 from otel_torchprof._files.event_columns import events_of_spans
 from otel_torchprof._files.merge import merge
 from otel_torchprof._files.reading import read_events
@@ -419,3 +422,89 @@ def test_merged_ranks_keep_their_samples(tmp_path, form):
     for event in chunks_of(out):
         if event["name"] == "Profile":
             assert event["args"]["data"]["startTime"] == int(event["ts"])
+
+
+# ---- for people ----
+
+
+def test_show_lines(tmp_path, capsys):
+    """``show --lines`` lists lines by time, with the program's line that called each; files of installed packages without their folder."""
+    path = tmp_path / "trace.json"
+    profile_with(TAKEN).export_chrome_trace(path)
+    assert cli.main(["show", "--lines", "-q", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert [re.split(" {2,}", line.strip()) for line in out.splitlines()] == [
+        ["Share", "Time", "Samples", "Line", "Called from"],
+        ["40.0%", "20.000ms", "2", "train.py:5 log_metrics", "train.py:22 main"],
+        ["40.0%", "20.000ms", "2", "torch/optim/adam.py:200 Adam.step", "train.py:30 main"],
+        ["20.0%", "10.000ms", "1", "a dir/x:3.py:9 f.<locals>.<lambda>"],
+        ["Samples: 5, of 50.000ms"],
+    ]
+    assert err == ""
+
+
+@pytest.mark.parametrize("name", ["trace.otlp", "trace.jsonl", "trace.json"])
+def test_show_lines_as_json(tmp_path, capsys, name):
+    """``--json`` has the same from every format, for several files together."""
+    files = [str(tmp_path / f"{number}-{name}") for number in range(2)]
+    for number, file in enumerate(files):
+        profile_with(TAKEN, start=10**18 + number * 60 * MS).export_as(file, format_of(file))
+    assert cli.main(["show", "--lines", "--json", "-q", *files]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["samples"], found["seconds"]) == (10, pytest.approx(0.1))
+    first, second, third = found["lines"]
+    assert first == {
+        "share": pytest.approx(0.4),
+        "seconds": pytest.approx(0.04),
+        "samples": 4,
+        **LOG._asdict(),
+        "called_from": MAIN._asdict(),
+    }
+    assert (second["file"], third["called_from"]) == (DEEP.file, None)
+
+
+def test_show_lines_of_hostile_names(tmp_path, capsys):
+    """Names from a file neither move the cursor nor hide what is beside them; fewer rows say how many more there are."""
+    stacks = [(Call("\x1b[2J.py", 1, "f\n\u202e"),), (Call("b.py", 2, "g"),)]
+    profile_with(samples([MS, 2 * MS, 3 * MS], [0, 0, 1], stacks=stacks)).export_chrome_trace(tmp_path / "t.json")
+    assert cli.main(["show", "--lines", "--rows", "1", "-q", str(tmp_path / "t.json")]) == 0
+    out = capsys.readouterr().out
+    assert r"\x1b[2J.py:1 f\n\u202e" in out
+    assert "and 1 more: --rows -1" in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_show_lines_without_samples(tmp_path, capsys):
+    """A file without samples has no lines, and the error says what it has instead."""
+    path = str(tmp_path / "t.json")
+    prof = profile_with(TAKEN)
+    recorded = replace(prof._batch(), samples=None)
+    prof._segments.batch = lambda: recorded
+    prof.export_chrome_trace(path)
+    assert cli.main(["show", "--lines", "-q", path]) == 1
+    assert "has no samples of Python stacks; without --lines its averages are shown" in capsys.readouterr().err
+    assert cli.main(["show", "--json", "-q", path]) == 1
+    assert "--json is the form of --lines" in capsys.readouterr().err
+
+
+def test_folded_stacks(tmp_path):
+    """Without recorded stacks, export_stacks writes the sampled ones; for metrics of devices it has torch's error."""
+    prof = profile_with(TAKEN)
+    prof.export_stacks(tmp_path / "stacks")
+    assert (tmp_path / "stacks").read_text().splitlines() == [
+        "train.py(22):_main;train.py(5):_log_metrics 20000",
+        "train.py(30):_main;/usr/lib/python3/site-packages/torch/optim/adam.py(200):_Adam.step 20000",
+        "a_dir/x:3.py(9):_f.<locals>.<lambda> 10000",
+    ]
+    with pytest.raises(AssertionError, match="requires with_stack=True"):
+        prof.export_stacks(tmp_path / "stacks", "self_cuda_time_total")
+
+
+def test_convert_says_what_becomes_of_samples(tmp_path, capsys):
+    """``convert`` to spans says that samples are on steps; to a Chrome trace nothing is lost."""
+    path = tmp_path / "t.json"
+    profile_with(TAKEN).export_chrome_trace(path)
+    for out, is_said in (("out.otlp", True), ("out.json", False)):
+        assert cli.main(["convert", "-q", str(path), "-o", str(tmp_path / out)]) == 0
+        assert ("samples of stacks are only on spans of steps" in capsys.readouterr().err) == is_said
+        assert written(otp.load(tmp_path / out).samples) == written(otp.load(path).samples)
