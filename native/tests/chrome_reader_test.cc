@@ -265,6 +265,24 @@ void sums_have_attributes_and_no_inputs() {
   }
 }
 
+void samples_are_chunks() {
+  const std::string head = "{\"ph\":\"P\",\"cat\":\"python_samples\",\"pid\":1,\"tid\":2,\"ts\":";
+  const std::string chunk = head + "3,\"args\":{\"data\":{\"a\":[1]}},\"name\":\"ProfileChunk\"}";
+  const std::string text = "[" + head + "1,\"name\":\"Profile\"}," + chunk + "," + head +
+                           "{},\"name\":\"ProfileChunk\"}," + head +
+                           "4,\"name\":\"ProfileChunk\"},{\"ph\":\"P\",\"ts\":1,\"name\":\"ProfileChunk\"}]";
+  for (const char* keys : {static_cast<const char*>(nullptr), "torch.step.number"}) {
+    const Document read = DocumentReader(64, uint64_t{1} << 30, keys).read(text, {SIZE_MAX});
+    CHECK_EQ(read.rows.size(), 2u);
+    CHECK(read.rows[0].phase == 'P' && read.rows[0].start == 3000 && read.rows[0].thread == "2");
+    CHECK_EQ(read.attributes.size(), 2u);
+    CHECK(read.attributes[0] ==
+          std::make_tuple(uint64_t{0}, uint64_t{2}, uint64_t{text.find(chunk)}, "ProfileChunk", "{\"a\":[1]}"));
+    CHECK(std::get<4>(read.attributes[1]) == "null");
+    CHECK(read.figures.unusable == 1 && read.figures.first_fault == OTP_FAULT_TS && read.figures.by_phase['P'] == 1);
+  }
+}
+
 void ends_find_their_begins() {
   const Document read = read_document(
       "[{\"ph\":\"B\",\"ts\":1,\"tid\":1},{\"ph\":\"B\",\"ts\":2,\"tid\":1},{\"ph\":\"E\",\"ts\":5,\"tid\":1},"
@@ -316,6 +334,7 @@ int main() {
   RUN(call_stacks_are_extras);
   RUN(spans_have_attributes);
   RUN(sums_have_attributes_and_no_inputs);
+  RUN(samples_are_chunks);
   RUN(ends_find_their_begins);
   RUN(events_begin_in_the_open_ones);
 }

@@ -33,6 +33,8 @@ void times_are_on_the_clock_to_the_nanosecond() {
   CHECK_EQ(moved.output, ",\n{\"ph\":\"X\",\"pid\":3,\"ts\":6.755,\"dur\":1.000}");
   check_event("{\"dur\":-1,\"ts\":-1.5,\"ph\":\"X\",\"pid\":7}",
               "{\"dur\":0.000,\"ts\":-1.500,\"ph\":\"X\",\"pid\":3}");
+  check_event("{\"args\":0,\"ph\":\"P\",\"name\":\"Profile\",\"ts\":2.5,\"pid\":7}",
+              "{\"args\":{\"data\":{\"startTime\":2}},\"ph\":\"P\",\"name\":\"Profile\",\"ts\":2.500,\"pid\":3}");
   check_event("{\"dur\":null,\"ts\":1,\"ph\":\"i\",\"pid\":7}", "{\"ts\":1.000,\"ph\":\"i\",\"pid\":3}");
 }
 

@@ -185,8 +185,8 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         f"{_ON_SEGMENTS}, profiles and roots of requests, if their thread was sampled; not if a `code.*` attribute is hidden",
         (
             'samples of the Python stack: `{"stacks":[["train.py:5 log","train.py:22 main"]],"samples":[[0.004,0.01,0]]}`: '
-            "calls, the innermost first, at most 64; of each sample the seconds since the span began, the seconds that it "
-            "stands for, and its stack; at most 15,000 bytes"
+            "calls, the innermost first, at most 64, a number for as many outer calls of the stack before; of each sample the "
+            "seconds since the span began, the seconds that it stands for, and its stack; at most 15,000 bytes"
         ),
     ),
 )

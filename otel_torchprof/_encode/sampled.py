@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._model.step_spans import PROFILE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from otel_torchprof._columns.arrays import Flags, Integers
     from otel_torchprof._columns.batch import Array, Batch, RecordedThread
@@ -38,6 +40,7 @@ _MOST_SAMPLES = 512
 """Samples that may fit."""
 _MOST_WAITING = 1 << 16
 """Samples that wait for the end of their span: ten minutes of a thread at 100 a second."""
+_FEWEST_SHARED = 3
 _DIGITS = 6
 _SPREAD = 2_654_435_761
 """Knuth's multiplier, whose products have bits without a period."""
@@ -82,7 +85,7 @@ def _taken(samples: Samples, placed: Placed, ended: Sequence[StepSpan]) -> _Take
 def with_samples(table: SpanTable, placed: Placed, ended: Sequence[StepSpan]) -> SpanTable:
     """Adds :data:`SAMPLES` to the spans of steps, of segments between steps and of requests: the samples of their thread.
 
-    None if an attribute with names of files or functions is hidden. Costs some 30 us per span with samples, and nothing without.
+    None if an attribute with names of files or functions is hidden. Costs some 10 us per sample, and nothing without any.
     """
     samples = placed.batch.samples
     if samples is None or not len(samples) or config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {SAMPLES}):
@@ -96,49 +99,76 @@ def with_samples(table: SpanTable, placed: Placed, ended: Sequence[StepSpan]) ->
 def _texts(samples: Samples, taken: _Taken) -> Iterator[tuple[int, str]]:
     order = np.argsort(taken.span, kind="stable")
     order = order[np.searchsorted(taken.span[order], 0) :]
-    for rows in np.split(order, np.flatnonzero(np.diff(taken.span[order])) + 1) if order.size else ():
-        span = taken.span.item(rows[0])
-        yield span, _text(samples.chosen(rows), taken.start.item(span))
+    span = taken.span[order]
+    columns = (samples.time[order] - taken.start[span], samples.duration[order], samples.stack[order])
+    entries = list(zip(*(column.tolist() for column in columns), strict=True))
+    edges = [0, *(np.flatnonzero(np.diff(span)) + 1).tolist(), len(order)] if order.size else []
+    for begin, end in pairwise(edges):
+        yield span.item(begin), _text(entries[begin:end], samples.stacks)
 
 
-def _text(samples: Samples, start: int) -> str:
+_Entries = Sequence[tuple[int, int, int]]
+"""Times since the span began and durations, ns, and indices of stacks."""
+
+
+def _text(entries: _Entries, stacks: Sequence[tuple[Call, ...]]) -> str:
     """The samples as JSON of at most :data:`MOST_TEXT` bytes; empty if not even one fits."""
-    while len(samples) > _MOST_SAMPLES:
-        samples = _halved(samples)
+    while len(entries) > _MOST_SAMPLES:
+        entries = _halved(entries)
     while True:
         for depth in _DEPTHS:
-            text = _json(samples, start, depth)
+            text = _json(entries, stacks, depth)
             if len(text) <= MOST_TEXT:
                 return text
-        if len(samples) == 1:
+        if len(entries) == 1:
             return ""
-        samples = _halved(samples)
+        entries = _halved(entries)
 
 
-def _halved(samples: Samples) -> Samples:
+def _halved(entries: _Entries) -> _Entries:
     """One of every two neighbours, which stands for both. Not always the same of them: what a loop does is periodic."""
-    duration = np.add.reduceat(samples.duration, np.arange(0, len(samples), 2))
-    pair = np.arange(len(duration))
-    rows = np.minimum(2 * pair + (pair * _SPREAD >> 16 & 1), len(samples) - 1)
-    return replace(samples.chosen(rows), duration=duration)
+    halved = []
+    for at in range(0, len(entries), 2):
+        pair = entries[at : at + 2]
+        time, _, stack = pair[min(at // 2 * _SPREAD >> 16 & 1, len(pair) - 1)]
+        halved.append((time, sum(duration for _, duration, _ in pair), stack))
+    return halved
 
 
-def _json(samples: Samples, start: int, depth: int) -> str:
-    used, place = np.unique(samples.stack, return_inverse=True)
-    stacks = ",".join(_stack_json(samples.stacks[stack], depth) for stack in used.tolist())
-    entries = ",".join(
-        f"[{round((time - start) / 1e9, _DIGITS)},{round(duration / 1e9, _DIGITS)},{stack}]"
-        for time, duration, stack in zip(
-            samples.time.tolist(), samples.duration.tolist(), place.reshape(-1).tolist(), strict=True
-        )
-    )
-    return f'{{"stacks":[{stacks}],"samples":[{entries}]}}'
+def _json(entries: _Entries, stacks: Sequence[tuple[Call, ...]], depth: int) -> str:
+    places: dict[int, int] = {}
+    texts = [
+        f"[{round(time / 1e9, _DIGITS)},{round(duration / 1e9, _DIGITS)},{places.setdefault(stack, len(places))}]"
+        for time, duration, stack in entries
+    ]
+    used = [stacks[number][:depth] for number in places]
+    first = _whole_json(used[0])
+    others = (_stack_json(stack, before) for before, stack in pairwise(used))
+    return f'{{"stacks":[{",".join((first, *others))}],"samples":[{",".join(texts)}]}}'
 
 
 @functools.lru_cache(maxsize=512)
-def _stack_json(stack: tuple[Call, ...], depth: int) -> str:
-    """The innermost calls of a stack, as a JSON list of texts. A loop has the same stacks in each of its steps."""
-    return json.dumps([str(call) for call in stack[:depth]], separators=(",", ":"))
+def _whole_json(stack: tuple[Call, ...]) -> str:
+    """The calls of a stack as a JSON list."""
+    return f"[{','.join(map(_call_json, stack))}]"
+
+
+def _stack_json(stack: tuple[Call, ...], before: tuple[Call, ...]) -> str:
+    """The calls of a stack as a JSON list; instead of outer calls that it shares with the stack before, their number."""
+    shared = 0
+    for call, other in zip(reversed(stack), reversed(before), strict=False):
+        if call != other:
+            break
+        shared += 1
+    if shared < _FEWEST_SHARED:
+        return _whole_json(stack)
+    return f"[{','.join([*map(_call_json, stack[: len(stack) - shared]), str(shared)])}]"
+
+
+@functools.lru_cache(maxsize=4096)
+def _call_json(call: Call) -> str:
+    """A loop has the same calls in each of its steps."""
+    return json.dumps(str(call))
 
 
 class LiveSamples:

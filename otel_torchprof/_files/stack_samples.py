@@ -24,6 +24,7 @@ MOST_CALLS = 64
 """Innermost calls of a stack that are read."""
 LONGEST_TEXT = 1 << 16
 """Most characters of the attribute; this package writes at most 15,000."""
+_MOST_STACKS = 1024
 _CALL = re.compile(r"(.*):(\d{1,9}) (.*)", re.DOTALL)
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _LATEST = LARGEST_NUMBER // 1000
@@ -53,7 +54,9 @@ def parsed_samples(value: Any, what: str) -> SpanSamples:
         raise malformed(text, what, f"a JSON object of at most {LONGEST_TEXT:,} characters")
     given = object_of(given, what)
     stacks, entries = (_list(given.get(key), f"{key} of {what}") for key in ("stacks", "samples"))
-    known = [_stack(stack, what) for stack in stacks]
+    known: list[tuple[Call, ...]] = []
+    for stack in stacks[:_MOST_STACKS]:
+        known.append(_stack(stack, known[-1] if known else (), what))
     samples = [_sample(entry, len(known), what) for entry in entries]
     times, durations, indices = zip(*samples, strict=True) if samples else ((), (), ())
     return SpanSamples(times, durations, indices, known)
@@ -96,8 +99,13 @@ def _list(value: Any, what: str) -> list[Any]:
     return value
 
 
-def _stack(value: Any, what: str) -> tuple[Call, ...]:
-    return tuple(_call(text, what) for text in _list(value, f"a stack of {what}")[:MOST_CALLS])
+def _stack(value: Any, before: tuple[Call, ...], what: str) -> tuple[Call, ...]:
+    """The calls of a stack; a number at its end stands for so many outer calls of the stack before."""
+    calls = _list(value, f"a stack of {what}")[: MOST_CALLS + 1]
+    shared = calls.pop() if calls and type(calls[-1]) is int else 0
+    if not 0 <= shared <= len(before):
+        raise malformed(shared, f"a stack of {what}", f"at most {len(before)} calls of the stack before")
+    return (*(_call(text, what) for text in calls), *before[len(before) - shared :])[:MOST_CALLS]
 
 
 def _call(value: Any, what: str) -> Call:

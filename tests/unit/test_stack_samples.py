@@ -90,6 +90,17 @@ def test_calls_beyond_64_are_cut():
     assert root["stacks"] == [[f"a.py:{line} f" for line in range(64)]]
 
 
+def test_outer_calls_are_written_once():
+    """Outer calls that a stack shares with the one before are a number, and readers give them back."""
+    outer = [Call("run.py", line, "f") for line in range(5)]
+    stacks = [(LOG, *outer), (MAIN, LOG, *outer), (DEEP, MAIN), tuple(outer)]
+    recorded = batch(samples([1, 2, 3, 4], [0, 1, 2, 3], stacks=stacks))
+    [root] = texts(recorded, RecordedStep(0, 0, 10, 70))
+    texts_of = [[str(call) for call in stack] for stack in stacks]
+    assert root["stacks"] == [texts_of[0], [str(MAIN), 6], texts_of[2], texts_of[3]]
+    assert parsed_samples(json.dumps(root), KEY).stacks == stacks
+
+
 def test_one_stack_of_huge_names_is_left_out():
     """A single sample that does not fit is no attribute, and no endless search for one that fits."""
     stack = tuple(Call("p" * 4_000, line, "f") for line in range(64))
@@ -210,7 +221,9 @@ def test_events_of_several_files_have_the_samples_of_all(tmp_path):
         ("{}", "a list"),
         ('{"stacks":[],"samples":{}}', "a list"),
         ('{"stacks":[["a.py"]],"samples":[]}', "file:line function"),
-        ('{"stacks":[[1]],"samples":[]}', "a text"),
+        ('{"stacks":[[[]]],"samples":[]}', "a text"),
+        ('{"stacks":[[1]],"samples":[]}', "at most 0 calls"),
+        ('{"stacks":[["a.py:1 f"],[-1]],"samples":[]}', "at most 1 calls"),
         ('{"stacks":[["a.py:1 f"]],"samples":[[0,1]]}', "a list of time, duration, stack"),
         ('{"stacks":[["a.py:1 f"]],"samples":[[0,1,1]]}', "one of 1 stacks"),
         ('{"stacks":[["a.py:1 f"]],"samples":[[0,1,-1]]}', "one of 1 stacks"),
