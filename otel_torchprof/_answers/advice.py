@@ -79,7 +79,7 @@ ADVICE = {
         "run without that thread: if steps do not become shorter by that much, this is wrong",
     ),
     "python-gap": Advice(
-        "of step time no operator runs: Python gap, cause unknown",
+        "of step time no operator runs",
         "record Python's calls, --detail frames, and look at those with the most self time",
         "record with torch.compile or with a larger batch: if the gap grows with the batch, it is no overhead of Python",
     ),

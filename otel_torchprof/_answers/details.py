@@ -15,6 +15,7 @@ from otel_torchprof._model.step_spans import JOB_NAME
 from otel_torchprof._model.tree import STEP_PREFIX
 
 from .findings import COMPUTING
+from .line_reading import calls_in, is_call_of, lines_of, nearest
 from .steps import PAUSES, PLACE_OF, TOP_OPERATORS, OperatorTime, is_of_any_thread, is_operator, phase_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array
     from otel_torchprof._files.trace_events import TraceEvents
 
+    from .lines import Lines
     from .step_list import ProcessSteps, StepList
 
 
@@ -101,12 +103,17 @@ class StepsOfProcess:
         self.end = self.start + np.array([step.duration for step in process.steps], np.int64)
         self._data_starts, self._data_ends = process.data_starts, process.data_ends
         self.phases = np.zeros((len(self.start), len(PLACE_OF)))
-        self.gap, self.operating = np.zeros(len(self.start)), np.zeros(len(self.start))
+        self.gap, self.operating, self.operations = (np.zeros(len(self.start)) for _ in range(3))
 
     def places(self, starts: Integers) -> tuple[Integers, Any]:
         """For each start, the index of the step that contains it, and whether there is one."""
         steps = np.searchsorted(self.start, starts, side="right") - 1
         return steps, (steps >= 0) & (starts < self.end[steps])
+
+    def at(self, times: Integers) -> Integers:
+        """The index of the step at each time; -1 for none."""
+        steps, inside = self.places(times)
+        return np.where(inside, steps, -1)
 
     def in_data(self, starts: Integers) -> Any:
         """For each start, whether the loop waited for data then."""
@@ -128,7 +135,7 @@ class Details:
         self._is_operator = events.of_names(is_operator, np.bool_)
         self._operators, self._device = PairSums(), PairSums()
         is_counted = are_in_steps(events)
-        own = self._self_times(is_counted)
+        own = self._own = self._self_times(is_counted)
         for number, process in enumerate(self._processes):
             rows = np.flatnonzero(is_counted & (self._number_of_track == number)[events.track])
             self._add_self_times(number, rows, own)
@@ -151,6 +158,12 @@ class Details:
         tracks = distinct_values(events.track[is_of_process & self._is_operator[events.name]])
         threads = {events.tracks[track][1] for track in tracks.tolist()}
         return bool(threads) and threads <= {None, self._processes[number].thread}
+
+    def lines(self, number: int) -> tuple[Lines, ...]:
+        """The lines that the loop's thread of a process was in; empty without samples and recorded calls."""
+        events, thread = self._events, self._processes[number].thread
+        is_of_loop = np.array([thread is None or of_track == thread for _, of_track in events.tracks], np.bool_)
+        return lines_of(events, is_of_loop & (self._number_of_track == number), self._steps[number].at, self._own)
 
     def longest_operators(self) -> list[list[OperatorTime]]:
         """The operators with the most self time of each step, over all processes in order."""
@@ -180,13 +193,15 @@ class Details:
 
     def _add_self_times(self, number: int, rows: Integers, own: Integers) -> None:
         events, steps = self._events, self._steps[number]
-        kinds, is_step = events.of_names(_kind_of, np.uint8), events.step_spans()
+        kinds, is_step, callers = events.of_names(_kind_of, np.uint8), events.step_spans(), calls_in(events)
         for block in blocks(len(rows), _BLOCK):
             chosen = rows[block]
             places, inside = steps.places(events.start[chosen])
             chosen, places = chosen[inside], places[inside]
             kind = np.where(is_step[chosen], _BETWEEN, kinds[events.name[chosen]])
-            is_between, is_named = kind == _BETWEEN, kind == _NAMED
+            is_named, outer = kind == _NAMED, callers[chosen]
+            of_outer = np.where(is_step[outer], _BETWEEN, kinds[events.name[outer]])
+            is_between = (kind == _BETWEEN) | ((outer >= 0) & (of_outer == _BETWEEN))
             np.add.at(steps.gap, places[is_between], own[chosen[is_between]] / 1e9)
             chosen = chosen[is_named]
             in_data = steps.in_data(events.start[chosen])
@@ -196,9 +211,11 @@ class Details:
         """Adds the time of the loop's thread outside of all events that began in the step, for steps that are no events themselves."""
         events, steps, of_loop = self._events, self._steps[number], self._processes[number].thread
         is_of_loop = np.array([thread == of_loop for _, thread in events.tracks], np.bool_)
-        rows = rows[is_of_loop[events.track[rows]]]
+        calls = is_call_of(events)[events.name]
+        rows = rows[is_of_loop[events.track[rows]] & ~calls[rows]]
         places, inside = steps.places(events.start[rows])
-        rows, places, parent = rows[inside], places[inside], events.parent[rows[inside]]
+        rows, places = rows[inside], places[inside]
+        parent = (nearest(events.parent, ~calls) if calls.any() else events.parent)[rows]
         is_outermost = (parent < 0) | (events.start[parent] < steps.start[places])
         busy = np.bincount(places[is_outermost], events.duration[rows[is_outermost]], len(steps.start))
         steps.gap += np.maximum(steps.end - steps.start - busy, 0) / 1e9
@@ -211,6 +228,7 @@ class Details:
         self._operators.add(places + steps.first, members, own)
         is_counted = self._is_operator[names] & ~in_data
         np.add.at(steps.operating, places[is_counted], own[is_counted] / 1e9)
+        np.add.at(steps.operations, places[is_counted], 1)
 
     def _add_averages(self) -> None:
         """Adds the averages of steps without details."""

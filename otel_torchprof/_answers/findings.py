@@ -150,6 +150,10 @@ class Finding(NamedTuple):
     """Part of the share in which the loop's thread was ready to run, and other threads had the processors."""
     ranks: tuple[str, ...] = ()
     """Ranks with this verdict; empty if there is one rank."""
+    line: str = ""
+    """Line of the program in which most of that time is: ``train.py:5 log_metrics``; empty if unknown."""
+    cause: str = ""
+    """Name of the cause; empty if unknown."""
 
     @property
     def sentence(self) -> str:
@@ -295,7 +299,7 @@ def abstentions(rank: Rank) -> list[Abstention]:
             )
         )
     unknown = float(np.median(rank.share(rank.unattributed)[chosen]))
-    if unknown > RULES.most_unattributed and not rank.is_derived:
+    if unknown > RULES.most_unattributed and not (rank.is_derived or rank.rest_has_lines):
         reason = f"{unknown:.0%} of step time is in no phase"
         reasons.append(Abstention(rank.name, reason, "record Python's calls (--detail frames)", Leaves.SINGLE_STEPS))
     return reasons

@@ -1,16 +1,32 @@
-"""In which lines of the program a loop's thread was: which calls of a stack are its own code."""
+"""In which lines of the program a loop's thread was, and when: from samples of its stack, and from recorded calls."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 import sysconfig
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_torchprof._columns.cached import cached_property
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from otel_torchprof._columns.arrays import Flags, Floats, Integers
     from otel_torchprof._columns.samples import Call
+
+FEWEST_SAMPLES = 20
+"""Fewest samples from which a line is named."""
+_Z = 1.959964
+"""Of the normal distribution, for 95 %."""
+
 
 # ---- calls of the program's own code ----
 
@@ -64,14 +80,199 @@ def is_own(file: str) -> bool:
     return first not in _PACKAGES and first.removesuffix(".py") not in sys.stdlib_module_names
 
 
-def own_calls(stack: tuple[Call, ...]) -> list[Call]:
-    """The calls of the program's own code, innermost first; of a program that is installed, those beside Python and torch."""
-    own = [call for call in stack if is_own(call.file)]
-    return own or [
-        call for call in stack if not _OF_PYTHON_OR_TORCH.search(call.file) and not call.file.startswith("<")
+# ---- columns ----
+
+
+@dataclass(eq=False)
+class Lines:
+    """Where a loop's thread was: a row for each sample, or for each recorded call and operator. Immutable."""
+
+    time: Integers
+    """Unix ns."""
+    seconds: Floats
+    """The time that it stands for: that of a sample, or the self time of a call or an operator."""
+    step: Integers
+    """Index of the step; -1 for none."""
+    phase: Integers
+    """Column of the innermost phase; -1 for none."""
+    operator: Integers
+    """The innermost operator in that phase, an index into :attr:`names`; -1 for none."""
+    stack: Integers
+    """Index into :attr:`stacks`."""
+    stacks: Sequence[tuple[Call, ...]]
+    """Innermost call first."""
+    names: Sequence[str]
+    has_operators: bool
+    """Whether operators are known; otherwise none says nothing."""
+    is_sampled: bool = True
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @cached_property
+    def folder(self) -> str:
+        """The folder that all files of the program are in."""
+        files = {call.file for stack in self.stacks for call in stack if is_own(call.file)}
+        folders = {os.path.dirname(file) for file in files if Path(file).is_absolute()}  # noqa: PTH120 - text, as the prefix is
+        return os.path.commonpath(folders) if folders else ""
+
+    def shown(self, call: Call) -> str:
+        """A call as text, its file relative to the program's folder: ``train.py:5 log_metrics``."""
+        prefix = self.folder.rstrip(os.sep) + os.sep
+        file = call.file.removeprefix(prefix) if len(prefix) > 1 else call.file
+        return f"{file}:{call.line} {call.function}" if call.line else call.function
+
+    def suffices(self, rows: Flags) -> bool:
+        """Whether some rows are enough to name a line."""
+        return int(rows.sum()) >= (FEWEST_SAMPLES if self.is_sampled else 1)
+
+
+class LinePlace(NamedTuple):
+    """A line in which a part of some time is."""
+
+    text: str
+    call: Call
+    caller: str
+    """The line that calls it; empty for none."""
+    share: float
+    """Of that time."""
+    low: float
+    high: float
+    """Ends of the 95 % interval."""
+    samples: int
+    """Number of samples of that time; 0 for recorded calls."""
+
+
+_MOST_OF = 0.5
+"""Least part of a time that the function has which is named for it."""
+_MOST_LISTED = 3
+_WORTH_LISTING = 0.1
+
+
+def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[LinePlace]:
+    """The place where most of the time of some rows is, and more lines; none if it is not known.
+
+    The first is the innermost function of the program with half of the time, in its line with the most of it. The
+    others are innermost lines of the program with a tenth of the time each.
+
+    Args:
+        lines: the lines.
+        rows: a mask of the rows.
+        seconds: what each row counts for, if not its own time.
+    """
+    weights = np.bincount(lines.stack[rows], (lines.seconds if seconds is None else seconds)[rows], len(lines.stacks))
+    total, count = float(weights.sum()), int(rows.sum())
+    if total <= 0 or not lines.suffices(rows):
+        return []
+    sums = _Sums()
+    for stack in np.flatnonzero(weights > 0).tolist():
+        sums.add(own_calls(lines.stacks[stack]), weights.item(stack))
+    found = sums.of_most(total)
+    of = _Total(lines, total, count)
+    first = [of.place(*found)] if found else []
+    innermost = sorted(sums.innermost.items(), key=lambda item: -item[1])[:_MOST_LISTED]
+    named = {place.call for place in first}
+    return first + [
+        of.place(call, sums.caller(call), part)
+        for call, part in innermost
+        if part >= _WORTH_LISTING * total and call not in named
     ]
 
 
+def own_calls(stack: tuple[Call, ...]) -> list[Call]:
+    """The calls of the program's own code, innermost first; of a program that is installed, those beside Python and torch.
+
+    A comprehension, which has a frame of its own up to Python 3.11, is a line of the function that it is in.
+    """
+    calls = [call for call in stack if is_own(call.file)]
+    calls = calls or [
+        call for call in stack if not _OF_PYTHON_OR_TORCH.search(call.file) and not call.file.startswith("<")
+    ]
+    found: list[Call] = []
+    for call in reversed(calls):
+        if call.function.rpartition(".")[2] in _COMPREHENSIONS and found and found[-1].file == call.file:
+            found[-1] = call._replace(function=found[-1].function)
+        else:
+            found.append(call)
+    return found[::-1]
+
+
+_COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 _OF_PYTHON_OR_TORCH = re.compile(
     r"[/\\]lib(64)?[/\\]python\d(\.\d+t?)?[/\\](?!(site|dist)-packages)|(^|[/\\])(torch|otel_torchprof)[/\\]"
 )
+
+
+class _Sums:
+    """Times of the program's calls: by line where they are innermost, and by function and line with all that they call."""
+
+    def __init__(self) -> None:
+        self.innermost: dict[Call, float] = defaultdict(float)
+        self._lines: dict[tuple[str, str], dict[Call, float]] = defaultdict(lambda: defaultdict(float))
+        self._depths: dict[tuple[str, str], float] = defaultdict(float)
+        self._callers: dict[Call, dict[Call | None, float]] = defaultdict(lambda: defaultdict(float))
+
+    def add(self, calls: list[Call], seconds: float) -> None:
+        """Adds a stack, innermost call first."""
+        if calls:
+            self.innermost[calls[0]] += seconds
+        seen = set()
+        for place, call in enumerate(calls):
+            function = call.file, call.function
+            if function in seen:
+                continue
+            seen.add(function)
+            self._lines[function][call] += seconds
+            self._depths[function] += seconds * (len(calls) - place)
+            outer = calls[place + 1] if place + 1 < len(calls) else None
+            self._callers[call][outer] += seconds
+
+    def of_most(self, total: float) -> tuple[Call, Call | None, float] | None:
+        """The innermost function with most of the time: its line with the most of it, the caller of that, and its time."""
+        times = {function: sum(of_lines.values()) for function, of_lines in self._lines.items()}
+        large = [function for function, seconds in times.items() if seconds >= _MOST_OF * total]
+        if not large:
+            return None
+        function = max(large, key=lambda each: self._depths[each] / times[each])
+        of_lines = self._lines[function]
+        call = max(of_lines, key=lambda line: of_lines[line])
+        return call, self.caller(call), times[function]
+
+    def caller(self, call: Call) -> Call | None:
+        """The line that calls it most of the time."""
+        callers = self._callers[call]
+        return max(callers, key=lambda caller: callers[caller])
+
+
+class _Total(NamedTuple):
+    """A time, and the number of rows that it is the sum of."""
+
+    lines: Lines
+    seconds: float
+    rows: int
+
+    def place(self, call: Call, caller: Call | None, seconds: float) -> LinePlace:
+        """A line with a part of it."""
+        lines, share = self.lines, seconds / self.seconds
+        low, high = interval(share, self.rows) if lines.is_sampled else (share, share)
+        text = lines.shown(caller) if caller is not None and caller.function != "<module>" else ""
+        return LinePlace(lines.shown(call), call, text, share, low, high, self.rows if lines.is_sampled else 0)
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of so many samples."""
+    square = _Z**2 / count
+    middle = (share + square / 2) / (1 + square)
+    half = _Z / (1 + square) * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def rows_in(intervals: Iterable[tuple[int, int]], times: Integers) -> Flags:
+    """A mask of the times in some intervals, starts and durations in ns, that do not overlap."""
+    pairs = sorted(intervals)
+    if not pairs:
+        return np.zeros(len(times), np.bool_)
+    starts, durations = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
+    place = np.searchsorted(starts, times, side="right") - 1
+    is_in: Flags = (place >= 0) & (times < (starts + durations)[place])
+    return is_in

@@ -20,6 +20,7 @@ from otel_torchprof._files.records import check_given_once
 from otel_torchprof._process.give_way import with_pauses
 from otel_torchprof.errors import TorchProfError
 
+from .causes import with_gap
 from .details import Details, StepsOfProcess
 from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, ProcessSteps, StepList, step_row
 from .steps import COUNTERS, PAUSES, Pause, Rank
@@ -130,7 +131,8 @@ def _ranks_of(name: str, events: TraceEvents, listed: StepList) -> list[tuple[in
             rank.lacks_device_times = bool(listed.launches) and not listed.device_slices
             if listed.device_slices:
                 rank.device = np.minimum(details.device_times(len(process.steps)), rank.seconds)
-        ranks.append((process.rank, rank))
+        rank.lines = details.lines(place)
+        ranks.append((process.rank, with_gap(rank)))
     return ranks
 
 
@@ -162,6 +164,7 @@ def rank_of_process(
         device=seconds - drained,
         drained=drained,
         operators=operators,
+        operations=steps.operations,
         pauses=sorted(process.pauses, key=lambda pause: pause.start),
         collectives=process.collectives.settled(),
         communicates=process.collectives.count > 0,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .advice import fitting
-from .findings import BY_PHASE, COMPUTING, RULES, finding_for, time, trained, with_runnable
+from .causes import with_lines
+from .findings import BY_PHASE, COMPUTING, RULES, finding_for, steady, time, trained, with_runnable
 from .steps import PLACE_OF, is_what_models_do
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def _finding(rank: Rank, places: Integers, slow: Integers, verdict: str, what: s
     share = excess / float(rank.seconds[places].sum())
     is_slow = np.zeros(len(rank.number), np.bool_)
     is_slow[slow] = True
-    return finding_for(verdict, share, excess, evidence, steps=len(places), advice=fitting(verdict, rank, is_slow))
+    finding = finding_for(verdict, share, excess, evidence, steps=len(places), advice=fitting(verdict, rank, is_slow))
+    return with_lines(rank, finding, is_slow)
 
 
 def pauses(rank: Rank) -> list[Finding]:
@@ -155,9 +157,10 @@ def pauses(rank: Rank) -> list[Finding]:
         )
         advice = fitting(f"{kind}-bound", rank, trained(rank))
         seconds = float(mine.sum())
-        findings.append(
-            finding_for(f"{kind}-bound", share, seconds, evidence, steps=len(places), advice=advice, is_note=is_note)
+        finding = finding_for(
+            f"{kind}-bound", share, seconds, evidence, steps=len(places), advice=advice, is_note=is_note
         )
+        findings.append(with_lines(rank, finding, steady(rank)))
     return findings
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Flags, Floats, Integers
     from otel_torchprof._files.collectives import Collectives
 
+    from .lines import Lines
+
 PLACE_OF = {phase: place for place, phase in enumerate(PHASES)}
 """Column of each phase."""
 COUNTERS = ("minor page faults", "major page faults", "voluntary context switches", "involuntary context switches")
@@ -76,6 +78,8 @@ class Rank:
     """Seconds in which devices had no work."""
     operators: list[list[OperatorTime]]
     """The longest operators of each step."""
+    operations: Floats
+    """Number of operators of each step, without waits for data."""
     collectives: Collectives
     pauses: list[Pause] = field(default_factory=list)
     communicates: bool = False
@@ -84,6 +88,14 @@ class Rank:
     dropped: int = 0
     lacks_device_times: bool = False
     """Whether work was launched on a device whose duration is unknown."""
+    lines: tuple[Lines, ...] = ()
+    """The lines that its loop's thread was in: those of samples, and those of recorded calls."""
+    rest_has_lines: bool = False
+    """Whether the lines of the time in no phase are known."""
+    gap_is_rest: bool = False
+    """Whether gaps are the time in no phase, since operators are not known."""
+    gap_is_own: bool = False
+    """Whether gaps are known to be no waits for other ranks."""
     step_rule: str = ""
     """Where steps begin and end, if the file marks none."""
     has_twin_steps: bool = False

@@ -11,6 +11,7 @@ from otel_torchprof._columns.phases import PHASES
 from otel_torchprof._files.alignment import fit
 
 from .advice import ADVICE, fitting, loader_of
+from .causes import with_late_line
 from .findings import BY_PHASE, RULES, STRAGGLERS, Abstention, Leaves, finding_for, steady, time, trained, with_runnable
 from .judging import blocked_elsewhere, busy_caveat
 from .steps import LOADERS, PLACE_OF, is_operator
@@ -80,8 +81,9 @@ def _explained(ranks: list[Rank], late: int, share: float, cost: float, evidence
     count = min(int(steady(each).sum()) for each in ranks)
     finding = finding_for("straggler", share, cost, evidence, steps=count, advice=ADVICE["straggler"])
     finding = finding._replace(ranks=(rank.name,), statement=f"{rank.name} is late: {finding.statement}")
+    chosen = [steady(each) for each in ranks]
     if cause is None:
-        return LateRank(finding, "", share)
+        return LateRank(with_late_line(finding, ranks, late, chosen), "", share)
     caveat = busy_caveat(cause.busy_share) if cause.busy_share >= RULES.lateness_share else ""
     finding = finding._replace(
         statement=f"{rank.name} is late: {cause.share:.0%} of its step {cause.what}{caveat}",
@@ -93,7 +95,7 @@ def _explained(ranks: list[Rank], late: int, share: float, cost: float, evidence
     )
     if cause.verdict:
         finding = finding._replace(next_action=fitting(cause.verdict, rank, steady(rank)).next_action)
-    return LateRank(finding, cause.verdict, max(share, cause.share))
+    return LateRank(with_late_line(finding, ranks, late, chosen), cause.verdict, max(share, cause.share))
 
 
 def _waits(starts: Floats) -> Floats:

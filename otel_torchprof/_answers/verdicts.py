@@ -11,6 +11,7 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASES, UNATTRIBUTED
 from otel_torchprof.errors import TorchProfError
 
+from .causes import with_lines
 from .explanation import Explanation, PhaseRow, slowest
 from .findings import (
     BY_PHASE,
@@ -73,7 +74,7 @@ def levels(rank: Rank, of_other_ranks: Floats | None = None) -> tuple[list[Findi
         evidence = _blocked(rank, known)
         answers.append(judged(rank, Candidate("machine-busy", rank.runnable, evidence, comes_in_bursts=True), known))
     return (
-        [answer for answer in answers if isinstance(answer, Finding)],
+        [with_lines(rank, answer, chosen) for answer in answers if isinstance(answer, Finding)],
         [answer for answer in answers if isinstance(answer, Abstention)],
     )
 
@@ -109,7 +110,7 @@ def _candidates(rank: Rank, chosen: Flags, of_other_ranks: Floats) -> Iterator[C
                 "allocation-churn", seconds, pages, blocked=seconds
             )  # a count has no time without a processor
         yield from _operators(rank, chosen)
-        if not rank.communicates and not np.isnan(rank.gap).all():
+        if (rank.gap_is_own or not rank.communicates) and not np.isnan(rank.gap).all():
             yield Candidate("python-gap", rank.gap, blocked=np.minimum(rank.gap, blocked_elsewhere(rank)))
             yield _gil(rank, chosen)
 

@@ -16,6 +16,7 @@ DRAINED = "torch.device.drained_duration"
 DROPPED = "torch.dropped_events"
 SAMPLES = "torch.samples"
 THREAD = "thread.id"
+FILE = "code.file.path"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
 RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
 TORCH_NAME, TORCH_GROUP, TORCH_RANKS, TORCH_NUMBER = (
@@ -38,7 +39,7 @@ DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )
 """Attributes in seconds."""
-TEXTS = frozenset((PHASE_NAME, KIND, COLLECTIVE, GROUP, BACKEND, TORCH_NAME, TORCH_GROUP, TORCH_RANKS))
+TEXTS = frozenset((PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, TORCH_NAME, TORCH_GROUP, TORCH_RANKS))
 """Attributes that are texts. :data:`AVERAGES` and :data:`COLLECTIVES` are JSON, all others integers from 0 on or booleans."""
 
 USED = frozenset(
@@ -46,7 +47,7 @@ USED = frozenset(
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
-        *(AVERAGES, SELF_DURATION, *PHASE_OF),
+        *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),
     )
 )
 """Attributes that answers are computed from, beside :data:`THREAD`."""

@@ -24,7 +24,7 @@ _FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 _HEADING = re.compile(r"^#+ +(.+?) *#*$", re.MULTILINE)
-_TABLES = re.compile(r"^<!-- (?:attributes|variables|gpu metrics) -->$.*", re.MULTILINE | re.DOTALL)
+_TABLES = re.compile(r"^<!-- (?:attributes|causes|variables|gpu metrics) -->$.*", re.MULTILINE | re.DOTALL)
 _MESSAGES = re.compile(r"^## What wrong setups say$.*?(?=^##? |\Z)", re.MULTILINE | re.DOTALL)
 _NAMED_PAGE = re.compile(r"\bdocs/([a-z-]+\.md)(?:#([\w-]+))?")
 

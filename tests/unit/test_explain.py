@@ -451,7 +451,7 @@ def test_an_operator_in_no_phase(explained):
 def test_a_gap(tmp_path):
     """Time in which no operator runs has no known cause; without operators nothing is known of it."""
     found = otp.explain(kineto(tmp_path / "t.json", 60, lambda begin: [piece("aten::mm", begin, 4)]))
-    assert found.headline == "python-gap: 60% of step time no operator runs: Python gap, cause unknown"
+    assert found.headline == "python-gap: 60% of step time no operator runs, cause unknown"
     assert verdicts(otp.explain(kineto(tmp_path / "t.json", 60))) == []
 
 

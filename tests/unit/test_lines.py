@@ -1,0 +1,208 @@
+"""The lines that ``explain`` names, from samples of Python stacks and from recorded calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from explained_files import kineto, piece
+from sampled_steps import HOME, PYTHON, TORCH, Part, SampledTrace, explanation, main
+
+import otel_torchprof as otp
+from otel_torchprof._answers.lines import interval, is_own
+from otel_torchprof._columns.samples import Call
+
+LOG = (Call(f"{HOME}/train.py", 5, "log_metrics"), *main(22))
+FORWARD = Part(6.0, main(20), "torch.phase.forward")
+MATMUL = Part(6.0, main(20), "aten::mm")
+
+
+@pytest.mark.parametrize("compute", [FORWARD, MATMUL])
+def test_the_line_of_a_gap(tmp_path, compute):
+    """A gap is in a line that another calls, whether operators are known or only phases."""
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, compute, Part(4.0, LOG))).faults
+    assert (fault.verdict, fault.line) == ("python-gap", "train.py:5 log_metrics")
+    where = "no operator runs" if compute is MATMUL else "is in no phase"
+    assert (
+        fault.sentence
+        == f"python-gap: 40% of step time {where}, in train.py:5 log_metrics: it prints, logs or writes to a file"
+    )
+    assert fault.evidence[1] == (
+        "40% of step time in train.py:5 log_metrics, called from train.py:22 main (95 % interval 39% to 40%, 220 samples)"
+    )
+
+
+def test_an_operator_has_its_time(tmp_path):
+    """Samples inside an operator count for it and not for the gap, and name its line."""
+    sort = Part(5.0, (Call(f"{HOME}/model.py", 9, "top"), *main(21)), "aten::sort")
+    found = explanation(tmp_path, SampledTrace().of_parts(60, sort, Part(4.0, LOG))).faults
+    assert {fault.verdict: fault.line for fault in found} == {
+        "operator-bound": "model.py:9 top",
+        "python-gap": "train.py:5 log_metrics",
+    }
+
+
+@pytest.mark.parametrize(
+    ("phase", "verdict"),
+    [
+        ("data", "input-bound"),
+        ("optimizer", "optimizer-bound"),
+        ("checkpoint", "checkpoint-bound"),
+        ("evaluation", "evaluation-bound"),
+        ("device_wait", "device-wait-bound"),
+        ("gc", "gc-bound"),
+    ],
+)
+def test_the_line_of_a_phase(tmp_path, phase, verdict):
+    """The line of a phase is the program's own, though the time is in what it calls in an installed package."""
+    library = Call(f"{TORCH}/somewhere.py", 300, "inner")
+    stack = library, Call(f"{HOME}/lib/work.py", 12, "work"), *main(23)
+    [fault] = explanation(
+        tmp_path, SampledTrace().of_parts(60, FORWARD, Part(4.0, stack, f"torch.phase.{phase}"))
+    ).faults
+    assert (fault.verdict, fault.line) == (verdict, "lib/work.py:12 work")
+    assert "in lib/work.py:12 work" in fault.sentence
+
+
+def test_the_line_of_a_pause(tmp_path):
+    """Checkpoints between steps are in the line that writes them."""
+    trace = SampledTrace()
+    stack = Call(f"{TORCH}/serialization.py", 900, "save"), Call(f"{HOME}/train.py", 31, "store"), *main(24)
+    for _ in range(6):
+        trace.of_parts(10, FORWARD)
+        trace.samples += [(trace.now + at, stack) for at in range(30)]
+        trace.pause("checkpoint", 30.0)
+    [fault] = explanation(tmp_path, trace).faults
+    assert (fault.verdict, fault.line, fault.cause) == ("checkpoint-bound", "train.py:31 store", "checkpoint-in-loop")
+
+
+def test_a_function_of_several_lines(tmp_path):
+    """The function that has most of the time is named, in its line with the most, and its other lines beside it."""
+    lines = [(Call(f"{HOME}/train.py", line, "work"), *main(22)) for line in (5, 6, 7)]
+    parts = [Part(time, stack) for time, stack in zip((1.0, 2.0, 1.0), lines, strict=True)]
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, FORWARD, *parts)).faults
+    assert fault.line == "train.py:6 work"
+    assert "40% of step time in train.py:6 work" in fault.evidence[1]
+    assert fault.evidence[2] == "innermost lines: train.py:5 work 10%, train.py:7 work 10%"
+
+
+def test_lines_of_one_function(tmp_path):
+    """A program that is one function has a line of it named."""
+    parts = [Part(time, main(line)) for time, line in ((3.0, 30), (1.0, 31))]
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, FORWARD, *parts)).faults
+    assert fault.line == "train.py:30 main"
+    assert "called from" not in fault.evidence[1]
+
+
+def test_what_a_loader_calls(tmp_path):
+    """A line that the loader calls in the loop's own thread has that as its cause, however deep it is; waits for workers have another."""
+    work = Call(f"{HOME}/data.py", 3, "decode"), Call(f"{HOME}/data.py", 9, "__call__")
+    fetch, ask = (Call(f"{TORCH}/utils/data/{file}", 5, name) for file, name in ASKED)
+    stacks = {"dataset": (*work, fetch, *main(19)), "workers": (ask, fetch._replace(function="_next_data"), *main(19))}
+    for cause, stack in stacks.items():
+        trace = SampledTrace().of_parts(60, FORWARD, Part(4.0, stack, "torch.phase.data"))
+        [fault] = explanation(tmp_path, trace).faults
+        assert (fault.verdict, fault.cause) == ("input-bound", cause)
+
+
+ASKED = (("_utils/fetch.py", "fetch"), ("dataloader.py", "_try_get_data"))
+
+
+def test_a_comprehension(tmp_path):
+    """The line of a comprehension is one of the function that it is in, and so is what it calls."""
+    file = f"{HOME}/train.py"
+    inner = Call(f"{HOME}/row.py", 2, "row"), Call(file, 6, "<listcomp>"), Call(file, 5, "rows"), *main(22)
+    trace = SampledTrace().of_parts(60, FORWARD, Part(1.0, inner), Part(3.0, inner[1:]))
+    [fault] = explanation(tmp_path, trace).faults
+    assert fault.line == "train.py:6 rows"
+    assert "called from train.py:22 main" in fault.evidence[1]
+    assert fault.evidence[2] == "innermost lines: row.py:2 row 10%"
+
+
+def test_few_samples(tmp_path):
+    """Fewer than 20 samples name no line, and a gap without operators stays unknown."""
+    found = explanation(tmp_path, SampledTrace(interval=20.0).of_parts(40, FORWARD, Part(4.0, LOG)))
+    assert found.faults == ()
+    few = SampledTrace(interval=20.0).of_parts(40, MATMUL, Part(4.0, LOG))
+    [fault] = explanation(tmp_path, few).faults
+    assert (fault.line, fault.sentence) == ("", "python-gap: 40% of step time no operator runs, cause unknown")
+
+
+def test_spikes_have_lines_that_others_have_not(tmp_path):
+    """The line of slow steps is one that other steps have not, though all spend more time elsewhere."""
+    stack = Call(f"{HOME}/train.py", 8, "report"), *main(22)
+    trace = SampledTrace().of_parts(200, FORWARD, Part(60.0, stack, period=20))
+    found = explanation(tmp_path, trace)
+    [spikes] = [finding for finding in (*found.findings, *found.notes) if finding.verdict == "spikes"]
+    assert spikes.line == "train.py:8 report"
+
+
+def test_a_late_rank_has_a_line(tmp_path):
+    """Of a rank for which others wait, the line is named that takes more time than on the others."""
+    slow = Part(8.0, (Call(f"{HOME}/data.py", 3, "augment"), *main(19)))
+    traces = [SampledTrace(rank) for rank in range(3)]
+    for trace in traces:
+        wait = Part(1.0 if trace.rank == 1 else 8.0, main(21), "torch.phase.collective")
+        parts = [FORWARD, slow._replace(duration=1.0 if trace.rank != 1 else 8.0), wait]
+        for number in range(60):
+            begin = trace.now
+            trace.of_parts(1, *parts)
+            start = begin + sum(part.duration for part in parts[:2])
+            attributes = {"torch__collective__name": "all_reduce", "torch__collective__group": "0"}
+            trace.span("c10d::allreduce_", start, wait.duration, torch__collective__sequence_nr=number, **attributes)
+            trace.spans[-1], trace.spans[-2] = trace.spans[-2], trace.spans[-1]  # a step comes after what is in it
+    found = explanation(tmp_path, *traces)
+    [late] = [fault for fault in found.faults if fault.verdict == "straggler"]
+    assert any(
+        "more than the others in data.py:3 augment, called from train.py:19 main" in text for text in late.evidence
+    )
+
+
+def test_recorded_calls_have_lines(tmp_path):
+    """Recorded calls are a gap as what is between them is, and name the function in which a built-in one is called."""
+
+    def inside(begin):
+        calls = [
+            ("train.py(20): main", 0, 9.9),
+            ("train.py(4): send", 6.0, 3.9),
+            ("<built-in function sleep>", 6.1, 3.7),
+        ]
+        slices = [piece(name, begin + at, time, cat="python_function") for name, at, time in calls]
+        return [slices[0], piece("aten::mm", begin + 0.1, 5.8), *slices[1:]]
+
+    [fault] = otp.explain(kineto(tmp_path / "calls.json", 60, inside)).faults
+    assert (fault.verdict, fault.line, fault.cause) == ("python-gap", "train.py:4 send", "sleep")
+    assert "39% of step time in train.py:4 send, called from train.py:20 main" in fault.evidence
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        (f"{HOME}/train.py", True),
+        ("train.py", True),
+        ("models/net.py", True),
+        ("<ipython-input-3-abc>", True),
+        ("/scratch/ipykernel_12/34.py", True),
+        ("/venv/lib/python3.11/site-packages/lightning/loop.py", False),
+        ("/usr/lib/python3/dist-packages/yaml.py", False),
+        (f"{PYTHON}/logging/__init__.py", False),
+        ("/opt/py/lib/python3.14t/copy.py", False),
+        ("typing.py", False),
+        ("torch/nn/functional.py", False),
+        ("<frozen runpy>", False),
+        ("<string>", False),
+        ("<built-in>", False),
+        ("", False),
+        (otp.__file__, False),
+        (np.__file__, False),
+    ],
+)
+def test_own_code(file, own):
+    """Code is the program's own unless it is of Python, of an installed package, of this one, or made by ``exec``."""
+    assert is_own(file) is own
+
+
+def test_intervals():
+    """The interval of a share is Wilson's: wide of few samples, and within 0 and 1."""
+    assert interval(0.5, 20) == pytest.approx((0.299, 0.701), abs=1e-3)
+    assert interval(1.0, 20) == pytest.approx((0.839, 1.0), abs=1e-3)
+    assert interval(0.0, 20)[0] == 0.0
