@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import shutil
 import statistics
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from fault_models import Task
     from faults import Fault
     from torch import nn
+
+    from otel_torchprof._answers.findings import Finding
 
 BARE, OURS, TRACEML = "bare", "otel-torchprof", "traceml-ai"
 _WARM_UP = 5
@@ -60,8 +63,9 @@ def train(task: Task, fault: Fault, steps: int, step: Step) -> list[float]:
     model = fault.wrap(task.model)
     if fault.ranks > 1:
         model = fault.distribute(model)
-    optimizer = task.optimizer(model.parameters())
-    loader = DataLoader(Batches(task, fault, steps * task.accumulate), batch_size=None, num_workers=fault.workers)
+    optimizer = fault.optimizer(task.optimizer, model.parameters())
+    batches = Batches(task, fault, steps * task.accumulate)
+    loader = DataLoader(batches, batch_size=None, num_workers=fault.workers, collate_fn=fault.collate)
     begins = []
     for number, (x, y) in enumerate(loader):
         begins.append(time.perf_counter() * 1e3)
@@ -110,7 +114,7 @@ def _run(program: Program, run: int, how: str, job: dict[str, Any]) -> dict[str,
         "size": size, "severity": severity, "seed": seed, "load": os.getloadavg()[0],
     }  # fmt: skip
     with _process_group(program.kind.ranks, folder), program.kind(severity, folder) as fault:
-        begins = _CONTESTANTS[how](lambda step: train(task, fault, job["steps"], step), folder)
+        begins = _CONTESTANTS[how](lambda step: train(task, fault, job["steps"], step), folder, job["detail"])
         if program.kind.ranks > 1:
             dist.barrier()
     times = [after - before for before, after in zip(begins[_WARM_UP:], begins[_WARM_UP + 1 :], strict=False)]
@@ -133,18 +137,18 @@ def _process_group(ranks: int, folder: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _bare(loop: Loop, _folder: Path) -> list[float]:
+def _bare(loop: Loop, _folder: Path, _detail: str) -> list[float]:
     return loop(lambda _model: contextlib.nullcontext())
 
 
-def _ours(loop: Loop, folder: Path) -> list[float]:
+def _ours(loop: Loop, folder: Path, detail: str) -> list[float]:
     import otel_torchprof as otp
 
-    with otp.stream(otp.ChromeTraceExporter(folder / f"{_RANK}.json"), detail="ops"):
-        return _bare(loop, folder)
+    with otp.stream(otp.ChromeTraceExporter(folder / f"{_RANK}.json"), detail=detail):
+        return _bare(loop, folder, detail)
 
 
-def _traceml(loop: Loop, _folder: Path) -> list[float]:
+def _traceml(loop: Loop, _folder: Path, _detail: str) -> list[float]:
     import traceml_ai
 
     traceml_ai.init(mode="auto")
@@ -160,9 +164,9 @@ def _explained(paths: list[Path]) -> dict[str, Any]:
 
     found = otp.explain(*paths)
     return {
-        "verdicts": [
-            straggler(_number(each.ranks[0])) if each.verdict == "straggler" else each.verdict for each in found.faults
-        ],
+        "verdicts": [_verdict(each) for each in found.faults],
+        "lines": {_verdict(each): _text_of(each.line) for each in found.faults if each.line},
+        "causes": {_verdict(each): each.cause for each in found.faults if each.cause},
         "sentences": [each.sentence for each in found.faults],
         "headline": found.headline,
         "notes": [each.sentence for each in found.notes],
@@ -171,6 +175,16 @@ def _explained(paths: list[Path]) -> dict[str, Any]:
         "phases": {each.phase: each.share for each in found.phases},
         "problems": list(found.problems),
     }
+
+
+def _verdict(found: Finding) -> str:
+    return straggler(_number(found.ranks[0])) if found.verdict == "straggler" else found.verdict
+
+
+def _text_of(line: str) -> str:
+    """The text of a line of the matrix, given as ``FILE:LINE FUNCTION``."""
+    file, _, number = line.partition(" ")[0].rpartition(":")
+    return linecache.getline(str(Path(__file__).with_name(Path(file).name)), int(number or 0)).strip()
 
 
 def _number(rank: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import fault_lines
 import fault_models as models
 import faults
 
@@ -64,6 +65,15 @@ def _develop() -> Iterator[tuple]:
     yield from _each("allocation churn", faults.AllocationChurn, (32, 64), mlp, lstm)
     yield from _each("item in the loop", faults.ItemOfElements, (1200, 2000), mlp, lstm)
     yield from _each("blocking log", faults.BlockingLog, (8, 16), mlp, convolutions)
+    yield from _each("clipping in Python", fault_lines.ClippingInPython, (600, 900), mlp, lstm)
+    yield from _each("sorting scheduler", fault_lines.SortingScheduler, (40_000, 60_000), mlp, convolutions)
+    yield from _each("deep copies", fault_lines.DeepCopies, (2000, 3000), mlp, lstm)
+    yield from _each("printing", fault_lines.Printing, (3000, 5000), mlp, convolutions)
+    yield from _each("collating in the loop", fault_lines.SlowCollate, (1500, 2500), mlp, lstm)
+    yield from _each("frequent collections", fault_lines.FrequentCollections, (1000, 2000), mlp, lstm)
+    yield from _each("unfused optimizer", fault_lines.UnfusedOptimizer, (60, 90), mlp, convolutions)
+    yield from _each("conversions", fault_lines.Conversions, (12, 16), mlp, lstm)
+    yield from _each("metrics in Python", fault_lines.Metrics, (150_000, 250_000), mlp, convolutions)
     yield from _controls(
         mlp,
         convolutions,
@@ -97,6 +107,15 @@ def _unseen() -> Iterator[tuple]:
     yield from _each("allocation churn", faults.ChurnInForward, (56, 80), gru, images)
     yield from _each("item in the loop", faults.ItemOfNorms, (1200, 1800), sequence, gru)
     yield from _each("blocking log", faults.SlowHandler, (0.012, 0.020), residual, towers)
+    yield from _each("clipping in Python", fault_lines.ClampingInPython, (2000, 3000), residual, gru)
+    yield from _each("sorting scheduler", fault_lines.MedianScheduler, (60_000, 90_000), sequence, towers)
+    yield from _each("deep copies", fault_lines.AveragesInPython, (1500, 2500), residual, gru)
+    yield from _each("printing", fault_lines.WritingRows, (3000, 5000), sequence, towers)
+    yield from _each("collating in the loop", fault_lines.PaddingCollate, (30_000, 50_000), residual, gru)
+    yield from _each("frequent collections", fault_lines.FrequentCollections, (700, 1400), residual, towers)
+    yield from _each("unfused optimizer", fault_lines.UnfusedNadam, (50, 80), sequence, gru)
+    yield from _each("conversions", fault_lines.Conversions, (14, 20), residual, gru)
+    yield from _each("metrics in Python", fault_lines.Metrics, (200_000, 300_000), sequence, towers)
     yield from _controls(
         residual,
         sequence,

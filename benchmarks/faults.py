@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from typing_extensions import Self
@@ -40,6 +41,8 @@ class Fault:
     """Verdicts that name the fault."""
     also: frozenset[str] = frozenset()
     """Verdicts that are true beside these, and count neither as right nor as wrong."""
+    lines: tuple[str, ...] = ()
+    """Parts of the lines of which one is the cause; none if no line of the loop's is."""
     ranks = 1
     workers = 0
     """Of the loader."""
@@ -75,6 +78,14 @@ class Fault:
     def reduce(self, model: nn.Module) -> None:
         """Called after the backward pass."""
 
+    def collate(self, batch: Any) -> Any:
+        """Called for each batch that the loader has made."""
+        return batch
+
+    def optimizer(self, make: Callable[..., torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:
+        """The optimizer of some parameters."""
+        return make(parameters)
+
     def after(self, number: int, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
         """Called after the step of the optimizer."""
 
@@ -101,6 +112,7 @@ class SlowLoader(Fault):
     """Each batch is decoded for so many seconds, by the loop's own thread."""
 
     right = frozenset(("input-bound",))
+    lines = ("while time.perf_counter() < end", "time.perf_counter() + seconds")
 
     def load(self) -> None:
         spin(self.severity)
@@ -108,6 +120,8 @@ class SlowLoader(Fault):
 
 class CompressedLoader(SlowLoader):
     """Each batch is so many MB to decompress."""
+
+    lines = ("zlib.decompress(",)
 
     def __init__(self, severity: float, folder: Path) -> None:
         super().__init__(severity, folder)
@@ -121,6 +135,7 @@ class StarvedWorkers(Fault):
     """Two workers wait for storage, so many seconds for a batch."""
 
     right = frozenset(("input-bound",))
+    lines = ("in enumerate(loader)",)
     workers = 2
 
     def load(self) -> None:
@@ -182,6 +197,7 @@ class CollectionStorm(Fault):
     """Each step collects garbage, with so many objects alive."""
 
     right = frozenset(("gc-bound",))
+    lines = ("gc.collect()",)
 
     def __enter__(self) -> Self:
         gc.freeze()  # torch's own objects would make a collection ten times longer
@@ -201,6 +217,8 @@ class CollectionStorm(Fault):
 
 class CollectionInForward(CollectionStorm):
     """The model collects garbage in its forward pass, with so many dictionaries alive."""
+
+    lines = ("self.function()",)
 
     def alive(self, number: int) -> object:
         return {"number": [number]}
@@ -255,6 +273,7 @@ class SlowOperator(Fault):
     """The model sorts so many elements."""
 
     right = frozenset(("operator-bound",))
+    lines = ("self.function()",)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return nn.Sequential(Calling(torch.rand(int(self.severity)).sort), model)
@@ -262,6 +281,8 @@ class SlowOperator(Fault):
 
 class SlowDecomposition(SlowOperator):
     """The loop looks at the singular values of a matrix of so many rows."""
+
+    lines = ("torch.linalg.svdvals(",)
 
     def __enter__(self) -> Self:
         self._matrix = torch.randn(int(self.severity), int(self.severity))
@@ -278,6 +299,7 @@ class Recompilation(Fault):
     """Batches become so many rows longer every 10 steps, and the model is compiled for each length."""
 
     right = frozenset(("compile-bound",))
+    lines = ("task.loss(model(x), y)",)
     backend = "aot_eager"
 
     def __enter__(self) -> Self:
@@ -302,6 +324,7 @@ class Checkpoints(Fault):
     """A checkpoint of so many MB every 20 steps."""
 
     right = frozenset(("checkpoint-bound",))
+    lines = ("torch.save(",)
 
     def __enter__(self) -> Self:
         self._more = torch.randn(int(self.severity * 250_000))
@@ -326,6 +349,7 @@ class Evaluations(Fault):
     """An evaluation of so many batches every 20 steps."""
 
     right = frozenset(("evaluation-bound",))
+    lines = ("self.measure(model(x))", ".item()")
 
     def after(self, number: int, model: nn.Module, x: torch.Tensor, _y: torch.Tensor) -> None:
         if number % _EVERY == _EVERY - 1:
@@ -356,6 +380,7 @@ class LateRank(Fault):
     """One rank of four comes so many seconds late to each backward pass of DistributedDataParallel."""
 
     right = frozenset(("straggler",))
+    lines = ("time.sleep(self.severity)",)
     also = frozenset(("communication-bound",))
     ranks = 4
 
@@ -368,6 +393,7 @@ class LateLoader(Fault):
     """One rank of four waits so many seconds for each batch, and gradients are averaged one after another."""
 
     right = frozenset(("straggler",))
+    lines = ("time.sleep(self.severity)",)
     also = frozenset(("communication-bound", "input-bound"))
     ranks = 4
 
@@ -387,6 +413,7 @@ class AllocationChurn(Fault):
     """Each step takes so many MB of memory anew, 4 MB at a time, and frees them."""
 
     right = frozenset(("operator-bound", "allocation-churn"))
+    lines = ("torch.zeros(1_000_000)",)
 
     def churn(self) -> None:
         pieces = [torch.zeros(1_000_000) for _ in range(int(self.severity / 4))]
@@ -398,6 +425,8 @@ class AllocationChurn(Fault):
 
 class ChurnInForward(AllocationChurn):
     """The same in the model's forward pass, as copies of one tensor."""
+
+    lines = ("self._source.clone()",)
 
     def __enter__(self) -> Self:
         self._source = torch.randn(2_000_000)
@@ -422,6 +451,7 @@ class ItemOfElements(Fault):
     """
 
     right = frozenset(("python-gap", "operator-bound"))
+    lines = ("elements[place % len(elements)].item()",)
 
     def after(self, _number: int, _model: nn.Module, x: torch.Tensor, _y: torch.Tensor) -> None:
         elements = x.flatten()
@@ -432,6 +462,8 @@ class ItemOfElements(Fault):
 
 class ItemOfNorms(ItemOfElements):
     """The norms of so many pieces of gradients are logged, each with a call of its own."""
+
+    lines = ("piece.norm().item()",)
 
     def after(self, *_: object) -> None:
         pass
@@ -446,6 +478,7 @@ class BlockingLog(Fault):
     """Each step writes so many MB of log and waits until the disk has them."""
 
     right = frozenset(("python-gap",))
+    lines = ("self._file.write(self._line)", "self._file.flush()", "os.fsync(")
 
     def __enter__(self) -> Self:
         self._file = (self.folder / "train.log").open("wb")
@@ -466,6 +499,7 @@ class SlowHandler(Fault):
     """Each step logs a line to a handler that takes so many seconds, as one does that sends it."""
 
     right = frozenset(("python-gap",))
+    lines = ("time.sleep(self.seconds)",)
 
     class _Handler(logging.Handler):
         seconds = 0.0

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fault_matrix import CONTROL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from faults import Fault
 
 _Z = 1.959964
 """Of the normal distribution, for 95 %."""
-HEAD = ("fault", "runs", "right", "wrong verdicts", "silent", "abstained", "failed")
+HEAD = ("fault", "runs", "right", "wrong verdicts", "silent", "abstained", "failed", "line right")
 
 
 class Counts(NamedTuple):
@@ -29,6 +29,10 @@ class Counts(NamedTuple):
     abstained: int = 0
     """Runs without a verdict, with a reason."""
     failed: int = 0
+    lines: int = 0
+    """Runs whose fault was named, and is in a line."""
+    right_lines: int = 0
+    """Those of them in which a right verdict names that line."""
 
     def plus(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(self, other, strict=True)))
@@ -48,7 +52,14 @@ def counted(kind: type[Fault], run: dict[str, Any]) -> Counts:
         wrong_verdicts=wrong,
         silent=int(has_none and bool(kind.right)),
         abstained=int(has_abstained),
+        lines=int(bool(right and kind.lines)),
+        right_lines=int(bool(right) and names_line(kind, run.get("lines", {}))),
     )
+
+
+def names_line(kind: type[Fault], found: Mapping[str, str]) -> bool:
+    """Whether a right verdict names a line of the fault. ``found``: by verdict, the text of the line that it names."""
+    return any(part in text for verdict, text in found.items() if verdict in kind.right for part in kind.lines)
 
 
 def outcome(kind: type[Fault], verdicts: Iterable[str]) -> tuple[int, int]:
@@ -69,7 +80,9 @@ def table(by_fault: dict[str, Counts]) -> str:
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
     for fault, each in by_fault.items():
         silent = "" if fault == CONTROL else each.silent
-        lines.append(_line([fault, each.runs, each.right, each.wrong_verdicts, silent, each.abstained, each.failed]))
+        named = f"{each.right_lines} of {each.lines}" if each.lines else ""
+        counts = each.runs, each.right, each.wrong_verdicts, silent, each.abstained, each.failed
+        lines.append(_line([fault, *counts, named]))
     return "\n".join([*lines, "", *_rates(by_fault)])
 
 
@@ -85,6 +98,7 @@ def _rates(by_fault: dict[str, Counts]) -> list[str]:
         f"- recall, programs with a fault whose fault is named: {rate(found.right, found.runs)}",
         f"- the same where there was no abstention: {rate(found.right, found.runs - found.abstained)}",
         f"- programs without a fault that got no verdict: {rate(controls.right, controls.runs)}",
+        f"- the line is right, of faults that were named and have one: {rate(found.right_lines, found.lines)}",
     ]
 
 

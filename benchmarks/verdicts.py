@@ -1,6 +1,6 @@
 """How often ``explain`` names the fault that was injected into a training program, and how often it blames one that has none.
 
-    python benchmarks/verdicts.py [--half develop|unseen] [--runs N] [--only NAME] [--steps N] [--peer traceml]
+    python benchmarks/verdicts.py [--half develop|unseen] [--runs N] [--only NAME] [--steps N] [--detail NAME] [--peer traceml]
 
 Prints a table; what was said of each run goes to build/verdicts, a line of JSON each. With a peer, each run is also done
 without any profiler and under the peer, and the times of their steps are compared.
@@ -51,6 +51,7 @@ class Options(NamedTuple):
     """The command of the peer."""
     keep: bool = False
     shared_machine: bool = False
+    detail: str = "ops"
 
 
 def measure(settings: Settings) -> list[Row]:
@@ -76,7 +77,7 @@ def main() -> None:
     """Measures what the command line asks for."""
     arguments = _arguments()
     peer = traceml_peer.environment(_BUILD) if arguments.peer else None
-    options = Options(arguments.runs, arguments.steps, peer, arguments.keep, arguments.shared_machine)
+    options = Options(arguments.runs, arguments.steps, peer, arguments.keep, arguments.shared_machine, arguments.detail)
     _RESULTS.mkdir(parents=True, exist_ok=True)
     path = _RESULTS / f"{arguments.half}{'-traceml' if peer else ''}.jsonl"
     runs = []
@@ -104,6 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peer", choices=("traceml",), help="run each program under this as well, and without anything"
     )
+    parser.add_argument("--detail", choices=("steps", "ops", "frames"), default="ops", help="of the recordings")
     parser.add_argument("--keep", action="store_true", help="keep the recordings in build/verdicts")
     parser.add_argument(
         "--shared-machine",
@@ -144,7 +146,7 @@ def _of_children(
     folder = Path(tempfile.mkdtemp(prefix=f"{program.name.replace('/', '-')}-", dir=_RESULTS))
     job = {
         "half": program.half, "program": program.name, "runs": runs, "contestants": contestants,
-        "steps": options.steps, "folder": str(folder), "keep": options.keep,
+        "steps": options.steps, "folder": str(folder), "keep": options.keep, "detail": options.detail,
         "shared_machine": options.shared_machine and contestants == [OURS],
     }  # fmt: skip
     if contestants == [TRACEML]:
