@@ -213,7 +213,7 @@ def test_escapes_of_a_terminal(tmp_path, capsys):
         cli.main(["show", "--sort", ESCAPE, f"--x{ESCAPE}", "file"])
     assert caught.value.code == 2
     with pytest.raises(SystemExit):
-        cli.main(["show", "file", ESCAPE])
+        cli.main(["convert", "file", ESCAPE, "-o", "out"])
     assert_printable(capsys.readouterr().err)
 
 
