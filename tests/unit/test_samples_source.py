@@ -80,7 +80,7 @@ def test_a_call_that_holds_the_lock_is_seen():
 
 
 def recursive(depth):
-    return spin(200) if depth == 0 else recursive(depth - 1)
+    return spin(20_000) if depth == 0 else recursive(depth - 1)
 
 
 def test_deep_recursion_keeps_its_innermost_calls():
@@ -125,7 +125,8 @@ def test_code_that_is_freed_keeps_its_names():
     assert calls
     for call in calls:
         at = int(call.file[len("made_") : -len(".py")])
-        assert (call.function, call.line) in {(f"made_{at}", at + 2), (f"made_{at}", at + 1), ("<module>", at + 1)}
+        begin = {("<module>", 0), ("<module>", 1)}  # before its first statement
+        assert (call.function, call.line) in {(f"made_{at}", at + 2), (f"made_{at}", at + 1), ("<module>", at + 1)} | begin
 
 
 def test_threads_end_while_they_are_sampled():

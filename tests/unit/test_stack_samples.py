@@ -496,8 +496,6 @@ def test_show_lines_without_samples(tmp_path, capsys):
     prof.export_chrome_trace(path)
     assert cli.main(["show", "--lines", "-q", path]) == 1
     assert "has no samples of Python stacks; without --lines its averages are shown" in capsys.readouterr().err
-    assert cli.main(["show", "--json", "-q", path]) == 1
-    assert "--json is the form of --lines" in capsys.readouterr().err
 
 
 def test_folded_stacks(tmp_path):
