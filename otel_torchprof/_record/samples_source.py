@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._native.recorder import Session
 
-_CODE = frozenset(("code.file.path", "code.function.name", "code.line.number", "code.stacktrace"))
-"""Attributes without which nothing of the program's code is to be seen."""
-
 
 class StackSamples(Source):
     """Samples of the stacks of threads with loops: those with phases or steps, and that which starts a profile.
@@ -44,7 +41,7 @@ class StackSamples(Source):
 
     def start(self, _session: Session) -> None:
         """Begins; where stacks cannot be read, :attr:`state` says why."""
-        hidden = config.HIDDEN_ATTRIBUTES.read() & _CODE
+        hidden = config.HIDDEN_ATTRIBUTES.read() & config.CODE
         if hidden:
             self.state = f"off: {config.HIDDEN_ATTRIBUTES} has {min(hidden)}"
             return
