@@ -126,7 +126,11 @@ def test_code_that_is_freed_keeps_its_names():
     for call in calls:
         at = int(call.file[len("made_") : -len(".py")])
         begin = {("<module>", 0), ("<module>", 1)}  # before its first statement
-        assert (call.function, call.line) in {(f"made_{at}", at + 2), (f"made_{at}", at + 1), ("<module>", at + 1)} | begin
+        assert (call.function, call.line) in {
+            (f"made_{at}", at + 2),
+            (f"made_{at}", at + 1),
+            ("<module>", at + 1),
+        } | begin
 
 
 def test_threads_end_while_they_are_sampled():
