@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections import defaultdict
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -275,16 +275,21 @@ _UNIX = 10**18
 """Times from here on are Unix ns; those of some files are relative."""
 
 
-@cache
 def _source(file: str) -> tuple[int, list[str]]:
     """The time of the last change of a Python file, Unix ns, and its lines; none if it is not on this machine."""
     try:
         state = Path(file).stat()
         if not file.endswith(".py") or not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST_SOURCE:
             return 0, []
-        return state.st_mtime_ns, Path(file).read_text(errors="replace").splitlines()
+        return state.st_mtime_ns, _lines_at(file, state.st_mtime_ns)
     except (OSError, ValueError):
         return 0, []
+
+
+@lru_cache(maxsize=64)
+def _lines_at(file: str, _modified: int) -> list[str]:
+    """The lines of a file, as of its last change: a program that is edited meanwhile, as from a notebook, is read again."""
+    return Path(file).read_text(errors="replace").splitlines()
 
 
 def _source_of(call: Call, recorded: int) -> str:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,15 +31,20 @@ _Z = 1.959964
 
 # ---- calls of the program's own code ----
 
-_LIBRARY = re.compile(
-    r"[/\\](site-packages|dist-packages)[/\\]"
-    r"|[/\\]lib(64)?[/\\]python\d(\.\d+t?)?[/\\]|[/\\]python\d+\.zip[/\\]"
-    r"|[/\\]otel_torchprof[/\\](_\w+[/\\]|integrations[/\\]|\w+\.py)",
+_INSTALLED = re.compile(
+    r"\A.*[/\\](site-packages|dist-packages|lib(64)?[/\\]python\d(\.\d+t?)?|python\d+\.zip)[/\\]",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The folder of Python's own modules, or of installed packages."""
+_OURS_OR_LAUNCHER = re.compile(
+    r"[/\\]otel_torchprof[/\\](_\w+[/\\]|integrations[/\\]|\w+\.py)"
+    r"|(^|[/\\])(bin|scripts)[/\\]([^/\\]+(?<!\.py)|[^/\\]+\.exe[/\\]__main__\.py)\Z",
     re.IGNORECASE,
 )
+"""A module of this package, or a script with which pip starts an installed one: ``bin/torchrun``."""
 _OWN_CODE = ("<ipython-input", "<stdin>")
 """Begins of names of files that are cells of notebooks and lines of an interactive interpreter."""
-_INSTALLED = (sysconfig.get_paths()["stdlib"] + os.sep, str(Path(__file__).resolve().parents[1]) + os.sep)
+_FOLDERS = (sysconfig.get_paths()["stdlib"] + os.sep, str(Path(__file__).resolve().parents[1]) + os.sep)
 _PACKAGES = frozenset(
     (
         *(
@@ -70,14 +76,28 @@ _PACKAGES = frozenset(
 """Packages whose calls some traces name without the folder that they are in."""
 
 
+@lru_cache(maxsize=4096)
 def is_own(file: str) -> bool:
-    """Whether code is the program's own: not of the standard library, of an installed package, or made by ``exec``."""
+    """Whether code is the program's own: not of Python, of an installed package, what starts one, or made by ``exec``."""
     if not file or file.startswith("<"):
         return file.startswith(_OWN_CODE)
-    if _LIBRARY.search(file) or file.startswith(_INSTALLED):
+    if _INSTALLED.match(file) or _OURS_OR_LAUNCHER.search(file) or file.startswith(_FOLDERS):
         return False
     first = re.split(r"[/\\]", file, maxsplit=1)[0]
     return first not in _PACKAGES and first.removesuffix(".py") not in sys.stdlib_module_names
+
+
+def folder_of(files: Iterable[str]) -> str:
+    """The folder that those of some files are in that are the program's own, with a separator; empty for none, and the root."""
+    folders = {os.path.dirname(file) for file in files if os.path.isabs(file) and is_own(file)}  # noqa: PTH117, PTH120 - text
+    folder = os.path.commonpath(folders) if folders else ""
+    return "" if folder == os.path.dirname(folder) else os.path.join(folder, "")  # noqa: PTH118, PTH120
+
+
+def text_of_call(call: Call, folder: str) -> str:
+    """A call as text, its file without :func:`folder_of` or that of installed packages: ``train.py:5 log_metrics``."""
+    file = _INSTALLED.sub("", call.file).removeprefix(folder)
+    return f"{file}:{call.line} {call.function}" if call.line else call.function
 
 
 # ---- columns ----
@@ -111,16 +131,9 @@ class Lines:
 
     @cached_property
     def folder(self) -> str:
-        """The folder that all files of the program are in."""
-        files = {call.file for stack in self.stacks for call in stack if is_own(call.file)}
-        folders = {os.path.dirname(file) for file in files if Path(file).is_absolute()}  # noqa: PTH120 - text, as the prefix is
-        return os.path.commonpath(folders) if folders else ""
-
-    def shown(self, call: Call) -> str:
-        """A call as text, its file relative to the program's folder: ``train.py:5 log_metrics``."""
-        prefix = self.folder.rstrip(os.sep) + os.sep
-        file = call.file.removeprefix(prefix) if len(prefix) > 1 else call.file
-        return f"{file}:{call.line} {call.function}" if call.line else call.function
+        """The folder that all files of the program are in, of :func:`folder_of`."""
+        used = np.flatnonzero(np.bincount(self.stack)).tolist()
+        return folder_of({call.file for at in used for call in self.stacks[at]})
 
     def suffices(self, rows: Flags) -> bool:
         """Whether some rows are enough to name a line."""
@@ -179,7 +192,8 @@ def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[Lin
     ]
 
 
-def own_calls(stack: tuple[Call, ...]) -> list[Call]:
+@lru_cache(maxsize=8192)
+def own_calls(stack: tuple[Call, ...]) -> tuple[Call, ...]:
     """The calls of the program's own code, innermost first; of a program that is installed, those beside Python and torch.
 
     A comprehension, which has a frame of its own up to Python 3.11, is a line of the function that it is in.
@@ -194,12 +208,13 @@ def own_calls(stack: tuple[Call, ...]) -> list[Call]:
             found[-1] = call._replace(function=found[-1].function)
         else:
             found.append(call)
-    return found[::-1]
+    return tuple(found[::-1])
 
 
 _COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 _OF_PYTHON_OR_TORCH = re.compile(
     r"[/\\]lib(64)?[/\\]python\d(\.\d+t?)?[/\\](?!(site|dist)-packages)|(^|[/\\])(torch|otel_torchprof)[/\\]"
+    r"|(^|[/\\])(bin|Scripts)[/\\](torchrun|otel-torchprof)(\.exe[/\\]__main__\.py)?\Z"
 )
 
 
@@ -212,7 +227,7 @@ class _Sums:
         self._depths: dict[tuple[str, str], float] = defaultdict(float)
         self._callers: dict[Call, dict[Call | None, float]] = defaultdict(lambda: defaultdict(float))
 
-    def add(self, calls: list[Call], seconds: float) -> None:
+    def add(self, calls: Sequence[Call], seconds: float) -> None:
         """Adds a stack, innermost call first."""
         if calls:
             self.innermost[calls[0]] += seconds
@@ -255,8 +270,10 @@ class _Total(NamedTuple):
         """A line with a part of it."""
         lines, share = self.lines, seconds / self.seconds
         low, high = interval(share, self.rows) if lines.is_sampled else (share, share)
-        text = lines.shown(caller) if caller is not None and caller.function != "<module>" else ""
-        return LinePlace(lines.shown(call), call, text, share, low, high, self.rows if lines.is_sampled else 0)
+        text = text_of_call(caller, lines.folder) if caller is not None and caller.function != "<module>" else ""
+        return LinePlace(
+            text_of_call(call, lines.folder), call, text, share, low, high, self.rows if lines.is_sampled else 0
+        )
 
 
 def interval(share: float, count: int) -> tuple[float, float]:

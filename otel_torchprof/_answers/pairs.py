@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof.errors import TorchProfError
+
 from .diff import STEP, undisturbed, with_processor
 from .difference import Change, ComparedRecording, Difference, Rounds
 from .findings import DIFF_RULES, RULES
@@ -93,7 +95,12 @@ def judged_pairs(pairs: Sequence[tuple[RunTimes, RunTimes]], machine: Floats) ->
     Args:
         pairs: a run of the first and one of the second program; at least :data:`FEWEST_PAIRS`.
         machine: logarithms of the ratios of the times of a fixed calculation beside the runs, by pair.
+
+    Raises:
+        TorchProfError: of too few pairs, both runs had the processor in most of their steps.
     """
+    count = len(pairs)
+    pairs, machine = _measured(pairs, machine)
     sides = [list(runs) for runs in zip(*pairs, strict=True)]
     before, after = (_together(runs) for runs in sides)
     names = _compared(sides, before.median)
@@ -128,7 +135,7 @@ def judged_pairs(pairs: Sequence[tuple[RunTimes, RunTimes]], machine: Floats) ->
         tuple(changes),
         tuple(dict.fromkeys(problem for runs in sides for run in runs for problem in run.problems)),
         tuple(_doubts(sides, detectable, is_changed=bool(changes or beyond))),
-        tuple(_caveats(before, after)),
+        tuple(_caveats(before, after, unmeasured=count - len(pairs))),
         rounds=rounds,
     )
 
@@ -214,6 +221,19 @@ def _student(freedom: int) -> float:
 # ---- runs to names ----
 
 
+def _measured(
+    pairs: Sequence[tuple[RunTimes, RunTimes]], machine: Floats
+) -> tuple[list[tuple[RunTimes, RunTimes]], Floats]:
+    """The pairs whose steps took some time: without its waits for a processor, a step may have taken none."""
+    rows = [row for row, runs in enumerate(pairs) if all(run.step > 0 for run in runs)]
+    if len(rows) < FEWEST_PAIRS:
+        raise TorchProfError(
+            f"{len(pairs) - len(rows)} of {len(pairs)} pairs have a run whose loop waited for a processor throughout most steps, "
+            f"and {FEWEST_PAIRS} others are needed: compare on a machine with fewer neighbours, or with longer steps"
+        )
+    return [pairs[row] for row in rows], machine[rows]
+
+
 def _together(runs: list[RunTimes]) -> ComparedRecording:
     """The steps of all runs of one program."""
     steps = [run.recording.steps for run in runs]
@@ -286,8 +306,10 @@ def _doubts(sides: list[list[RunTimes]], detectable: float, *, is_changed: bool)
         )
 
 
-def _caveats(*recordings: ComparedRecording) -> Iterator[str]:
+def _caveats(*recordings: ComparedRecording, unmeasured: int) -> Iterator[str]:
     """How busy the machine was."""
+    if unmeasured:
+        yield f"pairs left out: {unmeasured}, as the loop of a run waited for a processor throughout most steps"
     busy = max(recording.runnable for recording in recordings)
     if busy > RULES.most_runnable:
         yield (

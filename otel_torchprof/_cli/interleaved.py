@@ -161,10 +161,19 @@ class InterleavedRuns:
 
 @contextlib.contextmanager
 def _folder(name: str | None) -> Iterator[Path]:
-    """The folder of the recordings: the named one, or one that is deleted afterwards."""
+    """The folder of the recordings: the named one, or one that is deleted afterwards.
+
+    Raises:
+        TorchProfError: the named one has traces of another comparison, which would be taken for those of this one.
+    """
     if name is not None:
-        Path(name).mkdir(parents=True, exist_ok=True)
-        yield Path(name)
+        folder = Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        if found := min(folder.glob("[ab]-[0-9][0-9][0-9]*.json*"), default=None):
+            raise TorchProfError(
+                f"{str(found)!r} is of an earlier comparison: name an empty or a new folder, or delete its traces"
+            )
+        yield folder
         return
     with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as made:
         yield Path(made)
@@ -192,6 +201,7 @@ def _execute(words: list[str], command: str, log: Path) -> None:
 
     Raises:
         CommandError: it cannot be started, or fails.
+        TorchProfError: it is to end, and cannot be ended.
     """
     with log.open("wb") as output:
         try:
@@ -203,28 +213,36 @@ def _execute(words: list[str], command: str, log: Path) -> None:
     try:
         status = process.wait()
     finally:
-        _end(process)
+        _end(process, command)
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         lines = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
         raise CommandError(f"{command!r} {how}; its last lines:\n{lines}", 128 - status if status < 0 else status)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], command: str) -> None:
     """Ends what is left of a session: interrupted, and killed if it does not end."""
     try:
-        if process.poll() is None:
-            _signal(process, signal.SIGINT)
+        if process.poll() is None and _signal(process, signal.SIGINT):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
     finally:
-        _signal(process, signal.SIGKILL)
+        if not _signal(process, signal.SIGKILL) and process.poll() is None:
+            raise TorchProfError(
+                f"process {process.pid} of {command!r} cannot be ended, as it is another user's: run `sudo kill -9 -- -{process.pid}`"
+            )
         process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Sends a signal to a session; False if that is not allowed, as with one that ``sudo`` made another user's."""
+    try:
         os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 def _calibration() -> float:

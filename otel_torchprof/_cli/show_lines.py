@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._answers.lines import is_own, own_calls
+from otel_torchprof._answers.lines import folder_of, own_calls, text_of_call
 from otel_torchprof._encode.table import format_time
 from otel_torchprof.errors import TorchProfError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from otel_torchprof._columns.samples import Call, Samples
 
-_INSTALLED = re.compile(r".*[/\\](?:site-packages|dist-packages|lib(?:64)?[/\\]python\d(?:\.\d+t?)?)[/\\]", re.DOTALL)
 _MOST_WIDE = 72
 
 
@@ -36,15 +31,14 @@ class SampledLine(NamedTuple):
 
 def sampled_lines(samples: Samples) -> list[SampledLine]:
     """The lines of samples, the longest first. Costs some us per different stack."""
-    counts = np.bincount(samples.stack, minlength=len(samples.stacks)).tolist()
-    times = np.bincount(samples.stack, samples.duration, len(samples.stacks)).tolist()
+    counts, times = np.bincount(samples.stack), np.bincount(samples.stack, samples.duration)
     sums: dict[tuple[Call, Call | None], list[float]] = defaultdict(lambda: [0, 0.0])
-    for stack, count, time in zip(samples.stacks, counts, times, strict=False):
-        if count and stack:
+    for at in np.flatnonzero(counts).tolist():
+        if stack := samples.stacks[at]:
             caller = next(iter(own_calls(stack[1:])), None)
             entry = sums[stack[0], caller]
-            entry[0] += count
-            entry[1] += time / 1e9
+            entry[0] += counts.item(at)
+            entry[1] += times.item(at) / 1e9
     lines = [SampledLine(*calls, int(count), seconds) for calls, (count, seconds) in sums.items()]
     return sorted(lines, key=lambda line: -line.seconds)
 
@@ -63,8 +57,11 @@ def text_of(samples: Samples | None, name: str, rows: int, *, as_json: bool) -> 
         found = [{"share": line.seconds / total if total else 0.0, **_json(line)} for line in lines]
         return json.dumps({"samples": len(samples), "seconds": total, "lines": found}, indent=1) + "\n"
     shown = lines[: None if rows < 0 else rows]
-    folder = _folder(lines)
-    texts = [(_shown(line.call, folder), _shown(line.caller, folder)) for line in shown]
+    folder = folder_of(call.file for line in lines for call in (line.call, line.caller) if call is not None)
+    texts = [
+        tuple("" if call is None else printable(text_of_call(call, folder)) for call in (line.call, line.caller))
+        for line in shown
+    ]
     width = min(max([len("Line"), *(len(text) for text, _ in texts)]), _MOST_WIDE)
     table = [f"{'Share':>7}  {'Time':>10}  {'Samples':>8}  {'Line':<{width}}  Called from"]
     for line, (text, caller) in zip(shown, texts, strict=True):
@@ -79,18 +76,3 @@ def text_of(samples: Samples | None, name: str, rows: int, *, as_json: bool) -> 
 def _json(line: SampledLine) -> dict[str, Any]:
     caller = None if line.caller is None else line.caller._asdict()
     return {"seconds": line.seconds, "samples": line.samples, **line.call._asdict(), "called_from": caller}
-
-
-def _folder(lines: Iterable[SampledLine]) -> str:
-    """The folder that all files of the program are in."""
-    files = {call.file for line in lines for call in (line.call, line.caller) if call is not None and is_own(call.file)}
-    folders = {os.path.dirname(file) for file in files if file.startswith(os.sep)}  # noqa: PTH120 - text of a file
-    return os.path.join(os.path.commonpath(folders), "") if folders else ""  # noqa: PTH118
-
-
-def _shown(call: Call | None, folder: str) -> str:
-    """A call as text, without the folder of the program or of installed packages."""
-    if call is None:
-        return ""
-    file = call.file.removeprefix(folder) if folder and call.file.startswith(folder) else _INSTALLED.sub("", call.file)
-    return printable(f"{file}:{call.line} {call.function}")

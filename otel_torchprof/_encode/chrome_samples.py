@@ -1,7 +1,7 @@
 """Samples of Python stacks in Chrome JSON: V8's events ``Profile`` and ``ProfileChunk``, which Perfetto draws as flame graphs.
 
 Perfetto does not display the Trace Event Format's own ``stackFrames`` and ``samples``. Each chunk is a profile of its own, named by its
-time, with all its frames. Frames are named as Kineto names calls, ``train.py(5): log``, since viewers display no line beside a name.
+thread and time, with all its frames. Frames are named as Kineto names calls, ``train.py(5): log``, since viewers display no line beside a name.
 ``durations`` is of this package: the time that each sample stands for, in us as all times.
 """
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
 
 from .chrome_json import compact, valid
-from .sampled import MOST_CALLS
+from .sampled import MOST_CALLS, SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,13 +27,20 @@ CATEGORY = "python_samples"
 _MOST_SAMPLES = 1_000
 _MOST_BYTES = 1 << 18
 """Bytes of frames after which a chunk ends: readers take events of a megabyte."""
+_TIME_BITS = 42
+"""Bits of a chunk's id with its time, which is 50 days in us; those before are its thread's, of which Linux uses 22."""
+_ID_BITS = 64
+"""Perfetto reads an id as a hexadecimal number of so many bits."""
 
 
 def sample_pieces(
     samples: Samples | None, threads: Sequence[RecordedThread], base_ns: int, pid: int
 ) -> Iterator[bytes]:
-    """Encodes samples as lines of JSON, a piece per chunk. Costs some us per sample."""
-    if samples is None or not len(samples):
+    """Encodes samples as lines of JSON, a piece per chunk; none if an attribute with names of files or functions is hidden.
+
+    Costs some us per sample.
+    """
+    if samples is None or not len(samples) or config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {SAMPLES}):
         return
     microseconds, durations = (samples.time - base_ns) // 1000, samples.duration // 1000
     for thread in distinct_values(samples.thread).tolist():
@@ -88,7 +96,8 @@ class _Chunk:
         if not self.times:
             return b""
         start = self.times[0]
-        event = {"ph": "P", "cat": CATEGORY, "id": f"{start:#x}", "pid": pid, "tid": tid, "ts": start}
+        number = (tid << _TIME_BITS | start % (1 << _TIME_BITS)) % (1 << _ID_BITS)
+        event = {"ph": "P", "cat": CATEGORY, "id": f"{number:#x}", "pid": pid, "tid": tid, "ts": start}
         profile = {**event, "name": "Profile", "args": {"data": {"startTime": start}}}
         columns = {
             "samples": self._samples,

@@ -25,6 +25,8 @@ MOST_CALLS = 64
 LONGEST_TEXT = 1 << 16
 """Most characters of the attribute; this package writes at most 15,000."""
 _MOST_STACKS = 1024
+_MOST_IN_ALL = MOST_CALLS * 512
+"""Most calls of the different stacks of an attribute: calls that stacks share are a number in the text, so that a short one may stand for many."""
 _CALL = re.compile(r"(.*):(\d{1,9}) (.*)", re.DOTALL)
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _LATEST = LARGEST_NUMBER // 1000
@@ -54,12 +56,26 @@ def parsed_samples(value: Any, what: str) -> SpanSamples:
         raise malformed(text, what, f"a JSON object of at most {LONGEST_TEXT:,} characters")
     given = object_of(given, what)
     stacks, entries = (_list(given.get(key), f"{key} of {what}") for key in ("stacks", "samples"))
-    known: list[tuple[Call, ...]] = []
-    for stack in stacks[:_MOST_STACKS]:
-        known.append(_stack(stack, known[-1] if known else (), what))
-    samples = [_sample(entry, len(known), what) for entry in entries]
+    stacks = stacks[:_MOST_STACKS]
+    samples = [_sample(entry, len(stacks), what) for entry in entries]
     times, durations, indices = zip(*samples, strict=True) if samples else ((), (), ())
-    return SpanSamples(times, durations, indices, known)
+    number_of, known = _different(stacks, set(indices), what)
+    return SpanSamples(times, durations, [number_of[index] for index in indices], known)
+
+
+def _different(stacks: Sequence[Any], used: set[int], what: str) -> tuple[dict[int, int], list[tuple[Call, ...]]]:
+    """The different ones of the used stacks, and which of them each used one is."""
+    before: tuple[Call, ...] = ()
+    numbers: dict[tuple[Call, ...], int] = {}
+    number_of, total = {}, 0
+    for index, stack in enumerate(stacks):
+        before = _stack(stack, before, what)
+        if index in used:
+            total += 0 if before in numbers else len(before)
+            number_of[index] = numbers.setdefault(before, len(numbers))
+            if total > _MOST_IN_ALL:
+                raise malformed(stacks, f"stacks of {what}", f"at most {_MOST_IN_ALL:,} calls in all")
+    return number_of, list(numbers)
 
 
 CHUNK = "ProfileChunk"

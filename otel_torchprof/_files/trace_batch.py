@@ -101,27 +101,31 @@ class TraceTable:
 
 def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     """Makes a batch of a trace's columns, which it takes out of the trace. Costs some 0.5 us per event."""
+    attributes = ReadAttributes.of(trace)
+    sampled, free = _sampled(trace, attributes)
     _put_on_threads(trace)
     left_out = other_events(trace)
     has_spans = bool(trace.rows["span_id"].any())
     base = _base_time(trace.members)
     times = Times(trace.rows["start"] + base, _durations(trace.rows, left_out))
-    attributes = ReadAttributes.of(trace)
     if attributes.faulty.size:
         times = times._replace(duration=times.duration.copy())
         times.duration[attributes.faulty] = -1
     host, work, window = _chosen(trace, times, left_out)
     steps, on_steps = _steps_apart(trace, host, times)
-    placed = _placed(trace, host[~on_steps], times)
+    placed = _placed(trace, host[~on_steps], times, trace.rows["track"][sampled])
     devices = _devices(trace, placed, work, times)
     devices["reductions"] = _reductions(attributes, placed, times)
-    devices["samples"] = _samples(trace, attributes, placed, times)
+    devices["samples"], nowhere = _samples(trace, attributes, placed, times, free)
     pid = _pid(trace, placed)
     del host, work, on_steps, times
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
     with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
-    said = _resource(trace), trace.members, with_flops, _rank(trace), attributes.problems(path, trace.origin)
+    problems = attributes.problems(path, trace.origin)
+    if nowhere:
+        problems.append(f"{path!r}: not counted: samples of spans without thread.id: {nowhere:,}")
+    said = _resource(trace), trace.members, with_flops, _rank(trace), problems
     has_modules = trace.figures.is_live or (has_spans and not trace.resources) or _has_phases(batch)
     return TraceTable(
         batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said, has_modules
@@ -196,6 +200,18 @@ def _unfinished_steps(trace: TraceColumns) -> npt.NDArray[np.bool_]:
     return np.zeros_like(is_open) if names is None else is_open & names[rows["name"]]
 
 
+def _sampled(trace: TraceColumns, attributes: ReadAttributes) -> tuple[Array, Array]:
+    """The rows that have samples of stacks: those with a thread, and spans without one, which Chrome JSON has on a track all the same."""
+    found = [attributes.values[key][0] for key in (SAMPLES, CHUNK) if key in attributes.values]
+    rows = np.concatenate([np.empty(0, np.int64), *found])
+    if trace.resources:
+        is_none = [not trace.names[thread] for thread in trace.tracks[trace.rows["track"][rows], 1].tolist()]
+        is_free = np.array(is_none, np.bool_)
+    else:
+        is_free = (trace.rows["span_id"][rows] != 0) & (trace.rows["id"][rows] == 0)
+    return rows[~is_free], rows[is_free]
+
+
 def _put_on_threads(trace: TraceColumns) -> None:
     """Puts spans on the track that most spans of their thread are on: those that cross others are on tracks of their own in the file.
 
@@ -244,9 +260,9 @@ class _Placed(NamedTuple):
     """Track of each thread."""
 
 
-def _placed(trace: TraceColumns, host: Array, times: Times) -> _Placed:
+def _placed(trace: TraceColumns, host: Array, times: Times, sampled: Array) -> _Placed:
+    """The rows of the host in order; ``sampled``: tracks that are threads also without events."""
     track = trace.rows["track"]
-    sampled = track[trace.rows["phase"] == ord("P")]
     tracks = distinct_values(np.concatenate((track[host], trace.memory["track"], sampled)))
     thread_of = np.zeros(len(trace.tracks) + 1, np.uint32)
     thread_of[tracks] = np.arange(len(tracks))
@@ -517,13 +533,26 @@ def _reductions(attributes: ReadAttributes, placed: _Placed, times: Times) -> di
     return {column.name: columns[column.name][counts] for column in REDUCTION_COLUMNS} if counts.any() else None
 
 
-def _samples(trace: TraceColumns, attributes: ReadAttributes, placed: _Placed, times: Times) -> Samples | None:
-    """Samples of stacks; of spans on a thread without events as if they were on the first one."""
-    thread = np.zeros(len(trace.tracks), np.int64)
+def _samples(
+    trace: TraceColumns, attributes: ReadAttributes, placed: _Placed, times: Times, free: Array
+) -> tuple[Samples | None, int]:
+    """Samples of stacks, and the number of spans whose samples are on no thread; ``free``: rows without one.
+
+    A profile without steps has those of all threads on its root, which has none: they are on the first thread of its process.
+    """
+    given = [attributes.values[key] for key in (SAMPLES, CHUNK) if key in attributes.values]
+    if not given:
+        return None, 0
+    thread = np.full(len(trace.tracks), -1, np.int64)
     thread[placed.tracks] = np.arange(len(placed.tracks))
-    given = (attributes.values.get(key) for key in (SAMPLES, CHUNK))
-    samples = [samples_of(each, times.start, thread[trace.rows["track"]]) for each in given if each is not None]
-    return Samples.joined([each for each in samples if each is not None])
+    of_row = thread[trace.rows["track"]]
+    of_row[free] = -1
+    is_root = trace.names.matching((PROFILE_NAME,), (_WINDOW,))
+    for row in [] if is_root is None else free[is_root[trace.rows["name"][free]]].tolist():
+        process = trace.tracks[trace.rows["track"].item(row), 0]
+        of_row[row] = next(iter(np.flatnonzero(trace.tracks[placed.tracks, 0] == process)), -1)
+    samples = [samples_of(each, times.start, of_row) for each in given]
+    return Samples.joined([each for each in samples if each is not None]), int((of_row[free] < 0).sum())
 
 
 def _devices(trace: TraceColumns, placed: _Placed, work: Array, times: Times) -> dict[str, Any]:

@@ -57,11 +57,16 @@ def _as_read(text: str) -> str:
     return text.encode("utf-8", "replace").decode()[-LONGEST:]
 
 
+_MOST_KNOWN = 4096
+
+
 class RecordedStacks(Sequence[tuple[Call, ...]]):
     """The different stacks that were sampled in this process and those that it was forked from; they only grow. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Call, ...]] = {0: ()}
+        self._calls: dict[int, tuple[int, Call]] = {}
+        """By the number of a stack, that of the stack around its innermost call, and that call: stacks share their outer calls."""
 
     def __len__(self) -> int:
         return python_sources.sampled_stacks()
@@ -76,7 +81,18 @@ class RecordedStacks(Sequence[tuple[Call, ...]]):
         at = range(len(self))[index]
         stack = self._known.get(at)
         if stack is None:
-            stack = self._known[at] = tuple(map(Call._make, python_sources.sampled_stack(at)))
+            calls = []
+            outer = at
+            while outer:
+                known = self._calls.get(outer)
+                if known is None:
+                    number, file, line, function = python_sources.sampled_stack(outer)
+                    known = self._calls[outer] = number, Call(file, line, function)
+                outer, innermost = known
+                calls.append(innermost)
+            if len(self._known) > _MOST_KNOWN:
+                self._known = {0: ()}
+            stack = self._known[at] = tuple(calls)
         return stack
 
 
@@ -121,3 +137,5 @@ class Sampling:
 
 
 process_changes.at_exit(process_changes.Order.LAST, python_sources.end_samples)
+# From 3.12 on Python warns of forks beside other threads; it counts them after all that could start this one again.
+process_changes.at_fork(process_changes.Order.LAST, before=python_sources.pause_samples)

@@ -512,12 +512,12 @@ def _folded(stack: list[str]) -> str:
 
 def export_sampled(samples: Samples, path: str | os.PathLike[str]) -> None:
     """Writes one line per sampled stack in the format of :meth:`EventList.export_stacks`, with its time in whole microseconds."""
-    times = np.bincount(samples.stack, samples.duration, len(samples.stacks)) // _NS_PER_US
+    times = np.bincount(samples.stack, samples.duration).astype(np.int64) // _NS_PER_US
     with Path(path).open("w", encoding="utf-8") as file:
-        for stack, time in zip(samples.stacks, times.astype(np.int64).tolist(), strict=False):
-            if stack and time:
+        for at in np.flatnonzero(times).tolist():
+            if stack := samples.stacks[at]:
                 frames = _folded([valid(f"{call.file}({call.line}): {call.function}") for call in stack])
-                file.write(f"{frames} {time}\n")
+                file.write(f"{frames} {times.item(at)}\n")
 
 
 @functools.lru_cache(maxsize=4096)

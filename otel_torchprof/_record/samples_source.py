@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from otel_torchprof._native.recorder import Session
 
 
+_SAMPLES = "torch.samples"
+"""The attribute of spans that samples become."""
+
+
 class StackSamples(Source):
     """Samples of the stacks of threads with loops: those with phases or steps, and that which starts a profile.
 
@@ -41,7 +45,7 @@ class StackSamples(Source):
 
     def start(self, _session: Session) -> None:
         """Begins; where stacks cannot be read, :attr:`state` says why."""
-        hidden = config.HIDDEN_ATTRIBUTES.read() & config.CODE
+        hidden = config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {_SAMPLES})
         if hidden:
             self.state = f"off: {config.HIDDEN_ATTRIBUTES} has {min(hidden)}"
             return

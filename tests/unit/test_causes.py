@@ -91,6 +91,16 @@ def test_by_the_text_of_a_line(tmp_path, cause, phase, text):
     assert (fault.line, fault.cause == cause) == (f"{program}:2 other", False)
 
 
+def test_a_file_that_is_edited(tmp_path):
+    """A program that changes between two recordings of one process has its new text."""
+    program = tmp_path / "train.py"
+    for time, (text, cause) in enumerate((("time.sleep(0.1)", "sleep"), ("total += loss.item()", "item"))):
+        program.write_text(f"def work():\n    {text}\n")
+        os.utime(program, (time, time))
+        [fault] = explanation(tmp_path, of_phase("", (Call(str(program), 2, "work"), *main(22)))).faults
+        assert fault.cause == cause
+
+
 @pytest.mark.parametrize("file", ["/dev/zero", "/dev/zero.py", "\0.py", "folder.py"])
 def test_only_files_of_python_are_read(tmp_path, file):
     """What a trace says is a file may be anything."""

@@ -8,11 +8,15 @@ import os
 import select
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import pytest
 
+from otel_torchprof._answers.difference import ComparedRecording
+from otel_torchprof._answers.pairs import NameTimes, RunTimes, judged_pairs
 from otel_torchprof._cli import interleaved
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.diff_command import with_commands
@@ -93,7 +97,36 @@ def test_a_folder_keeps_the_traces(program, tmp_path, capsys):
     names = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert len(names) == 24
     assert names[:2] == ["a-001.json.gz", "a-001.log"]
-    assert "no difference that is more than chance" in capsys.readouterr().out
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_a_folder_of_an_earlier_comparison(program, tmp_path, capsys):
+    """Traces of an earlier comparison would be taken for those of this one: they are named, and nothing runs."""
+    (tmp_path / "a-001.log").touch()
+    (tmp_path / "b-001.rank1.json.gz").touch()
+    assert diff("-o", str(tmp_path), "--", "A", "1", "--", "B", "1") == 3
+    assert f"{str(tmp_path / 'b-001.rank1.json.gz')!r} is of an earlier comparison" in capsys.readouterr().err
+    assert not (tmp_path / "order").exists()
+
+
+def test_a_command_of_another_user(monkeypatch):
+    """A command that became another user's cannot be ended: the error says how; one that has ended by itself is none."""
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    def started(text):
+        return subprocess.Popen([sys.executable, "-S", "-c", text], start_new_session=True)
+
+    with started("import signal; signal.pause()") as waiting, started("") as ended:
+        ended.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(interleaved.os, "killpg", refuse)
+            interleaved._end(ended, "A")
+            with pytest.raises(TorchProfError, match=rf"of 'A' cannot be ended.* `sudo kill -9 -- -{waiting.pid}`"):
+                interleaved._end(waiting, "A")
+        interleaved._end(waiting, "A")
+    assert waiting.returncode < 0
 
 
 def test_a_command_that_fails(program, capsys):
@@ -143,6 +176,21 @@ def test_a_terminated_diff(program):
     assert ended.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
     assert left(program) == []
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_runs_without_a_processor(waiting):
+    """A pair with a run whose steps have no time of their own is left out, which is said; too few others are an error."""
+    names = {"aten::mm": NameTimes(0.004, 1.0, ("aten::mm",))}
+    run = RunTimes(ComparedRecording("a", 100, 0.01, 0.0), 0.01, names)
+    pairs = [(run, run._replace(step=0.0))] * waiting + [(run, run)] * (8 - waiting)
+    if waiting == 1:
+        found = judged_pairs(pairs, np.zeros(8))
+        assert (found.rounds.pairs, found.ratio) == (7, 1.0)
+        assert found.caveats[0].startswith("pairs left out: 1, as")
+    else:
+        with pytest.raises(TorchProfError, match=r"^3 of 8 pairs have a run whose loop waited .*, and 6 others"):
+            judged_pairs(pairs, np.zeros(8))
 
 
 @pytest.mark.parametrize(

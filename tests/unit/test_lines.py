@@ -8,8 +8,10 @@ from explained_files import kineto, piece
 from sampled_steps import HOME, PYTHON, TORCH, Part, SampledTrace, explanation, main
 
 import otel_torchprof as otp
-from otel_torchprof._answers.lines import interval, is_own
-from otel_torchprof._columns.samples import Call
+from otel_torchprof._answers.lines import folder_of, interval, is_own, own_calls, text_of_call
+from otel_torchprof._cli.show_lines import sampled_lines
+from otel_torchprof._columns.samples import Call, Samples
+from otel_torchprof._profile.events import export_sampled
 
 LOG = (Call(f"{HOME}/train.py", 5, "log_metrics"), *main(22))
 FORWARD = Part(6.0, main(20), "torch.phase.forward")
@@ -182,6 +184,12 @@ def test_recorded_calls_have_lines(tmp_path):
         ("models/net.py", True),
         ("<ipython-input-3-abc>", True),
         ("/scratch/ipykernel_12/34.py", True),
+        (f"{HOME}/bin/train.py", True),
+        (f"{HOME}/bin/jobs/train", True),
+        ("/root/.pyenv/versions/3.11.7/bin/otel-torchprof", False),
+        ("/venv/bin/torchrun", False),
+        ("bin/pytest", False),
+        ("C:\\venv\\Scripts\\torchrun.exe\\__main__.py", False),
         ("/venv/lib/python3.11/site-packages/lightning/loop.py", False),
         ("/usr/lib/python3/dist-packages/yaml.py", False),
         (f"{PYTHON}/logging/__init__.py", False),
@@ -199,6 +207,62 @@ def test_recorded_calls_have_lines(tmp_path):
 def test_own_code(file, own):
     """Code is the program's own unless it is of Python, of an installed package, of this one, or made by ``exec``."""
     assert is_own(file) is own
+
+
+@pytest.mark.parametrize(
+    ("files", "folder"),
+    [
+        ([f"{HOME}/train.py", f"{HOME}/lib/work.py", f"{TORCH}/x.py", "/venv/bin/otel-torchprof", "a.py"], f"{HOME}/"),
+        ([f"{HOME}/train.py", "/elsewhere/data.py"], ""),
+        (["/train.py"], ""),
+        (["train.py"], ""),
+    ],
+)
+def test_the_folder_of_a_program(files, folder):
+    """The folder is that of the program's own files, without the launcher's, and never the root, which shortens nothing."""
+    assert folder_of(files) == folder
+
+
+def test_the_text_of_a_call():
+    """A file is shown without the folder of the program or of installed packages; a built-in function has none."""
+    texts = [
+        text_of_call(Call(file, line, "f"), f"{HOME}/")
+        for file, line in ((f"{HOME}/a/b.py", 2), (f"{HOME}/.venv/lib/python3.11/site-packages/torch/x.py", 3))
+    ]
+    assert texts == ["a/b.py:2 f", "torch/x.py:3 f"]
+    assert text_of_call(Call("/elsewhere/a.py", 4, "f"), "") == "/elsewhere/a.py:4 f"
+    assert text_of_call(Call("<built-in>", 0, "<built-in function sleep>"), "") == "<built-in function sleep>"
+
+
+def test_lines_below_a_launcher(tmp_path):
+    """A program that a console script runs has the same lines: the script is not one of its files."""
+    launcher = Call("/opt/py/bin/otel-torchprof", 8, "<module>")
+    parts = [Part(6.0, (*main(20), launcher), "aten::mm"), Part(4.0, (*LOG, launcher))]
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, *parts)).faults
+    assert fault.line == "train.py:5 log_metrics"
+    installed = Call("/venv/lib/python3.11/site-packages/trainer/loop.py", 3, "run")
+    assert own_calls((installed, launcher)) == (installed,)
+
+
+def test_stacks_without_samples(tmp_path):
+    """A process has more stacks than some samples, and calls of equal stacks are found once: only stacks with time are looked at."""
+
+    class Stacks(list):
+        def __iter__(self):
+            pytest.fail("all stacks are read")
+
+        def __getitem__(self, at):
+            read.append(at)
+            return super().__getitem__(at)
+
+    read = []
+    times = np.array([1, 2, 3], np.int64)
+    samples = Samples(times, times * 1_000_000, times * 0, np.array([5, 2, 5]), Stacks([LOG] * 9))
+    assert [(line.call, line.caller, line.samples) for line in sampled_lines(samples)] == [(LOG[0], LOG[1], 3)]
+    export_sampled(samples, tmp_path / "stacks")
+    assert [line.split()[-1] for line in (tmp_path / "stacks").read_text().splitlines()] == ["2000", "4000"]
+    assert read == [2, 5, 2, 5]
+    assert own_calls(LOG) is own_calls((LOG[0], *LOG[1:]))
 
 
 def test_intervals():

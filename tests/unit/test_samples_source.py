@@ -11,6 +11,7 @@ import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import config
+from otel_torchprof._native import stacks
 from otel_torchprof._native.stacks import STACKS, TAKEN, Sampling
 from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._record.source import RecordingOptions
@@ -301,3 +302,59 @@ def test_programs_end_as_they_should(name, tmp_path):
     program.write_text(textwrap.dedent(PROGRAMS[name]))
     result = subprocess.run([sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr
+
+
+def test_threads_that_start_do_not_delay_the_next_look():
+    """While threads with loops begin all the time, samples are taken as before."""
+    sampling = Sampling(200.0, here=False)
+    stacks.sample_loop()
+    found = []
+
+    def is_enough():
+        thread = threading.Thread(target=stacks.sample_loop)
+        thread.start()
+        thread.join()
+        taken = sampling.take(1 << 62)
+        found.append(int((taken["ident"] == threading.get_ident()).sum()))
+        return sum(found) >= 20
+
+    until(is_enough)
+    sampling.stop()
+
+
+def test_samples_of_another_thread_with_the_same_ident_are_not_taken():
+    """A sampling of a thread that has ended has none of a later thread, though the system gives it the same numbers."""
+    samplings = []
+
+    def begin():
+        samplings.append(Sampling(1000.0, here=True))
+        spin(20_000)
+
+    first = threading.Thread(target=begin)
+    first.start()
+    first.join()
+    samplings[0].take(1 << 62)
+    second = threading.Thread(target=lambda: sampled(lambda: spin(1000)))
+    second.start()
+    second.join()
+    assert not len(samplings[0].take(1 << 62))
+    samplings[0].stop()
+
+
+def test_a_fork_ends_the_native_thread_until_the_next_loop():
+    """Right before a fork the native thread is joined, so that nothing warns of it, and the next phase or step starts it again."""
+    sampling = Sampling(1000.0, here=True)
+    stacks.python_sources.pause_samples()
+    sampling.take(1 << 62)
+    spin(100_000)
+    assert not len(sampling.take(1 << 62))
+    stacks.sample_loop()
+    found = []
+
+    def is_enough():
+        spin(1000)
+        found.append(len(sampling.take(1 << 62)))
+        return sum(found) >= 5
+
+    until(is_enough)
+    sampling.stop()

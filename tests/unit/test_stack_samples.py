@@ -31,6 +31,7 @@ from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
 from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._record.samples_source import StackSamples
 
 KEY = "torch.samples"
 TAKEN = samples([5 * MS, 12 * MS, 29 * MS, 31 * MS, 59 * MS], [0, 1, 0, 2, 1])
@@ -112,6 +113,17 @@ def test_hidden_names_of_code_are_in_no_stack(monkeypatch, hidden):
     """Where files or functions are hidden, spans have no stacks."""
     monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", hidden)
     assert texts(batch(samples([5], [0])), RecordedStep(0, 0, 10, 70)) == [None]
+
+
+@pytest.mark.parametrize("hidden", ["code.file.path", "code.function.name", KEY])
+def test_hidden_names_of_code_are_in_no_chunk(monkeypatch, tmp_path, hidden):
+    """Where files, functions or samples are hidden, a Chrome trace has no samples, and none are taken."""
+    monkeypatch.setenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", hidden)
+    profile_with(TAKEN).export_chrome_trace(tmp_path / "trace.json")
+    assert chunks_of(tmp_path / "trace.json") == []
+    source = StackSamples(100.0, all_threads=True, is_live=True)
+    source.start(None)
+    assert source.state == f"off: OTEL_TORCHPROF_HIDDEN_ATTRIBUTES has {hidden}"
 
 
 # ---- live ----
@@ -269,6 +281,69 @@ def test_spans_whose_samples_a_limit_has_cut_off(monkeypatch):
     assert events.steps().sum() == 2
 
 
+def spans_file(path, *spans):
+    """A file of OTLP with spans of 10 ms, one after another, each a name and a thread or None; steps have a sample each."""
+    written_spans = []
+    for number, (name, thread) in enumerate(spans):
+        given = {"torch.step.number": number, "thread.id": thread} if name == "torch.step" else {"thread.id": thread}
+        attributes = [{"key": key, "value": {"intValue": value}} for key, value in given.items() if value is not None]
+        text = json.dumps({"stacks": [[f"{thread}.py:5 log"]], "samples": [[0.001, 0.01, 0]]})
+        attributes += [{"key": KEY, "value": {"stringValue": text}}] if name.startswith("torch.") else []
+        begin = 10**18 + number * 10 * MS
+        times = {"startTimeUnixNano": str(begin), "endTimeUnixNano": str(begin + 10 * MS)}
+        ids = {"traceId": f"{number + 1:032x}", "spanId": f"{number + 1:016x}"}
+        written_spans.append({**ids, **times, "name": name, "attributes": attributes})
+    scope = {"scope": {"name": "otel_torchprof"}, "spans": written_spans}
+    path.write_text(json.dumps({"resourceSpans": [{"resource": {}, "scopeSpans": [scope]}]}) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("others", [(), [("work", 999)]])
+def test_threads_that_only_samples_name(tmp_path, others):
+    """Threads of steps with samples are threads of a loaded file and of what it writes, also if no event is on them."""
+    found = otp.load(spans_file(tmp_path / "a.jsonl", ("torch.step", 111), ("torch.step", 112), *others))
+    found.export_otlp(tmp_path / "b.otlp")
+    found.export_chrome_trace(tmp_path / "b.json")
+    for loaded in (found, otp.load(tmp_path / "b.otlp"), otp.load(tmp_path / "b.json")):
+        taken = loaded._batch().samples
+        threads = [loaded.threads[thread].ident for thread in taken.thread.tolist()]
+        assert [(stack[0].file, thread) for (_, _, stack), thread in zip(written(taken), threads, strict=True)] == [
+            ("111.py", 111),
+            ("112.py", 112),
+        ]
+        assert not loaded.is_partial
+
+
+@pytest.mark.parametrize(
+    "spans", [[("torch.step", None)], [("torch.step", None), ("work", 999)], [("torch.profile", None)]]
+)
+def test_samples_without_a_thread(tmp_path, spans):
+    """Samples of a step without a thread, or of a profile without any, are left out with a note, and the file is converted."""
+    loaded = otp.load(spans_file(tmp_path / "a.jsonl", *spans))
+    assert loaded._batch().samples is None
+    assert "not counted: samples of spans without thread.id: 1" in loaded.health.notes[0]
+    loaded.export_chrome_trace(tmp_path / "b.json")
+    loaded.export_otlp(tmp_path / "b.otlp")
+    assert otp.load(tmp_path / "b.otlp")._batch().samples is None
+
+
+def test_a_short_text_is_no_large_stack():
+    """Equal stacks are one, stacks without samples are none, and those of a short text that stand for too many calls are an error."""
+    deep = [f"a.py:{line} f" for line in range(64)]
+
+    def text(stacks, used):
+        return json.dumps({"stacks": [deep, *stacks], "samples": [[0, 1, index] for index in used]})
+
+    found = parsed_samples(text([[64]] * 1_023, range(1_024)), KEY)
+    assert (len(found.stacks), set(found.indices)) == (1, {0})
+    others = [[f"b:{line} g", 63] for line in range(1_000)]
+    found = parsed_samples(text(others, [1_000, 3, 3]), KEY)
+    assert ([found.stacks[index][0].line for index in found.indices], len(found.stacks)) == ([999, 2, 2], 2)
+    assert len(parsed_samples(text(others, range(512)), KEY).stacks) == 512
+    with pytest.raises(MalformedError, match="at most 32,768 calls in all"):
+        parsed_samples(text(others, range(513)), KEY)
+
+
 # ---- Chrome JSON of profiles ----
 
 
@@ -337,6 +412,16 @@ def test_perfettos_form(tmp_path):
     ]
     assert nodes == [(1, None, "train.py(22): main"), (2, 1, "train.py(5): log_metrics")]
     assert (data["cpuProfile"]["samples"], data["timeDeltas"], data["durations"]) == ([2, 2], [0, 3000], [10000] * 2)
+
+
+def test_chunks_of_threads_at_the_same_time():
+    """Chunks of two threads that begin in the same microsecond have different ids, which Perfetto reads as numbers of 64 bits."""
+    taken = samples([BASE + MS, BASE + MS], [0, 0], [0, 1])
+    threads = [RecordedThread(tid, tid, 0, "") for tid in (4_194_303, (1 << 40) + 1)]
+    lines = b"".join(sample_pieces(taken, threads, BASE, 1)).decode().lstrip(",\n").split(",\n")
+    ids = {event["tid"]: int(event["id"], 16) for event in map(json.loads, lines)}
+    assert len(set(ids.values())) == 2
+    assert max(ids.values()) < 1 << 64
 
 
 FRAME = {"functionName": "a.py(2): f"}

@@ -162,6 +162,9 @@ def test_memory_does_not_grow(tmp_path, monkeypatch):
     """After ten times as many events no more is held: nowhere in Python or numpy, in the recorder, or in a queue."""
     # A scheduled drain that ends while we measure has a batch in the variables of its thread, more than what is allowed below.
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    monkeypatch.setenv(
+        "OTEL_TORCHPROF_SAMPLING", "false"
+    )  # samples come by time, and wait for a step that may have been
     tracemalloc.start()
     try:
         exporter = otp.ChromeTraceExporter(tmp_path / "t.json", steps_per_file=2, max_files=2)

@@ -109,7 +109,8 @@ void RunningStackReader::copy_pages(uintptr_t frame) {
 
 const char* RunningStackReader::frame_at(uintptr_t frame) {
   size_t bytes = frame_bytes();
-  if (frame >= d_low && frame + bytes <= d_high) return d_pages + (frame - d_window);
+  // What a torn copy names for a frame may be any number: none near the largest comes out as a small one here.
+  if (frame >= d_low && frame < d_high && bytes <= d_high - frame) return d_pages + (frame - d_window);
   for (uint32_t i = d_next; i < d_count; ++i) {
     if (d_at[i] != frame) continue;
     d_next = i + 1;

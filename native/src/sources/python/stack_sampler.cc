@@ -39,6 +39,7 @@ constexpr uint64_t kNoEnd = UINT64_MAX;
 
 // A thread whose stack is sampled.
 struct Sampled {
+  uint64_t number;  // of no other thread, also where these are used again:
   uintptr_t state;
   uint64_t ident;
   uint32_t os_tid;
@@ -48,6 +49,7 @@ struct Sampled {
   // Only of the thread that samples:
   uint64_t last_ns = 0;
   uint64_t ran_ns = 0;   // by the time of its latest stack
+  bool is_torn = false;  // that could not be read: no more can be, until it runs
   bool has_run = false;  // between the latest two looks
   uint32_t stack = 0;
   StackHints hints;
@@ -57,6 +59,7 @@ struct Sampled {
 struct Sample {
   uint64_t ticks;
   uint64_t duration_ns;
+  uint64_t thread;  // its number
   uint64_t ident;
   uint32_t os_tid;
   uint32_t stack;
@@ -66,14 +69,13 @@ struct Sample {
 struct User {
   uint64_t number;
   uint64_t interval_ns;
-  uintptr_t state;  // of the only thread; 0: all that run loops
-  uint64_t ident;
+  uint64_t thread;        // the number of the only one; 0: all that run loops
   uint64_t next;          // sample, counted since the process began
   uint64_t end = kNoEnd;  // behind the last one
   uint64_t lost = 0;      // that had to make room
 };
 
-uint64_t g_last_user = 0;
+uint64_t g_last_user = 0, g_last_thread = 0;
 
 // Never destroyed (it has no destructor to run): its thread may wait until the process has ended. A forked child gets a
 // new one in its place.
@@ -82,6 +84,7 @@ struct Sampler {
   pthread_cond_t wake;
   pthread_t thread{};
   bool is_running = false, must_end = false;
+  bool is_paused = false;  // for a fork; the next loop that is seen starts the thread again
   std::string own;
   std::vector<User> users;
   std::vector<std::shared_ptr<Sampled>> threads;
@@ -107,6 +110,17 @@ class Hold {
   ~Hold() { pthread_mutex_unlock(d_mutex); }
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
+
+ private:
+  pthread_mutex_t* d_mutex;
+};
+
+class Released {
+ public:
+  explicit Released(Sampler& sampler) : d_mutex(&sampler.mutex) { pthread_mutex_unlock(d_mutex); }
+  ~Released() { pthread_mutex_lock(d_mutex); }
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
 
  private:
   pthread_mutex_t* d_mutex;
@@ -146,7 +160,7 @@ bool is_wanted(const Sampler& all, const Sampled& thread) {
   if (thread.users != 0) return true;
   if (thread.run != g_loops_run) return false;
   return std::any_of(all.users.begin(), all.users.end(),
-                     [](const User& user) { return user.state == 0 && user.end == kNoEnd; });
+                     [](const User& user) { return user.thread == 0 && user.end == kNoEnd; });
 }
 
 // 0: nobody wants samples, or there is no thread to sample.
@@ -234,16 +248,19 @@ class Looker {
       auto found = d_reader.read(thread.state, thread.ident, &thread.hints, &d_stack);
       uint32_t stack = 0;
       if (found == RunningStackReader::Found::kStack) stack = d_codes.stack_of(d_stack, &d_tree, &thread.calls);
-      if (found == RunningStackReader::Found::kTorn || stack == KnownCodes::kTorn) {
-        ++*torn;
-        return false;  // the next one stands for its time, too
-      }
       thread.ran_ns = ran;
       thread.stack = stack;
+      thread.is_torn = found == RunningStackReader::Found::kTorn || stack == KnownCodes::kTorn;
     }
-    uint64_t since = now - std::max(thread.last_ns, thread.begin_ns.load(std::memory_order_relaxed));
+    if (thread.is_torn) {
+      ++*torn;
+      return false;  // the next one stands for its time, too
+    }
+    uint64_t since = std::max(thread.last_ns, thread.begin_ns.load(std::memory_order_relaxed));
     thread.last_ns = now;
-    *out = {ticks, std::min(since, kMostIntervals * interval_ns), thread.ident, thread.os_tid, thread.stack};
+    if (since >= now) return false;  // it began after this look
+    uint64_t duration = std::min(now - since, kMostIntervals * interval_ns);
+    *out = {ticks, duration, thread.number, thread.ident, thread.os_tid, thread.stack};
     return thread.stack != 0;
   }
 
@@ -268,44 +285,48 @@ void look_at_all(Sampler& all, Looker& looker, uint64_t interval_ns) {
   std::vector<std::shared_ptr<Sampled>> due = due_threads(all);
   std::vector<Sample> samples;
   uint64_t torn = 0;
-  pthread_mutex_unlock(&all.mutex);
-  for (const auto& thread : due) {
-    Sample sample;
-    if (looker.look(*thread, interval_ns, &sample, &torn)) samples.push_back(sample);
+  {
+    Released released(all);
+    for (const auto& thread : due) {
+      Sample sample;
+      if (looker.look(*thread, interval_ns, &sample, &torn)) samples.push_back(sample);
+    }
+    looker.processors.stay_off(due);
+    due.clear();
   }
-  looker.processors.stay_off(due);
-  due.clear();
-  pthread_mutex_lock(&all.mutex);
   all.torn += torn;
   all.samples.insert(all.samples.end(), samples.begin(), samples.end());
   if (all.samples.size() > kMostSamples) forget_taken(all);
 }
 
-// Until so much time has passed, or something has changed.
-bool rest(Sampler& all, uint64_t ns) {
-  timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  uint64_t sum = static_cast<uint64_t>(until.tv_nsec) + ns;
-  until.tv_sec += static_cast<time_t>(sum / kSecond);
-  until.tv_nsec = static_cast<long>(sum % kSecond);
-  return pthread_cond_timedwait(&all.wake, &all.mutex, &until) == ETIMEDOUT;
+// Until that time, or until something has changed.
+void rest(Sampler& all, uint64_t until_ns) {
+  timespec until{static_cast<time_t>(until_ns / kSecond), static_cast<long>(until_ns % kSecond)};
+  pthread_cond_timedwait(&all.wake, &all.mutex, &until);
 }
 
 void run(Sampler& all) {
   std::unique_ptr<Looker> looker;
+  uint64_t next_ns = 0;  // when the next look is due, whatever changes meanwhile
   Hold hold(all);
   while (!all.must_end) {
-    uint64_t interval_ns = interval_of(all);
-    if (interval_ns == 0) {
-      pthread_cond_wait(&all.wake, &all.mutex);
-      continue;
-    }
-    if (looker == nullptr) looker = std::make_unique<Looker>(all.own);
-    if (!rest(all, looker->pause(interval_ns))) continue;
+    uint64_t interval_ns = interval_of(all), now = now_ns();
     try {
-      look_at_all(all, *looker, interval_ns);
+      if (looker == nullptr) looker = std::make_unique<Looker>(all.own);
+      if (interval_ns == 0) {
+        next_ns = 0;
+        pthread_cond_wait(&all.wake, &all.mutex);
+      } else if (next_ns == 0 || next_ns > now + 2 * interval_ns) {
+        next_ns = now + looker->pause(interval_ns);
+      } else if (now < next_ns) {
+        rest(all, next_ns);
+      } else {
+        next_ns = 0;
+        look_at_all(all, *looker, interval_ns);
+      }
     } catch (const std::bad_alloc&) {
       ++all.torn;
+      rest(all, now + kSecond);
     }
   }
 }
@@ -334,18 +355,28 @@ User* find_user(Sampler& all, uint64_t number) {
   return nullptr;
 }
 
-Sampled* find_thread(Sampler& all, uintptr_t state) {
+Sampled* find_thread(Sampler& all, uint64_t number) {
   for (const auto& thread : all.threads)
-    if (thread->state == state) return thread.get();
+    if (thread->number == number) return thread.get();
   return nullptr;
 }
 
+void forget(Sampler& all, uintptr_t state) {
+  auto is_of_state = [state](const auto& known) { return known->state == state; };
+  all.threads.erase(std::remove_if(all.threads.begin(), all.threads.end(), is_of_state), all.threads.end());
+}
+
 Sampled& this_thread(Sampler& all, uintptr_t state) {
-  if (Sampled* known = find_thread(all, state)) return *known;
+  uint64_t ident = PyThread_get_thread_ident();
+  auto os_tid = static_cast<uint32_t>(syscall(SYS_gettid));
+  for (const auto& known : all.threads)
+    if (known->state == state && known->ident == ident && known->os_tid == os_tid) return *known;
+  forget(all, state);
   auto thread = std::make_shared<Sampled>();
+  thread->number = ++g_last_thread;
   thread->state = state;
-  thread->ident = PyThread_get_thread_ident();
-  thread->os_tid = static_cast<uint32_t>(syscall(SYS_gettid));
+  thread->ident = ident;
+  thread->os_tid = os_tid;
   all.threads.push_back(thread);
   return *thread;
 }
@@ -355,20 +386,21 @@ void begin(Sampled& thread) { thread.begin_ns.store(now_ns(), std::memory_order_
 void end_user(Sampler& all, User& user) {
   if (user.end != kNoEnd) return;
   user.end = all.first + all.samples.size();
-  Sampled* thread = user.state == 0 ? nullptr : find_thread(all, user.state);
-  if (thread != nullptr && thread->users != 0) --thread->users;
+  Sampled* thread = find_thread(all, user.thread);
+  if (thread != nullptr) --thread->users;
   bool has_loops = std::any_of(all.users.begin(), all.users.end(),
-                               [](const User& other) { return other.state == 0 && other.end == kNoEnd; });
-  if (user.state == 0 && !has_loops) __atomic_store_n(&g_loops_run, g_loops_run + 1, __ATOMIC_RELAXED);
+                               [](const User& other) { return other.thread == 0 && other.end == kNoEnd; });
+  if (user.thread == 0 && !has_loops) __atomic_store_n(&g_loops_run, g_loops_run + 1, __ATOMIC_RELAXED);
 }
 
-// False where the system has no thread for it.
-bool add_user(User user, const std::string& own) {
+// `state`: of the only thread, the calling one; 0: all that run loops. False where the system has no thread for it.
+bool add_user(User user, uintptr_t state, const std::string& own) {
   Sampler& all = sampler();
   Hold hold(all);
   all.own = own;
   if (!all.is_running && !(all.is_running = start_thread(all))) return false;
-  Sampled* thread = user.state == 0 ? nullptr : &this_thread(all, user.state);
+  Sampled* thread = state == 0 ? nullptr : &this_thread(all, state);
+  user.thread = thread == nullptr ? 0 : thread->number;
   user.next = all.first + all.samples.size();
   all.users.push_back(user);
   if (thread != nullptr && thread->users++ == 0) begin(*thread);
@@ -396,7 +428,7 @@ uint64_t take(uint64_t number, int64_t until, std::vector<TakenSample>* out) {
     const Sample& sample = all.samples[user->next - all.first];
     int64_t time = g_api->unix_ns(sample.ticks);
     if (time >= until) break;
-    if (user->state == 0 || user->ident == sample.ident)
+    if (user->thread == 0 || user->thread == sample.thread)
       out->push_back({time, static_cast<int64_t>(sample.duration_ns), sample.ident, sample.os_tid, sample.stack});
   }
   forget_taken(all);
@@ -434,8 +466,7 @@ PyObject* start_samples(PyObject*, PyObject* arguments) {
   if (capsule == nullptr) return nullptr;
   bool is_started = false;
   try {
-    is_started = add_user({number, interval_ns, here != 0 ? thread->state : 0, PyThread_get_thread_ident(), 0},
-                          {own, static_cast<size_t>(size)});
+    is_started = add_user({number, interval_ns, 0, 0}, here != 0 ? thread->state : 0, {own, static_cast<size_t>(size)});
   } catch (const std::bad_alloc&) {
   }
   if (is_started) return capsule;
@@ -472,21 +503,17 @@ PyObject* take_samples(PyObject*, PyObject* arguments) {
                        lost);
 }
 
-// sampled_stack(number) -> list of (file, line, function), the innermost call first.
+// sampled_stack(number) -> (number of the stack around its innermost call, file, line, function).
 PyObject* sampled_stack(PyObject*, PyObject* number) {
   unsigned long stack = PyLong_AsUnsignedLong(number);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  if (stack >= sampled_stack_count()) return PyErr_Format(PyExc_IndexError, "no stack has the number %lu", stack);
-  PyObject* calls = PyList_New(0);
-  for (auto at = static_cast<uint32_t>(stack); calls != nullptr && at != 0; at = sampled_call(at).parent) {
-    const SampledCall& call = sampled_call(at);
-    const SampledFunction& function = sampled_function(call.function);
-    PyObject* item = Py_BuildValue("(s#is#)", function.file.data(), static_cast<Py_ssize_t>(function.file.size()),
-                                   call.line, function.name.data(), static_cast<Py_ssize_t>(function.name.size()));
-    if (item == nullptr || PyList_Append(calls, item) != 0) Py_CLEAR(calls);
-    Py_XDECREF(item);
-  }
-  return calls;
+  if (stack == 0 || stack >= sampled_stack_count())
+    return PyErr_Format(PyExc_IndexError, "no stack with calls has the number %lu", stack);
+  const SampledCall& call = sampled_call(static_cast<uint32_t>(stack));
+  const SampledFunction& function = sampled_function(call.function);
+  return Py_BuildValue("(Is#is#)", static_cast<unsigned int>(call.parent), function.file.data(),
+                       static_cast<Py_ssize_t>(function.file.size()), call.line, function.name.data(),
+                       static_cast<Py_ssize_t>(function.name.size()));
 }
 
 // sampled_stacks() -> int: how many there are.
@@ -498,9 +525,9 @@ PyObject* sample_loop(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// end_samples(): ends the thread, before the interpreter does.
-PyObject* end_samples(PyObject*, PyObject*) {
-  Sampler& all = sampler();
+PyObject* end_thread(bool is_paused) {
+  if (g_sampler == nullptr) Py_RETURN_NONE;
+  Sampler& all = *g_sampler;
   pthread_t thread;
   {
     Hold hold(all);
@@ -513,14 +540,26 @@ PyObject* end_samples(PyObject*, PyObject*) {
   pthread_join(thread, nullptr);
   Hold hold(all);
   all.must_end = false;
+  all.is_paused = is_paused;
+  if (is_paused) __atomic_store_n(&g_loops_run, g_loops_run + 1, __ATOMIC_RELAXED);
   Py_RETURN_NONE;
 }
 
-PyMethodDef g_methods[] = {
-    {"start_samples", start_samples, METH_VARARGS, nullptr},  {"stop_samples", stop_samples, METH_O, nullptr},
-    {"take_samples", take_samples, METH_VARARGS, nullptr},    {"sampled_stack", sampled_stack, METH_O, nullptr},
-    {"sampled_stacks", sampled_stacks, METH_NOARGS, nullptr}, {"sample_loop", sample_loop, METH_NOARGS, nullptr},
-    {"end_samples", end_samples, METH_NOARGS, nullptr},       {nullptr, nullptr, 0, nullptr}};
+// end_samples(): ends the thread, before the interpreter does.
+PyObject* end_samples(PyObject*, PyObject*) { return end_thread(false); }
+
+// pause_samples(): ends the thread until the next phase or step.
+PyObject* pause_samples(PyObject*, PyObject*) { return end_thread(true); }
+
+PyMethodDef g_methods[] = {{"pause_samples", pause_samples, METH_NOARGS, nullptr},
+                           {"start_samples", start_samples, METH_VARARGS, nullptr},
+                           {"stop_samples", stop_samples, METH_O, nullptr},
+                           {"take_samples", take_samples, METH_VARARGS, nullptr},
+                           {"sampled_stack", sampled_stack, METH_O, nullptr},
+                           {"sampled_stacks", sampled_stacks, METH_NOARGS, nullptr},
+                           {"sample_loop", sample_loop, METH_NOARGS, nullptr},
+                           {"end_samples", end_samples, METH_NOARGS, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
@@ -532,6 +571,7 @@ void note_loop_slowpath(PythonThread* thread) {
     Sampled& sampled = this_thread(all, thread->state);
     sampled.run = g_loops_run;
     if (sampled.users == 0) begin(sampled);
+    if (all.is_paused && !all.is_running && !all.users.empty()) all.is_running = start_thread(all);
     pthread_cond_signal(&all.wake);
   } catch (const std::bad_alloc&) {
     thread->loops_run = 0;
@@ -541,10 +581,7 @@ void note_loop_slowpath(PythonThread* thread) {
 void forget_loop(PythonThread* thread) {
   if (g_sampler == nullptr) return;
   Hold hold(*g_sampler);
-  auto& threads = g_sampler->threads;
-  threads.erase(std::remove_if(threads.begin(), threads.end(),
-                               [thread](const auto& known) { return known->state == thread->state; }),
-                threads.end());
+  forget(*g_sampler, thread->state);
 }
 
 int add_samples(PyObject* module) { return PyModule_AddFunctions(module, g_methods); }
