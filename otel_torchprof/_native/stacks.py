@@ -114,7 +114,7 @@ class Sampling:
         here: samples the calling thread only, instead of all on which phases or steps are recorded.
 
     Raises:
-        NativeError: stacks cannot be read here.
+        NativeError: stacks cannot be read here, or the system has no thread for it.
     """
 
     def __init__(self, rate: float, *, here: bool) -> None:
@@ -122,7 +122,10 @@ class Sampling:
         if problem is not None:
             raise NativeError(problem)
         own = f"{Path(__file__).parent.parent}/"
-        self._user = python_sources.start_samples(round(1e9 / rate), own, here)
+        try:
+            self._user = python_sources.start_samples(round(1e9 / rate), own, here)
+        except MemoryError as error:
+            raise NativeError("the system has no memory or thread left for it") from error
         self.lost = 0
         """Samples that were not taken in time."""
 
