@@ -85,7 +85,7 @@ def shares(name: str, seconds: float, rate: float) -> float:
     begin = time.perf_counter()
     with otp.profile(operators=False, sampling=rate) as prof:
         spent = loop(begin + seconds)
-    samples = prof._segments.batch().samples  # noqa: SLF001 - has no other name yet
+    samples = prof.samples
     by_line: Counter[int] = Counter()
     for stack, duration in zip(samples.stack.tolist(), samples.duration.tolist(), strict=True):
         here = next((call.line for call in samples.stacks[stack] if call.file == "loop.py"), 0)
@@ -168,14 +168,14 @@ def processor_time(rate: float, seconds: float = 5.0) -> None:
         before = _sampler_ns()
         time.sleep(seconds)
         used = _sampler_ns() - before
-    count = len(prof._segments.batch().samples)  # noqa: SLF001 - as above
+    count = len(prof.samples)
     print(f"asleep: {used / count / 1e3:.1f} us of processor time a sample, with {count} samples")
     for depth in (5, 30, 100):
         with otp.profile(operators=False, sampling=rate) as prof:
             before = _sampler_ns()
             _deep(depth, seconds)
             used = _sampler_ns() - before
-        count = len(prof._segments.batch().samples)  # noqa: SLF001 - as above
+        count = len(prof.samples)
         print(f"{depth} calls deep: {used / count / 1e3:.1f} us of processor time a sample, with {count} samples")
 
 

@@ -494,7 +494,7 @@ def with_gap(rank: Rank) -> Rank:
 
 
 def _excess(rank: Rank, lines: Lines, slow: Flags) -> Floats:
-    """For each row in slow steps, its time without that which other training steps have in the same stack as a rule."""
+    """For each row in slow steps, its time minus the mean time of other training steps in the same stack."""
     others = rank.is_training & ~slow
     is_slow, is_other = (_in_steps(lines, steps) for steps in (slow, others))
     sums = [np.bincount(lines.stack[rows], lines.seconds[rows], len(lines.stacks)) for rows in (is_slow, is_other)]

@@ -36,7 +36,7 @@ class LateRank(NamedTuple):
     cause: str
     """Its own verdict; empty if none covers what it does meanwhile."""
     share: float
-    """The larger of the shares of step time: that which others wait, and that of the cause in its own steps."""
+    """Share of step time: the wait of the others, or the cause in its own steps, whichever is larger."""
 
 
 def straggler(ranks: list[Rank]) -> tuple[LateRank | None, list[Abstention]]:

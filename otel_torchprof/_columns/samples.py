@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from .arrays import Flags, Integers
 
 
+SAMPLES = "torch.samples"
+"""Key of the attribute with the samples of a span."""
+MOST_CALLS = 64
+"""Innermost calls of a stack that trace files have."""
+
+
 class Call(NamedTuple):
     """A call in a stack, at the line that it has come to."""
 

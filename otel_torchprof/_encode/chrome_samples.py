@@ -13,9 +13,9 @@ import numpy as np
 
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.samples import MOST_CALLS, SAMPLES
 
 from .chrome_json import compact, valid
-from .sampled import MOST_CALLS, SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

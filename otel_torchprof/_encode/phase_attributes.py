@@ -23,11 +23,11 @@ from otel_torchprof._columns.phases import (
     Part,
     Segment,
 )
+from otel_torchprof._columns.samples import SAMPLES
 from otel_torchprof._model.span_table import STEP_KIND, STEP_NUMBER, AttributeType
 
 from .attribute_source import Attribute, chosen
 from .event_attributes import module as module_name
-from .sampled import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

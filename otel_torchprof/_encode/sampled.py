@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.samples import Samples
+from otel_torchprof._columns.samples import MOST_CALLS, SAMPLES, Samples
 from otel_torchprof._model.live_table import with_attributes
 from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._model.step_spans import PROFILE_NAME
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._model.step_spans import StepSpan
 
-SAMPLES = "torch.samples"
-"""Key of the attribute."""
-MOST_CALLS = 64
-"""Innermost calls of a stack that are written."""
 MOST_TEXT = 15_000
 """Bytes of the attribute: the sizes of traces are only computed if spans of 16,000 bytes might exceed them. Of more samples, fewer calls
 of each are written, then each stands for its neighbours."""

@@ -14,7 +14,6 @@ KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.par
 RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"
 DROPPED = "torch.dropped_events"
-SAMPLES = "torch.samples"
 THREAD = "thread.id"
 FILE = "code.file.path"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"

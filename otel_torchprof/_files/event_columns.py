@@ -10,13 +10,13 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values, is_any_of, used_numbers
 from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX
-from otel_torchprof._columns.samples import Samples
+from otel_torchprof._columns.samples import SAMPLES, Samples
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.span_table import STEP_NAME, AttributeType
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import pair_ends
 
-from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SAMPLES, SELF_DURATION, THREAD, TORCH_NAME, USED
+from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SELF_DURATION, THREAD, TORCH_NAME, USED
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, malformed, object_of
 from .reductions import REDUCTION_KEYS

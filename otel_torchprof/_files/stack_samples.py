@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.samples import Call, Samples
+from otel_torchprof._columns.samples import MOST_CALLS, Call, Samples
 
 from .records import malformed, object_of, objects
 from .values import LARGEST_NUMBER, rounded, text_in, whole
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Integers
     from otel_torchprof._columns.batch import Array
 
-MOST_CALLS = 64
-"""Innermost calls of a stack that are read."""
 LONGEST_TEXT = 1 << 16
 """Most characters of the attribute; this package writes at most 15,000."""
 _MOST_STACKS = 1024

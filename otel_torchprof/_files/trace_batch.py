@@ -16,7 +16,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
-from otel_torchprof._columns.samples import Samples
+from otel_torchprof._columns.samples import SAMPLES, Samples
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, REDUCTION_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID
 from otel_torchprof._model.flows import EVALUATION
@@ -27,7 +27,7 @@ from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedSte
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
-from .attribute_keys import RANK, SAMPLES
+from .attribute_keys import RANK
 from .chrome_events import SliceKind
 from .event_columns import ReadAttributes
 from .records import BASE_TIME

@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_torchprof import config
 from otel_torchprof._columns.batch import RecordedThread
-from otel_torchprof._columns.samples import Samples
+from otel_torchprof._columns.samples import SAMPLES, Samples
 from otel_torchprof._native.recorder import thread_known_by
 from otel_torchprof._native.stacks import STACKS, Sampling, sample_loop
 from otel_torchprof.errors import NativeError
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from otel_torchprof._native.recorder import Session
 
 
-_SAMPLES = "torch.samples"
-"""The attribute of spans that samples become."""
-
-
 class StackSamples(Source):
-    """Samples of the stacks of threads with loops: those with phases or steps, and that which starts a profile.
+    """Samples of the stacks of threads with loops: those with phases or steps, and the thread that starts a profile.
 
     Args:
         rate: samples a second of each thread.
-        all_threads: whether the recording has all threads; else only that which starts this source is sampled.
+        all_threads: whether the recording has all threads; otherwise only the thread that starts this source is sampled.
         is_live: whether this is no profile.
     """
 
@@ -45,7 +41,7 @@ class StackSamples(Source):
 
     def start(self, _session: Session) -> None:
         """Begins; where stacks cannot be read, :attr:`state` says why."""
-        hidden = config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {_SAMPLES})
+        hidden = config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {SAMPLES})
         if hidden:
             self.state = f"off: {config.HIDDEN_ATTRIBUTES} has {min(hidden)}"
             return

@@ -160,7 +160,7 @@ def test_an_interrupt(program, capsys, after, status):
 
 
 def test_what_a_command_started_ends_too(program, monkeypatch):
-    """A process that a command started, and that ignores Ctrl-C, is gone when ``diff`` has ended."""
+    """A process that a command started, and that ignores Ctrl-C, is killed before ``diff`` ends."""
     monkeypatch.setattr(interleaved, "_GRACE", 0.2)
     assert diff("--", "A", "1", "--", "B", "1", "orphan", "3") == 3
     orphan = int((program.parent / "orphan").read_text())

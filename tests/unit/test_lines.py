@@ -186,7 +186,7 @@ def test_recorded_calls_have_lines(tmp_path):
         ("/scratch/ipykernel_12/34.py", True),
         (f"{HOME}/bin/train.py", True),
         (f"{HOME}/bin/jobs/train", True),
-        ("/root/.pyenv/versions/3.11.7/bin/otel-torchprof", False),
+        ("/opt/python/bin/otel-torchprof", False),
         ("/venv/bin/torchrun", False),
         ("bin/pytest", False),
         ("C:\\venv\\Scripts\\torchrun.exe\\__main__.py", False),
