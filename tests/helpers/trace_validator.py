@@ -16,6 +16,7 @@ REQUIRED = {
     "i": {"name", "cat", "pid", "tid", "ts", "s", "args"},
     "C": {"name", "pid", "tid", "ts", "args"},
     "M": {"name", "pid", "tid", "args"},
+    "P": {"name", "cat", "pid", "tid", "ts", "id", "args"},
 }
 """The keys of each phase ("ph"), neither more nor fewer."""
 
@@ -41,6 +42,7 @@ def validate(trace: bytes) -> dict[str, Any]:
     check_async_pairs(events)
     check_counters(events)
     check_devices(events)
+    check_samples([event for event in events if event["ph"] == "P"])
     assert parsed["schemaVersion"] == 1
     assert parsed["displayTimeUnit"] == "ms"
     assert isinstance(parsed["baseTimeNanoseconds"], int)
@@ -72,7 +74,7 @@ def check_fields(event: dict[str, Any]) -> None:
     assert event.keys() - {"ph"} == REQUIRED[event["ph"]], event
     assert isinstance(event["name"], str), event
     assert isinstance(event["tid"], int), event
-    for key in {"ts", "dur"} & event.keys():
+    for key in {"ts", "dur"} & event.keys() if event["ph"] != "P" else ():
         assert isinstance(event[key], Decimal), event
         assert event[key].as_tuple().exponent == -3, f"nanoseconds are three decimals: {event}"
     assert event.get("dur", 0) >= 0, event
@@ -194,3 +196,20 @@ def check_device_arrows(
     expected = [(launch, e) for launch, e in pairs if launch is not None and launch["ph"] == "X"]
     places = [tuple((e["pid"], e["tid"], e["ts"]) for e in pair) for pair in expected]
     assert arrows == sorted(places)
+
+
+def check_samples(events: list[dict[str, Any]]) -> None:
+    """Each profile of samples has one chunk, whose times, in whole us, go forwards, and whose calls are known before they are used."""
+    begins, chunks = events[::2], events[1::2]
+    assert len({event["id"] for event in begins}) == len(begins) == len(chunks), "half a profile, or two of one id"
+    for begin, chunk in zip(begins, chunks, strict=True):
+        data = chunk["args"]["data"]
+        assert begin == {**chunk, "name": "Profile", "args": {"data": {"startTime": chunk["ts"]}}}, begin
+        assert chunk["name"] == "ProfileChunk", chunk
+        nodes = data["cpuProfile"]["nodes"]
+        assert [node["id"] for node in nodes] == list(range(1, len(nodes) + 1)), nodes
+        assert all(node.get("parent", 0) < node["id"] for node in nodes), nodes
+        leaves = data["cpuProfile"]["samples"]
+        assert len(leaves) == len(data["timeDeltas"]) == len(data["durations"]) > 0, data
+        assert all(1 <= leaf <= len(nodes) for leaf in leaves), leaves
+        assert all(isinstance(n, int) and n >= 0 for n in (chunk["ts"], *data["timeDeltas"], *data["durations"])), data
