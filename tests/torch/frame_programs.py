@@ -198,12 +198,17 @@ def described(events: Any, program: Callable[[], object]) -> list[tuple[Any, ...
 
 
 def python_ids(events: Any, program: Callable[[], object]) -> list[tuple[int, int]]:
-    """The numbers of the calls inside a program and of their callers, counted from the program's own."""
+    """The calls inside a program, counted from its own in the order of their numbers, each with its caller.
+
+    Counted here, since calls of other threads, if one wakes, take numbers too.
+    """
     calls = {event.python_id: event for event in events if event.is_python_function}
     first = next(number for number, event in calls.items() if event.name.endswith(f"): {program.__name__}"))
-    inside, found = {first}, []
+    places = {first: 0}
+    found = []
     for number in sorted(calls):
-        if calls[number].python_parent_id in inside:
-            inside.add(number)
-            found.append((number - first, calls[number].python_parent_id - first))
+        caller = calls[number].python_parent_id
+        if caller in places:
+            places[number] = len(places)
+            found.append((places[number], places[caller]))
     return found
