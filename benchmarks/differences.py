@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import fault_models
 import torch
-from children import Child, environment
+from children import Child, environment, neighbours
 from verdict_counts import rate
 
 import otel_torchprof as otp
@@ -71,18 +71,12 @@ def _of_files(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _interleaved(options: argparse.Namespace) -> list[dict[str, Any]]:
     pairs = []
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.neighbours)]
-    try:
-        with _RESULTS.open("w") as file:
-            for _ in range(options.pairs):
-                for slower in options.slower:
-                    pairs.append(_rounds(options.interleave, slower))
-                    file.write(json.dumps(pairs[-1]) + "\n")
-                    file.flush()
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+    with neighbours(options.neighbours), _RESULTS.open("w") as file:
+        for _ in range(options.pairs):
+            for slower in options.slower:
+                pairs.append(_rounds(options.interleave, slower))
+                file.write(json.dumps(pairs[-1]) + "\n")
+                file.flush()
     return pairs
 
 

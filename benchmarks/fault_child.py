@@ -16,9 +16,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspy_peer
 import torch
 import torch.distributed as dist
 from fault_matrix import Program, matrix
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._answers.findings import Finding
 
-BARE, OURS, TRACEML = "bare", "otel-torchprof", "traceml-ai"
+BARE, OURS, TRACEML, PYSPY = "bare", "otel-torchprof", "traceml-ai", "py-spy"
 _WARM_UP = 5
 _RANK = int(os.environ.get("RANK", "0"))
 Step = Callable[["nn.Module"], contextlib.AbstractContextManager[None]]
@@ -121,6 +123,8 @@ def _run(program: Program, run: int, how: str, job: dict[str, Any]) -> dict[str,
     found["ms_per_step"] = statistics.median(times)
     if how == OURS and _RANK == 0:
         found |= _explained([folder / f"{rank}.json" for rank in range(program.kind.ranks)])
+    if how == PYSPY and _RANK == 0:
+        found |= pyspy_peer.said(folder)
     found["seconds"] = time.perf_counter() - begin
     if _RANK == 0 and not job["keep"]:
         shutil.rmtree(folder)
@@ -155,7 +159,13 @@ def _traceml(loop: Loop, _folder: Path, _detail: str) -> list[float]:
     return loop(traceml_ai.trace_step)
 
 
-_CONTESTANTS = {BARE: _bare, OURS: _ours, TRACEML: _traceml}
+def _pyspy(loop: Loop, folder: Path, _detail: str) -> list[float]:
+    with contextlib.ExitStack() as stack:
+        begun = cache(lambda: stack.enter_context(pyspy_peer.sampled(folder)))  # not before the first step
+        return loop(lambda _model: contextlib.nullcontext(begun()))
+
+
+_CONTESTANTS = {BARE: _bare, OURS: _ours, TRACEML: _traceml, PYSPY: _pyspy}
 
 
 def _explained(paths: list[Path]) -> dict[str, Any]:

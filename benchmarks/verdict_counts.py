@@ -124,5 +124,18 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 
+def top_lines(runs: Iterable[dict[str, Any]], kinds: Mapping[str, type[Fault]]) -> str:
+    """How often a sampler's first line, and one of those that it puts first, is the fault's, of runs whose fault is in a line."""
+    having = [(run, kinds[run["program"]]) for run in runs if "failed" not in run and kinds[run["program"]].lines]
+    first, among = (
+        sum(any(part in text for text in run["top_lines"][:most] for part in kind.lines) for run, kind in having)
+        for most in (1, None)
+    )
+    return (
+        f"Lines of py-spy\n\n- its first line is the fault's: {rate(first, len(having))}\n"
+        f"- one of its first three is: {rate(among, len(having))}\n"
+    )
+
+
 def _line(cells: Sequence[Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"

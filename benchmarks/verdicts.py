@@ -1,9 +1,9 @@
 """How often ``explain`` names the fault that was injected into a training program, and how often it blames one that has none.
 
-    python benchmarks/verdicts.py [--half develop|unseen] [--runs N] [--only NAME] [--steps N] [--detail NAME] [--peer traceml]
+    python benchmarks/verdicts.py [--half develop|unseen] [--runs N] [--only NAME] [--steps N] [--detail NAME] [--neighbours N] [--peer traceml-ai] [--peer py-spy]
 
-Prints a table; what was said of each run goes to build/verdicts, a line of JSON each. With a peer, each run is also done
-without any profiler and under the peer, and the times of their steps are compared.
+Prints a table; what was said of each run goes to build/verdicts, a line of JSON each. With peers, each run is also done
+without any profiler and under each peer, and the times of their steps are compared. py-spy has to be installed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import traceml_peer
-from children import environment
-from fault_child import BARE, OURS, TRACEML
+from children import environment, neighbours
+from fault_child import BARE, OURS, PYSPY, TRACEML
 from fault_matrix import HALVES, Program, matrix
 from harness import Row, Settings
-from verdict_counts import Counts, counted, precision, table
+from verdict_counts import Counts, counted, precision, table, top_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,8 @@ class Options(NamedTuple):
     runs: int = _RUNS
     steps: int = _STEPS
     traceml: Path | None = None
-    """The command of the peer."""
+    """The command of that peer."""
+    pyspy: bool = False
     keep: bool = False
     shared_machine: bool = False
     detail: str = "ops"
@@ -76,12 +77,16 @@ def measure(settings: Settings) -> list[Row]:
 def main() -> None:
     """Measures what the command line asks for."""
     arguments = _arguments()
-    peer = traceml_peer.environment(_BUILD) if arguments.peer else None
-    options = Options(arguments.runs, arguments.steps, peer, arguments.keep, arguments.shared_machine, arguments.detail)
+    traceml = traceml_peer.environment(_BUILD) if TRACEML in arguments.peer else None
+    options = Options(
+        arguments.runs, arguments.steps, traceml, PYSPY in arguments.peer, arguments.keep, arguments.shared_machine,
+        arguments.detail,
+    )  # fmt: skip
     _RESULTS.mkdir(parents=True, exist_ok=True)
-    path = _RESULTS / f"{arguments.half}{'-traceml' if peer else ''}.jsonl"
+    how = [arguments.detail, f"beside-{arguments.neighbours}", *arguments.peer]
+    path = _RESULTS / f"{arguments.half}-{'-'.join(how)}.jsonl"
     runs = []
-    with path.open("w") as file:
+    with neighbours(arguments.neighbours), path.open("w") as file:
         for program in _chosen(arguments.half, arguments.only):
             for run in runs_of(program, options):
                 file.write(json.dumps(run) + "\n")
@@ -103,8 +108,13 @@ def _arguments() -> argparse.Namespace:
         "--only", action="append", help="a fault, or one program: fault/model; may be given several times"
     )
     parser.add_argument(
-        "--peer", choices=("traceml",), help="run each program under this as well, and without anything"
+        "--peer",
+        action="append",
+        default=[],
+        choices=(TRACEML, PYSPY),
+        help="run each program under this as well, and without anything; may be given several times",
     )
+    parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside each run")
     parser.add_argument("--detail", choices=("steps", "ops", "frames"), default="ops", help="of the recordings")
     parser.add_argument("--keep", action="store_true", help="keep the recordings in build/verdicts")
     parser.add_argument(
@@ -127,15 +137,17 @@ def _chosen(half: str, only: list[str] | None) -> list[Program]:
 def runs_of(program: Program, options: Options) -> Iterator[dict[str, Any]]:
     """What was said of each run; of one that failed, why.
 
-    Without a peer one process does all runs. With one, each run has its own, and the order of the contestants turns.
+    Without peers one process does all runs. With them, each run has its own, and the order of the contestants turns.
     """
     every = range(options.runs)
-    if options.traceml is None:
+    peers = [TRACEML] * (options.traceml is not None) + [PYSPY] * options.pyspy
+    if not peers:
         yield from _of_children(program, [*every], [OURS], options)
         return
+    contestants = [BARE, OURS, *peers]
     for run in every:
-        contestants = [BARE, OURS, TRACEML]
-        for contestant in contestants[run % 3 :] + contestants[: run % 3]:
+        first = run % len(contestants)
+        for contestant in contestants[first:] + contestants[:first]:
             yield from _of_children(program, [run], [contestant], options)
 
 
@@ -232,7 +244,13 @@ def report(half: str, runs: list[dict[str, Any]]) -> str:
         mine = [run for run in runs if run["contestant"] == who]
         if mine:
             parts.append(f"Verdicts of {who} on the {half} programs\n\n{table(counts_of(half, mine))}\n")
-    costs = [f"- {who}: {_cost(runs, who)}" for who in (OURS, TRACEML)]
+    if any(run["contestant"] == PYSPY for run in runs):
+        parts.append(
+            top_lines(
+                [run for run in runs if run["contestant"] == PYSPY], {each.name: each.kind for each in matrix(half)}
+            )
+        )
+    costs = [f"- {who}: {_cost(runs, who)}" for who in (OURS, TRACEML, PYSPY)]
     if any(run["contestant"] == BARE for run in runs):
         parts.append("Added to the median step, paired with the run without a profiler\n\n" + "\n".join(costs) + "\n")
     return "\n".join(parts)
