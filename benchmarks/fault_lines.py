@@ -166,6 +166,7 @@ class FrequentCollections(Fault):
     """The garbage collector runs after every so many new objects, through many that are alive."""
 
     right = frozenset(("gc-bound",))
+    also = frozenset(("python-gap",))  # to make the objects is the program's own time
     lines = ("[number]",)
 
     def __enter__(self) -> Self:

@@ -42,7 +42,8 @@ def counted(kind: type[Fault], run: dict[str, Any]) -> Counts:
     """What one run counts for."""
     if "failed" in run:
         return Counts(failed=1)
-    right, wrong = outcome(kind, run["verdicts"])
+    found = run.get("lines", {})
+    right, wrong = outcome(kind, run["verdicts"], found)
     has_abstained = not run["verdicts"] and bool(run["abstentions"])
     has_none = not right and not wrong and not has_abstained
     return Counts(
@@ -53,25 +54,26 @@ def counted(kind: type[Fault], run: dict[str, Any]) -> Counts:
         silent=int(has_none and bool(kind.right)),
         abstained=int(has_abstained),
         lines=int(bool(right and kind.lines)),
-        right_lines=int(bool(right) and names_line(kind, run.get("lines", {}))),
+        right_lines=int(bool(right) and any(_names_line(kind, text) for text in found.values())),
     )
 
 
-def names_line(kind: type[Fault], found: Mapping[str, str]) -> bool:
-    """Whether a right verdict names a line of the fault. ``found``: by verdict, the text of the line that it names."""
-    return any(part in text for verdict, text in found.items() if verdict in kind.right for part in kind.lines)
+def _names_line(kind: type[Fault], text: str) -> bool:
+    return any(part in text for part in kind.lines)
 
 
-def outcome(kind: type[Fault], verdicts: Iterable[str]) -> tuple[int, int]:
+def outcome(kind: type[Fault], verdicts: Iterable[str], lines: Mapping[str, str]) -> tuple[int, int]:
     """How many verdicts name the fault, and how many are wrong.
 
-    A verdict of a peer may stand for several of ours, with a bar between: it is right if one of them is.
+    A verdict of a peer may stand for several of ours, with a bar between: it is right if one of them is. ``lines``: by verdict, the text of
+    the line that it names. A gap in the fault's line is the fault: at detail ``steps``, operators are gaps.
     """
     right = wrong = 0
     for verdict in verdicts:
         meant = set(verdict.split("|"))
-        right += bool(meant & kind.right)
-        wrong += not meant & (kind.right | kind.also)
+        is_its_gap = verdict == "python-gap" and _names_line(kind, lines.get(verdict, ""))
+        right += is_its_gap or bool(meant & kind.right)
+        wrong += not (is_its_gap or meant & (kind.right | kind.also))
     return right, wrong
 
 
