@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._files.box_file import SUFFIX, default_folder, is_of_the_living
+from otel_torchprof._files.box_file import SUFFIX, is_of_the_living
 from otel_torchprof._files.box_reading import read_box
+from otel_torchprof._process.private_folder import default_folder
 from otel_torchprof.errors import TorchProfError, printable
 
 from .terminal import say, show

@@ -20,10 +20,11 @@ from otel_torchprof._export.response import Outcome
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._export.sending import Sender, SizeLimit
 from otel_torchprof._export.settings import Settings
-from otel_torchprof._files.box_file import default_folder, is_of_the_living, mark_sent, sole_sender, unsent
+from otel_torchprof._files.box_file import is_of_the_living, mark_sent, sole_sender, unsent
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box
 from otel_torchprof._files.trace_columns import is_chrome
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.private_folder import default_folder
 from otel_torchprof.errors import TorchProfError
 
 from .convert import write_as

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from otel_torchprof._process.private_folder import FolderError, made_folder
 from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ _logger = logging.getLogger("otel_torchprof")
 SUFFIX = ".otpbox"
 """Suffix of their names."""
 _SENT = f".sent{SUFFIX}"
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of the user's alone is made in it
 _SIZE, _SMALL = 16 << 20, 4 << 20
 _SHARE_OF_FREE = 8
 """The boxes of a machine take at most one eighth of the free memory: DataLoader workers die if shared memory is full."""
@@ -140,7 +140,10 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
     Raises:
         BoxFileError: the file cannot be created, or there is not enough space.
     """
-    folder = _folder(directory)
+    try:
+        folder = made_folder(directory)
+    except FolderError as error:
+        raise BoxFileError(str(error)) from error
     path = folder / f"{name}{SUFFIX}"
     try:
         _prune(folder)
@@ -262,34 +265,6 @@ def mark_sent(path: Path) -> None:
         number += 1
         target = path.with_name(f"{stem}.{number}{_SENT}")
     path.rename(target)
-
-
-def default_folder() -> Path:
-    """The default folder of black boxes."""
-    return Path(_SHARED_MEMORY) / f"otel-torchprof-{os.geteuid()}"
-
-
-def _folder(directory: str) -> Path:
-    """Creates and checks the folder; raises BoxFileError if other users can write to it, or if the default one is a link."""
-    try:
-        folder = Path(directory).expanduser() if directory else default_folder()
-    except RuntimeError as error:  # there is no such user
-        raise BoxFileError(f"{directory} cannot be made: {error}; name another folder") from error
-    try:
-        if directory:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = folder.stat()
-        else:
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            info = folder.lstat()
-    except OSError as error:
-        raise BoxFileError(f"{folder} cannot be made: {error.strerror}; name another folder") from error
-    if not stat.S_ISDIR(info.st_mode):
-        raise BoxFileError(f"{folder} is no folder; remove it, or name another")
-    if info.st_uid != os.geteuid() or (not directory and info.st_mode & 0o077) or info.st_mode & stat.S_IWOTH:
-        raise BoxFileError(f"{folder} belongs to somebody else, or others can write to it; name another folder")
-    return folder
 
 
 def _fitting(size: int | None, folder: Path, processes: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from otel_torchprof._files import box_file
 from otel_torchprof._files.box_file import SUFFIX, BoxFileError, is_of_the_living, memory_file, named_file
+from otel_torchprof._process import private_folder
 
 MIB = 1 << 20
 DAY = 86_400.0
@@ -36,8 +37,8 @@ def made():
 @pytest.fixture
 def default(monkeypatch, tmp_path):
     """The folder that nobody names, in a shared memory file system of the test's."""
-    monkeypatch.setattr(box_file, "_SHARED_MEMORY", str(tmp_path))
-    return box_file.default_folder()
+    monkeypatch.setattr(private_folder, "_SHARED_MEMORY", str(tmp_path))
+    return private_folder.default_folder()
 
 
 def has_free(monkeypatch, free: int, total: int = LARGE) -> None:
@@ -156,7 +157,7 @@ def test_a_folder_of_somebody_else_is_refused(monkeypatch, default, tmp_path, di
     folder = tmp_path / directory if directory else default
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    monkeypatch.setattr(box_file, "default_folder", lambda: folder)
+    monkeypatch.setattr(private_folder, "default_folder", lambda: folder)
     with pytest.raises(BoxFileError, match=f"^{folder} belongs to somebody else"):
         named_file("box", directory and str(folder), MIB, 1)
 
