@@ -467,6 +467,14 @@ BLACK_BOX_LABELS = Option(
     parse=parsers.names,
     default="all",
 )
+CONTROL = Option(
+    "OTEL_TORCHPROF_CONTROL",
+    "Folder of the sockets through which `otel-torchprof top`, `record` and `dump` reach running processes; `off`: no "
+    "socket",
+    check=parsers.control_folder,
+    fallback="",
+    default="`/dev/shm/otel-torchprof-UID`",
+)
 MEMORY_LIMIT = Option(
     "OTEL_TORCHPROF_MEMORY_LIMIT",
     "Memory limit of the recorder for one recording, in bytes or with `K`, `M` or `G`",

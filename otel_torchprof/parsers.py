@@ -306,6 +306,20 @@ def black_box(value: object) -> BlackBoxOptions:
     return options
 
 
+def control_folder(text: str) -> str | None:
+    """Parses the folder of control sockets: empty for the default one, None for no socket.
+
+    Raises:
+        ValueError: it is neither a folder with a slash in it, nor yes or no.
+    """
+    if "/" in text:
+        return text
+    try:
+        return "" if not text or switch(text) else None
+    except ValueError:
+        raise ValueError("allowed are on, off, and a folder with a slash in it") from None
+
+
 def names(text: str) -> frozenset[str]:
     """Parses names, separated by commas."""
     return frozenset(name.strip() for name in text.split(","))

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING
 from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.version import __version__
 
-from . import autopsy, build, convert, diff_command, doctor, explain_command, merge_command, recover, run, send, show
+from . import (
+    autopsy,
+    build,
+    convert,
+    diff_command,
+    doctor,
+    explain_command,
+    merge_command,
+    record_command,
+    recover,
+    run,
+    send,
+    show,
+)
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -20,6 +33,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "run": run,
+    "record": record_command,
     "show": show,
     "explain": explain_command,
     "diff": diff_command,

@@ -51,6 +51,11 @@ def name_of_rank(name: str, environ: Mapping[str, str]) -> str:
         parts.append(re.sub(r"[^\w-]", "_", role))
     if restart := restart_in(environ):
         parts.append(f"{_RESTART}{restart}")
+    return name_with(name, parts)
+
+
+def name_with(name: str, parts: Sequence[str]) -> str:
+    """The file name with parts before its suffix: ``train.trace.json.gz`` becomes ``train.rank3.trace.json.gz``."""
     stem, suffix = _split(name)
     plain = stem.removesuffix(_TRACE)
     return f"{plain}.{'.'.join(parts)}{stem[len(plain) :]}{suffix}"

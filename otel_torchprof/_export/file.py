@@ -60,6 +60,13 @@ def write(path: str | os.PathLike[str], pieces: Iterable[bytes | memoryview]) ->
     return _write_and_rename(name, target, pieces)
 
 
+def write_descriptor(descriptor: int, name: str, pieces: Iterable[bytes | memoryview]) -> int:
+    """As :func:`write`, into a file that is open, which is closed. Its ``name`` is for compression and messages only."""
+    with naming(name):
+        file = os.fdopen(descriptor, "wb")
+    return _write_all(name, file, pieces)
+
+
 def check_writable(path: str) -> None:
     """Raises ExportError for a path that could not be written now. Makes and changes nothing."""
     with naming(path):

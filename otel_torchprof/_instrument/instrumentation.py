@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof._columns.phases import NEXT_STEP, SegmentChange
@@ -26,6 +27,7 @@ from otel_torchprof.errors import TorchLibraryError
 from otel_torchprof.health import ON
 from otel_torchprof.integrations.automatic import shared as frameworks
 
+from .control_verbs import socket as control_socket
 from .foresight import Foresight
 from .live_recording import LiveRecording
 from .step_segments import StepRule
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.trace import SpanContext
 
     from otel_torchprof._export.provider import Provider
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
     from .operator_metrics import TorchMetrics
     from .processor import TorchSpanProcessor
+    from .step_log import StepLog
 
 KINDS: Mapping[str, tuple[Kind, ...]] = {
     "steps": (Kind.PHASE,),
@@ -178,6 +182,7 @@ class Instrumentation:
             mute=self._session.mute_roots,
             foresight=self._foresight,
             on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
+            on_look=control_socket.look,
             needs_all_spans=lambda: self._processor.takes_whole_traces,
             first_step=self._first_step,
         )
@@ -218,6 +223,30 @@ class Instrumentation:
             self._metrics.end()
             self._metrics.recorder.source = None
         self._ended = True
+
+    def status(self) -> dict[str, Any]:
+        """Detail, sources and steps for the control socket. The steps are those that were drained; thread-safe."""
+        self.ask_drain()
+        return {"detail": self._detail, **self.step_log.status(), "sources": dict(self._health()[0])}
+
+    @property
+    def step_log(self) -> StepLog:
+        """The latest ended steps among the drained events."""
+        return self._live.step_log
+
+    def ask_drain(self) -> None:
+        """Lets the drain thread drain at its next look, to learn which steps have ended."""
+        self._live.ask_drain()
+
+    @property
+    def raised(self) -> RecordingOptions:
+        """What a recording in more detail takes over: modules only where their hooks are installed, as new ones would recompile a model."""
+        return replace(self._options, modules=self._detail != "steps")
+
+    @property
+    def resource(self) -> Resource:
+        """Resource of the spans."""
+        return self._provider.resource
 
     @property
     def steps(self) -> int:
@@ -274,6 +303,8 @@ class Instrumentation:
             self._recording.cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
             generations.listen(self._metrics.generations.record)
         self._measure_processor()
+        self._recording.cleanup.push(functools.partial(control_socket.leave, self))
+        control_socket.enter(self)
 
     def _measure_processor(self) -> None:
         if self._metrics is not None:

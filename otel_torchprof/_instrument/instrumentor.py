@@ -7,7 +7,7 @@ import logging
 import os
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
@@ -19,7 +19,7 @@ from otel_torchprof._files.box import BlackBox
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._ranks.ranks import Ranks, identity_in, is_loader_worker
 from otel_torchprof._record.recording import checked_memory_limit
-from otel_torchprof.errors import warn_once
+from otel_torchprof.errors import TorchProfError, warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
 from . import operator_metrics
@@ -31,6 +31,7 @@ from .operator_metrics import has_sdk, is_heard, metrics_of
 from .options import Options, takes_arguments_of
 from .processor import unused
 from .sigterm import SigtermFlush
+from .step_recording import StepRecording, StepRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -213,6 +214,46 @@ class TorchInstrumentor(BaseInstrumentor):
         """
         if isinstance(self._running, Instrumentation):
             self._running.keep_step()
+
+    def record(
+        self,
+        steps: int | None = None,
+        *,
+        seconds: float | None = None,
+        detail: Literal["ops", "frames"] = "ops",
+        record_shapes: bool = False,
+        at_step: int | None = None,
+    ) -> StepRecording:
+        """Records the next steps in more detail, on a recording of their own, as ``otel-torchprof record`` does.
+
+        Returns at once; a thread does the rest. ``wait()`` of the result, on another thread than the loop's, waits for
+        the steps; then it is read like a finished :class:`profile`. Spans and averages of the instrumentation stay as
+        they are.
+
+        Args:
+            steps: number of steps. Default: 25, unless ``seconds`` is given.
+            seconds: longest time; without ``steps``, all of it is recorded.
+            detail: ``"ops"`` or ``"frames"``.
+            record_shapes: whether to record the shapes of operators' inputs.
+            at_step: number of the first step. Default: the next one.
+
+        Raises:
+            TorchProfError: torch is not instrumented or not imported, or another recording of steps is in progress.
+            TypeError, ValueError: a bad argument; the message names it.
+        """
+        given = {
+            "steps": steps,
+            "seconds": seconds,
+            "detail": detail,
+            "record_shapes": record_shapes,
+            "at_step": at_step,
+        }
+        request, running = StepRequest.checked(**given), self._running
+        if running is None or not running.is_running:
+            raise TorchProfError(f"there are no steps to record: torch is off: {self._off}; call instrument() first")
+        recording = StepRecording(running, request)
+        recording.start()
+        return recording
 
     @property
     def health(self) -> ProcessorHealth:

@@ -34,6 +34,7 @@ from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.step_marks import StepMarks
 from otel_torchprof.errors import NativeError
 
+from .step_log import StepLog
 from .step_segments import StepRule, StepSegments
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class LiveRecording:
         most_buffered: limit of the span buffer in bytes. Default: None, the limit of the policy.
         id_key: key of the span ids, 64 bits. Default: a unique one.
         on_steps: called after a drain with the spans of ended steps, if there are any.
+        on_look: called on the drain thread four times a second.
         needs_all_spans: whether an exporter takes whole traces. Default: always.
         first_step: number of the first step.
     """
@@ -173,6 +175,7 @@ class LiveRecording:
         most_buffered: int | None = None,
         id_key: int | None = None,
         on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
+        on_look: Callable[[], None] | None = None,
         needs_all_spans: Callable[[], bool] = lambda: True,
         first_step: int = 0,
     ) -> None:
@@ -189,8 +192,8 @@ class LiveRecording:
         """Ends and begins of segments that the program or its framework reports, from any thread."""
         self._marks_lock = threads.RLock()  # a signal handler may shut down in the middle
         self._mute = mute
-        self._on_steps, self._needs_all_spans = on_steps, needs_all_spans
-        self._log = LimitedLog()
+        self._on_steps, self._needs_all_spans, self._on_look = on_steps, needs_all_spans, on_look
+        self._log, self.step_log, self._is_asked = LimitedLog(), StepLog(), False
         self._lock = threads.RLock()  # reentrant: after an interrupt, the same thread may drain again
         self._roots_muted = False
         policy = policy or SpanPolicy()
@@ -269,10 +272,19 @@ class LiveRecording:
         """Bytes of events that were not drained yet."""
         return self._recording.batches.stats().bytes_buffered
 
+    def ask_drain(self) -> None:
+        """Lets the drain thread drain at its next look: somebody waits for steps. Thread-safe."""
+        self._is_asked = True
+
+    def look(self) -> None:
+        """Calls ``on_look``."""
+        if self._on_look is not None:
+            self._on_look()
+
     @property
     def is_due(self) -> bool:
-        """Whether enough events are buffered for the next drain, or a quarter of the recorder's memory is in use."""
-        return self.bytes_buffered >= self._due_bytes
+        """Whether enough events are buffered for the next drain, a quarter of the recorder's memory is in use, or somebody asked."""
+        return self._is_asked or self.bytes_buffered >= self._due_bytes
 
     @property
     def backlog(self) -> float:
@@ -291,6 +303,7 @@ class LiveRecording:
         ``final``: the recording has stopped; the last drain includes the unfinished step.
         """
         with self._lock:
+            self._is_asked = False
             if self._before_drain is not None:
                 self._before_drain()
             self.take_marks()
@@ -363,7 +376,8 @@ class LiveRecording:
         return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole)
 
     def _report_steps(self, spans: Sequence[StepSpan]) -> None:
-        """Passes spans of ended steps to ``on_steps``; its errors are logged, and no span is lost."""
+        """Logs ended steps, and passes their spans to ``on_steps``; its errors are logged, and no span is lost."""
+        self.step_log.add(spans)
         try:
             if self._on_steps is not None and spans:
                 self._on_steps(spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -15,6 +16,7 @@ from opentelemetry import metrics as otel_metrics
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.draining import Drainer, Ending, most_bytes, waiting_share
 from otel_torchprof._export.ledger import Ledger
+from otel_torchprof._export.sdk import current_resource
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
@@ -25,19 +27,22 @@ from otel_torchprof._record.catalog import SourceRequest, requested
 from otel_torchprof._record.contexts import SUPPRESSION_KEYS
 from otel_torchprof._record.recording import Recording
 from otel_torchprof._record.source import Operators
-from otel_torchprof._record.step_marks import RawMarks, StepTracker
+from otel_torchprof._record.step_marks import RawMarks, StepTracker, recorder_ahead_ns
 from otel_torchprof._record.torch_hooks import OptimizerHooks
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON, ProcessorHealth
 
+from .control_verbs import socket as control_socket
 from .operator_metrics import ThinnedDurations, has_sdk, is_heard
 from .recorder_metrics import RecorderFigures
 from .sampler import Sampler
+from .step_log import StepLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from opentelemetry.context import Context
+    from opentelemetry.sdk.resources import Resource
 
     from otel_torchprof._native.torch_library import TorchLibrary
     from otel_torchprof._record.source import RecordingOptions
@@ -165,6 +170,8 @@ class MetricsInstrumentation:
         self._context: Context | None = None
         self._durations: deque[tuple[float, float, Context]] = deque(maxlen=_MOST_DURATIONS)
         self._marks_taken = 0
+        self.step_log = StepLog(recorder_ahead_ns)
+        """The latest ended steps."""
         now = time.monotonic()
         share = 1.0 if self._overhead >= 1 else self._overhead * _DURATIONS_SHARE
         self._thinned = ThinnedDurations(self._metrics.durations, share, now)
@@ -199,6 +206,8 @@ class MetricsInstrumentation:
         self._metrics.refresh = self.refresh
         self._metrics.recorder.source = self._figures
         self._drainer.start()
+        self._recording.cleanup.push(functools.partial(control_socket.leave, self))
+        control_socket.enter(self)
 
     @property
     def _lock(self) -> Any:
@@ -228,6 +237,23 @@ class MetricsInstrumentation:
         self._metrics.end()
         self._metrics.recorder.source = None
         self._ended = True
+
+    def status(self) -> dict[str, Any]:
+        """Detail, sources and steps for the control socket."""
+        return {"detail": "metrics", **self.step_log.status(), "sources": dict(self.health.sources)}
+
+    def ask_drain(self) -> None:
+        """Does nothing: ends of steps are taken four times a second."""
+
+    @property
+    def raised(self) -> RecordingOptions:
+        """What a recording in more detail takes over: neither phases nor modules, whose hooks are not installed."""
+        return self._options
+
+    @property
+    def resource(self) -> Resource:
+        """Resource of the spans of such a recording."""
+        return current_resource()
 
     @property
     def health(self) -> ProcessorHealth:
@@ -375,7 +401,9 @@ class MetricsInstrumentation:
         self._sampler.spend(seconds + marks * _MARK_SECONDS, now)
         self._follow()
 
-    def _on_boundary(self, _number: int, now: int) -> None:
+    def _on_boundary(self, number: int, now: int) -> None:
+        if number > 1:
+            self.step_log.add_step(number - 1, self._boundary_ns, now)
         self._boundary_ns = now
         duration, sampled = self._sampler.step_ended(now / 1e9)
         self._metrics.add_step(sampled=sampled)
@@ -387,6 +415,7 @@ class MetricsInstrumentation:
     def _look(self) -> bool:
         """Does the periodic work, every quarter second; returns whether a drain is due."""
         begin = time.thread_time()
+        control_socket.look()
         if self._is_unwanted():
             return False
         provider: Any = self._provider or otel_metrics.get_meter_provider()

@@ -344,11 +344,13 @@ class TorchSpanProcessor(SpanProcessor):
         return 0 if attached is None else attached.bytes_buffered
 
     def _is_due(self) -> bool:
-        """Whether a drain is due before its time; also frees memory after a backlog."""
+        """Whether a drain is due before its time; also frees memory after a backlog, and looks at the control socket."""
         buffered, before = self._recorder_bytes(), self._buffered_bytes
         self._buffered_bytes = buffered
         self._heap.look(buffered + sum(queue.stats.waiting_bytes for queue in self._queues), is_idle=buffered == before)
         attached = self._attached
+        if attached is not None:
+            attached.look()
         return (attached is not None and attached.is_due) or len(self._ended) >= _MAX_ENDED // 8
 
     def _backlog(self) -> float:

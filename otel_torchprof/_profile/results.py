@@ -24,7 +24,7 @@ from otel_torchprof._model.devices import remaining_times
 from otel_torchprof._model.frame_spans import check_detail, displayed
 from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
-from otel_torchprof._model.step_spans import PROFILE_NAME, RecordedStep
+from otel_torchprof._model.step_spans import PROFILE_NAME, RecordedStep, note_phases
 from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
@@ -35,7 +35,7 @@ from .steps import ProfileSteps, without_step_labels
 from .trace_metadata import TraceMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Protocol
 
@@ -170,7 +170,7 @@ class ProfileResults(RecordedColumns):
         self._labels_steps = False
         self._learned_steps = ""  # file of a stream that detected the steps of the loop, in a notebook
         self._trace_only = False
-        self._has_modules = False  # among the events
+        self._has_modules = self._has_phases = False  # among the events
         self._started = False
         self._prepared = False
         self._tracing = False
@@ -415,6 +415,16 @@ class ProfileResults(RecordedColumns):
         check_detail(detail)
         if format_name not in FORMATS:
             raise ValueError(f"the format is {format_name!r}; it must be one of {', '.join(map(repr, FORMATS))}")
+        file.write(path, self._encoded(format_name, metadata, resource, detail))
+
+    def _encoded(
+        self,
+        format_name: str,
+        metadata: Mapping[str, Any] | None = None,
+        resource: Resource | None = None,
+        detail: str = "ops",
+    ) -> Iterable[bytes | memoryview]:
+        """Returns the pieces of a file; arguments as in :meth:`export_as`."""
         batch = self._batch()
         recorded = FormatInput(
             displayed_events(batch, self.activity_filters),
@@ -429,7 +439,7 @@ class ProfileResults(RecordedColumns):
             self._segments.times(),
             self._pid,
         )
-        file.write(path, FORMATS[format_name].encode(recorded))
+        return FORMATS[format_name].encode(recorded)
 
     def explain(self) -> Explanation:
         """Explains the steps, with evidence, as :func:`otel_torchprof.explain` explains a file.
@@ -602,6 +612,8 @@ class ProfileResults(RecordedColumns):
             parent=self._parent,
             device_times=remaining_times(whole, batch),
         )
+        if self._has_phases:
+            note_phases(roots)
         table = drained_spans(placed, roots, Flows(), with_flops=self.with_flops, callers=callers, final=True)
         table = with_reductions(table, placed.batch)
         return table, np.concatenate((table.span_id[: len(roots)], placed.root))

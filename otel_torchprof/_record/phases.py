@@ -76,7 +76,6 @@ class Phases(Source):
         module_calls.shared.remove(self)
         _hooks.remove(self)
         phase_calls.shared.remove(self)
-        self._is_on = False
 
     def decorate(self, batch: Batch) -> Batch:
         """Returns the batch with the names of root modules and facts about calls of ``generate``."""

@@ -312,6 +312,8 @@ class RecordingOptions:
         kinds = [Kind.OPERATOR, Kind.LABEL]
         if self.modules:
             kinds.append(Kind.MODULE)
+        if self.phases:
+            kinds.append(Kind.PHASE)
         if self.frames or self.has_collections:
             kinds.append(Kind.FRAME)
         return tuple(kinds)

@@ -12,6 +12,7 @@ from otel_torchprof._cli.main import _parser
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
 GUIDES = {
     "run": "[Profile code](profile.md), [several ranks](ranks.md), [crashes](crashes.md)",
+    "record": "[Training jobs](training.md#look-into-a-running-job)",
     "show": "[Profile code](profile.md)",
     "explain": "[Training jobs](training.md), [how verdicts are reached](verdicts.md)",
     "diff": "[Training jobs](training.md)",

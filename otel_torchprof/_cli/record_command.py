@@ -1,0 +1,238 @@
+"""``otel-torchprof record``: records steps of running processes in more detail."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof._export.file import naming
+from otel_torchprof._export.file_exporter import PID, RANK
+from otel_torchprof._export.formats import ENDINGS, endings_help, format_of
+from otel_torchprof._process.control_wire import ControlError
+from otel_torchprof.errors import TorchProfError
+
+from .control_client import ControlCall, Process, ask_each, process_of, processes
+from .run import explanation
+from .run_outputs import name_with
+from .terminal import display_progress, say, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+_DETAILS, _DEFAULT_STEPS = ("ops", "frames"), 25
+"""As in the recorded process, whose modules this command does not import."""
+_PREPARE_SECONDS = 900.0
+"""Longest time for a process to build and load what records torch's operators: other work may have the machine."""
+_SILENT_SECONDS = 120.0
+"""Longest time without a line of progress; while it writes its file a process reports none."""
+_AHEAD_SECONDS = 3.0
+"""Time from which on all processes are told a step to its begin."""
+
+_DESCRIPTION = """\
+Records steps of a running, instrumented process in more detail, without a restart: from its next step on the detail rises, after the
+last step it falls to what it was. Ctrl-C ends it; nothing is written then.
+
+examples:
+  otel-torchprof record --pid 4711 --explain
+  otel-torchprof record --all --steps 10 --detail frames -o slow.json.gz
+  otel-torchprof record --pid 4711 --seconds 5 -o service.otlp"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "record",
+        help="record steps of a running process",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--pid", type=int, metavar="PID", help="process to record")
+    which.add_argument(
+        "--all",
+        action="store_true",
+        help="record all instrumented processes of this machine, from the same step on, a file each",
+    )
+    add("--steps", type=int, metavar="N", help="number of steps (default: 25, unless --seconds is given)")
+    add("--seconds", type=float, metavar="S", help="longest time; without --steps, all of it is recorded")
+    add("--at-step", type=int, metavar="N", help="number of the first step (default: the next one)")
+    add("--detail", choices=_DETAILS, default="ops", help="level of detail (default: ops)")
+    add("--shapes", action="store_true", help="record the shapes of operators' inputs")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"output: {endings_help()}; of several processes each has its rank, or its pid, in its name "
+        "(default: PROGRAM.record.trace.json.gz)",
+    )
+    add("--explain", action="store_true", help="report why the recorded steps are slow")
+    add("-q", "--quiet", action="store_true", help="do not show progress")
+
+
+class _Target(NamedTuple):
+    """A process, what it says of itself, and the file that it gets."""
+
+    process: Process
+    status: Mapping[str, Any]
+    path: str
+
+
+def run(options: argparse.Namespace) -> int:
+    """Records; returns 1 if any process could not be recorded, else 0.
+
+    Raises:
+        TorchProfError: there is no process, or no file can be written.
+    """
+    if options.output is not None and format_of(options.output) is None:
+        raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
+    found = processes() if options.all else [process_of(options.pid)]
+    if not found:
+        raise ControlError(
+            "no process of this machine is instrumented: start one with otel-torchprof run, opentelemetry-instrument or "
+            "TorchInstrumentor().instrument()"
+        )
+    with display_progress(lambda: "otel-torchprof: loading what records operators", quiet=options.quiet):
+        ready, failed = _asked(found, "record", {"prepare": True}, _PREPARE_SECONDS)
+    stated, errors = _asked([process for process, _ in ready], "status", {}, _SILENT_SECONDS)
+    targets = _with_paths(stated, options.output)
+    recorded, more = _recorded(targets, _arguments(options, targets), options)
+    for error in (*failed, *errors, *more):
+        say(str(error))
+    if options.explain and recorded:
+        print(explanation(recorded, options), end="")  # noqa: T201 - the result
+    return 1 if failed or errors or more or not recorded else 0
+
+
+def _asked(
+    found: Sequence[Process], verb: str, arguments: Mapping[str, Any], seconds: float
+) -> tuple[list[tuple[Process, Mapping[str, Any]]], list[ControlError]]:
+    """Returns the answers of the processes that answered, and the errors of the others."""
+    answers = ask_each([ControlCall(process, verb, arguments) for process in found], seconds=seconds)
+    pairs = list(zip(found, answers, strict=True))
+    return (
+        [(process, answer) for process, answer in pairs if not isinstance(answer, ControlError)],
+        [answer for _, answer in pairs if isinstance(answer, ControlError)],
+    )
+
+
+def _with_paths(stated: Sequence[tuple[Process, Mapping[str, Any]]], output: str | None) -> list[_Target]:
+    """Gives each process a file; of several, each has its rank in its name, or its pid where ranks are not different."""
+    targets = []
+    ranks = [status.get("rank") for _, status in stated]
+    has_ranks = None not in ranks and len(set(ranks)) == len(ranks)
+    for process, status in stated:
+        program = Path(str(status.get("program", ""))).stem.strip("-") or "program"
+        name = output or f"{program}.record.trace.json.gz"
+        rank = status.get("rank")
+        parts = [] if len(stated) == 1 else [f"rank{rank}" if has_ranks else str(process.pid)]
+        if PID in name or RANK in name:
+            parts = []
+        path = name.replace(PID, str(process.pid)).replace(RANK, str(0 if rank is None else rank))
+        targets.append(_Target(process, status, name_with(path, parts) if parts else path))
+    return targets
+
+
+def _arguments(options: argparse.Namespace, targets: Sequence[_Target]) -> dict[str, Any]:
+    """Returns the arguments of the request, with the step at which all begin."""
+    names = ("steps", "seconds", "detail", "at_step")
+    arguments: dict[str, Any] = {name: getattr(options, name) for name in names}
+    arguments["record_shapes"] = options.shapes
+    if len(targets) > 1 and options.at_step is None and not (options.seconds and not options.steps):
+        arguments["at_step"] = common_step([target.status for target in targets], time.time_ns())
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def common_step(statuses: Sequence[Mapping[str, Any]], now_ns: int) -> int | None:
+    """The number of a step that no process has begun yet in some seconds; None if one of them has no steps."""
+    steps = []
+    for status in statuses:
+        last, end, seconds = (status.get(name) for name in ("step", "step_end_ns", "step_seconds"))
+        if last is None or end is None or seconds is None:
+            return None
+        # The status may be as old as the latest drain.
+        steps.append(last + 2 + math.ceil((max(now_ns - end, 0) / 1e9 + _AHEAD_SECONDS) / max(seconds, 1e-6)))
+    return max(steps, default=None)
+
+
+def _recorded(
+    targets: Sequence[_Target], arguments: Mapping[str, Any], options: argparse.Namespace
+) -> tuple[list[str], list[ControlError]]:
+    """Has the processes record and write; returns the paths of the files, which appear when they are complete, and the errors."""
+    progress: dict[int, Mapping[str, Any]] = {}
+
+    def note(call: ControlCall, value: Mapping[str, Any]) -> None:
+        progress[call.process.pid] = value
+
+    paths, errors = [], []
+    with ExitStack() as stack:
+        files = [stack.enter_context(_PendingFile(target.path)) for target in targets]
+        calls = [
+            ControlCall(target.process, "record", {**arguments, "name": target.path}, (file.descriptor,))
+            for target, file in zip(targets, files, strict=True)
+        ]
+        with display_progress(lambda: _line(progress, arguments), quiet=options.quiet, at_once=True):
+            answers = ask_each(calls, seconds=_SILENT_SECONDS, on_progress=note)
+        for target, file, answer in zip(targets, files, answers, strict=True):
+            if isinstance(answer, ControlError):
+                errors.append(ControlError(f"{answer}; {target.path} is not written"))
+                continue
+            file.keep()
+            paths.append(target.path)
+            if not options.quiet:
+                say(_summary(target, answer))
+    return paths, errors
+
+
+class _PendingFile:
+    """An open file that has its name only once it is kept."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._temporary = self._path.with_name(f".otel-torchprof-{os.urandom(8).hex()}.tmp")
+        with naming(path):
+            self.descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+        self._temporary.unlink(missing_ok=True)
+
+    def keep(self) -> None:
+        """Gives the file its name."""
+        with naming(str(self._path)):
+            self._temporary.replace(self._path)
+
+
+def _line(progress: Mapping[int, Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
+    """The line of progress: that of the process that is furthest behind."""
+    if not progress:
+        return "otel-torchprof: waiting"
+    least = min(progress.values(), key=lambda value: int(value.get("steps", 0)))
+    asked = arguments.get("steps", "" if "seconds" in arguments else _DEFAULT_STEPS)
+    of_all = f" of {asked}" if asked else ""
+    at = f" (from step {arguments['at_step']})" if "at_step" in arguments else ""
+    return f"otel-torchprof: {least.get('state', '')}{at}: {least.get('steps', 0)}{of_all} steps"
+
+
+def _summary(target: _Target, answer: Mapping[str, Any]) -> str:
+    first, count = answer["first_step"], answer["steps"]
+    steps = (
+        "no whole step" if first is None else f"steps {first} to {first + count - 1}" if count > 1 else f"step {first}"
+    )
+    lost = f", {answer['dropped']:,} dropped" if answer["dropped"] else ""
+    cut = ", ended early" if answer["is_cut"] else ""
+    notes = "".join(f"; {note}" for note in answer["notes"])
+    return (
+        f"process {target.process.pid}: {steps}{cut}, {answer['events']:,} events{lost}, {size(answer['bytes'])} before compression, "
+        f"in {target.path}{notes}"
+    )

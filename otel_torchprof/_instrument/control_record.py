@@ -1,0 +1,103 @@
+"""The verb ``record``: records steps of a running process into a file that the client has opened."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from otel_torchprof._export import file
+from otel_torchprof._export.formats import endings_help, format_of
+from otel_torchprof._native import torch_library
+from otel_torchprof._process import threads
+from otel_torchprof._process.control_wire import ControlError
+from otel_torchprof.errors import TorchProfError
+
+from .step_recording import StepRecording, StepRequest, check_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .control import Connection, Request
+
+_PROGRESS_SECONDS = 0.5
+
+
+def record(request: Request) -> None:
+    """Records steps, and writes them into the descriptor that came with the request, on threads that end with it.
+
+    Arguments: those of :class:`StepRequest`, and ``name``, the name of the file, which decides about its format. With ``prepare``, only
+    loads what a recording needs, so that it begins at once.
+
+    Raises:
+        TorchProfError: it cannot begin; the message says why.
+    """
+    arguments = dict(request.arguments)
+    name = str(arguments.pop("name", ""))
+    if arguments.pop("prepare", False):
+        connection = request.take()
+        _in_background(lambda: _prepare(connection))
+        return
+    format_name = format_of(name)
+    if format_name is None:
+        raise ControlError(f"{name!r:.100} names no format: {endings_help()}")
+    if request.file_count != 1:
+        raise ControlError(f"{request.file_count} files came with the request: one is needed")
+    recording = _begun(request.running, arguments)
+    (descriptor,), connection = request.take_files(), request.take()
+    _in_background(lambda: _serve(connection, recording, descriptor, name, format_name))
+
+
+def _begun(running: Any, arguments: dict[str, Any]) -> StepRecording:
+    try:
+        recording = StepRecording(running, StepRequest.checked(**arguments))
+    except (TypeError, ValueError) as error:
+        raise ControlError(str(error)) from error
+    recording.start()
+    return recording
+
+
+def _in_background(function: Callable[[], None]) -> None:
+    threads.Thread(target=function, name="otel-torchprof-control", daemon=True).start()
+
+
+def _prepare(connection: Connection) -> None:
+    try:
+        check_torch()
+        torch_library.load()
+    except TorchProfError as error:
+        connection.end(None, str(error))
+    else:
+        connection.end({})
+
+
+def _serve(connection: Connection, recording: StepRecording, descriptor: int, name: str, format_name: str) -> None:
+    """Reports progress until the recording is done, then writes it; if the client leaves, ends the recording and writes nothing."""
+    is_there = True
+    while not recording.wait(_PROGRESS_SECONDS):
+        is_there = is_there and connection.progress({"state": recording.state, "steps": recording.ended_steps})
+        if not is_there or connection.has_left():
+            is_there = False
+            recording.cancel()
+    if recording.error or not is_there:
+        os.close(descriptor)
+        connection.end(None, recording.error)
+        return
+    try:
+        connection.progress({"state": "writing", "steps": recording.ended_steps})
+        written = file.write_descriptor(descriptor, name, recording.pieces(format_name))
+        connection.end(_result(recording, written))
+    except Exception as error:  # noqa: BLE001 - told to the client
+        connection.end(None, f"the file is incomplete: {error}")
+
+
+def _result(recording: StepRecording, written: int) -> dict[str, Any]:
+    steps, health = recording.steps, recording.health
+    return {
+        "first_step": steps[0].number if steps else None,
+        "steps": len(steps),
+        "events": health.recorded,
+        "dropped": sum(health.dropped.values()),
+        "bytes": written,
+        "is_cut": recording.is_cut,
+        "notes": health.notes,
+    }

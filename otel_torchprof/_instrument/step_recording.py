@@ -1,0 +1,381 @@
+"""Records some steps of a running instrumentation in more detail, on a recording of their own; the instrumentation's is untouched.
+
+A thread starts the recording shortly before the first step and stops it once the instrumentation knows that the last one has ended:
+nothing is done on the threads of the program. What was recorded before and after the steps is removed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_torchprof import parsers
+from otel_torchprof._columns.joined import without
+from otel_torchprof._native import torch_library
+from otel_torchprof._native.recorder import now_ns
+from otel_torchprof._process import process_changes, threads
+from otel_torchprof._profile.results import ProfileResults
+from otel_torchprof._record.recording import ProfileSegment
+from otel_torchprof.errors import TorchProfError, check_names, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Protocol
+
+    from opentelemetry.sdk.resources import Resource
+
+    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._model.step_spans import RecordedStep
+    from otel_torchprof._record.source import RecordingOptions
+    from otel_torchprof.health import Health
+
+    from .step_log import StepLog
+
+    class StepSource(Protocol):
+        """A running instrumentation."""
+
+        @property
+        def is_running(self) -> bool:
+            """Whether it was started and not stopped."""
+
+        @property
+        def step_log(self) -> StepLog:
+            """The latest ended steps."""
+
+        @property
+        def raised(self) -> RecordingOptions:
+            """What a recording in more detail takes over from it."""
+
+        def ask_drain(self) -> None:
+            """Lets it learn soon which steps have ended."""
+
+        @property
+        def resource(self) -> Resource:
+            """Resource of the spans."""
+
+
+DETAILS = ("ops", "frames")
+_LOOK_SECONDS = 0.05
+_LEAD_SECONDS = 1.0
+"""Time between the start of the recording and its first step, or two steps if that is more: when it comes is an estimate."""
+_STEPLESS_SECONDS = 30.0
+"""Time for the first step that the process has ever ended."""
+DEFAULT_STEPS = 25
+"""What an explanation needs for a verdict."""
+
+WAITING, RECORDING, READING, DONE = "waiting", "recording", "reading", "done"
+"""States, in order."""
+
+
+class StepRequest(NamedTuple):
+    """What is to be recorded."""
+
+    steps: int | None = None
+    """Number of steps; None: those in ``seconds``."""
+    seconds: float | None = None
+    """Longest time; of a recording without a number of steps, its length."""
+    detail: str = "ops"
+    record_shapes: bool = False
+    at_step: int | None = None
+    """Number of the first step; None: the next one."""
+
+    @classmethod
+    def checked(cls, **given: Any) -> StepRequest:
+        """Checks the fields; neither ``steps`` nor ``seconds``: :data:`DEFAULT_STEPS` steps.
+
+        Raises:
+            TypeError, ValueError: a value is not allowed; the message has its name, its value and the allowed values.
+        """
+        check_names("record()", given, cls._fields)
+        values = {name: checked(name, value, _CHECKS[name]) for name, value in given.items() if value is not None}
+        request = cls(**values)
+        return request._replace(steps=DEFAULT_STEPS) if request.steps is None and request.seconds is None else request
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "steps": parsers.whole("a whole number above 0, or None", 1),
+    "seconds": parsers.number("a number of seconds above 0, or None", lambda value: value > 0),
+    "detail": parsers.one_of(*DETAILS),
+    "record_shapes": parsers.boolean("True or False"),
+    "at_step": parsers.whole("a number of a step, or None", 0),
+}
+
+
+def check_torch() -> None:
+    """Raises TorchProfError if the program has not imported torch yet: nothing here may do it first."""
+    if "torch" not in sys.modules:
+        raise TorchProfError("torch is not imported yet, so there is nothing to record: try again later")
+
+
+class StepRecording(ProfileResults):
+    """Some steps of a running instrumentation in more detail, made by :meth:`TorchInstrumentor.record`.
+
+    Read it after :meth:`wait`, like a finished :class:`profile`: averages, events, files, spans, :meth:`explain`.
+    Thread-safe.
+    """
+
+    def __init__(self, running: StepSource, request: StepRequest) -> None:
+        check_torch()
+        self._request = request
+        self._running = running
+        self._window = _StepWindow(
+            replace(
+                running.raised,
+                operators=True,
+                inputs=request.record_shapes,
+                frames=request.detail == "frames",
+                sources={**running.raised.sources, "energy": False},
+            )
+        )
+        super().__init__(self._window)
+        self.record_shapes, self.with_stack = request.record_shapes, request.detail == "frames"
+        self.use_device = self._window.options.device if self._window.options.times_device else None
+        self._has_modules = self._window.options.modules
+        self._has_phases = self._window.options.phases
+        self.state = WAITING
+        """``waiting`` for its first step, ``recording``, ``reading`` what was recorded, ``done``."""
+        self.error = ""
+        """Why there is nothing; empty as long as there is no reason."""
+        self.is_cut = False
+        """Whether it ended before the last step that was asked for: cancelled, at the time limit, or with the instrumentation."""
+        self._cancelled, self._over = threads.Event(), threads.Event()
+        self._thread = threads.Thread(target=self._run, name="otel-torchprof-record", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread.
+
+        Raises:
+            TorchProfError: another one is in progress in this process.
+        """
+        _progress.begin(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            _progress.end(self)
+            raise
+
+    def cancel(self) -> None:
+        """Ends it before its last step; what was recorded is kept. Does not wait."""
+        self._cancelled.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is done, or failed: :attr:`error` says so. Not on the thread of the loop, whose steps it waits for.
+
+        Args:
+            timeout: limit in seconds. Default: none.
+
+        Returns:
+            False after the timeout.
+        """
+        return self._over.wait(timeout)
+
+    @property
+    def ended_steps(self) -> int:
+        """Number of its steps that have ended."""
+        return len(self._recorded_steps())
+
+    @property
+    def health(self) -> Health:
+        """State of every source, counts of events, and notes: a :class:`Health`."""
+        return replace(self._window.health(), stats=self._figures)
+
+    # ---- on its thread ----
+
+    def _run(self) -> None:
+        try:
+            self._record()
+            self._finish()
+        except Exception as error:  # noqa: BLE001 - reported to whoever waits
+            known = isinstance(error, TorchProfError)
+            self.error = str(error) if known else f"the recording failed: {type(error).__name__}: {error}"
+        finally:
+            self.state = DONE
+            _progress.end(self)
+            self._over.set()
+
+    def _record(self) -> None:
+        self._window.prepare()
+        while self._is_early() and not self._is_stopped():
+            self._cancelled.wait(_LOOK_SECONDS)
+        self._window.start()
+        self.state, begun = RECORDING, time.monotonic()
+        try:
+            while not self._is_complete(time.monotonic() - begun):
+                if self._is_stopped():
+                    self.is_cut = True
+                    break
+                self._running.ask_drain()
+                self._cancelled.wait(_LOOK_SECONDS)
+        finally:
+            self.state = READING
+            self._window.stop()
+
+    def _is_stopped(self) -> bool:
+        return self._cancelled.is_set() or not self._running.is_running
+
+    def _is_early(self) -> bool:
+        """Whether the first step is so far away that the recording need not begin."""
+        at_step, last, seconds = self._request.at_step, self._running.step_log.last, self._running.step_log.seconds
+        if at_step is None or last is None or seconds is None:
+            return False
+        if last.number >= at_step:
+            raise TorchProfError(f"step {at_step} has ended, the latest is {last.number}: choose a later one")
+        self._running.ask_drain()
+        latest = last.number + (now_ns() - last.end) / 1e9 / max(seconds, 1e-9)
+        return (at_step - 1 - latest) * seconds > max(_LEAD_SECONDS, 2 * seconds)
+
+    def _recorded_steps(self) -> list[RecordedStep]:
+        """The ended steps that were recorded whole, of those that were asked for."""
+        since, until = self._window.limits()
+        steps = [step for step in self._running.step_log.steps_from(since) if since and step.end <= until]
+        first = self._request.at_step
+        wanted = steps if first is None else [step for step in steps if step.number >= first]
+        return wanted[: self._request.steps]
+
+    def _is_complete(self, seconds: float) -> bool:
+        if self._request.seconds is not None and seconds >= self._request.seconds:
+            self.is_cut = self._request.steps is not None
+            return True
+        if self._request.steps is None:
+            return False
+        if self._running.step_log.last is None and seconds > _STEPLESS_SECONDS:
+            raise TorchProfError(
+                f"no step has ended for {seconds:.0f} seconds: the program has no steps, or longer ones; record by time (seconds)"
+            )
+        return self.ended_steps == self._request.steps
+
+    def _finish(self) -> None:
+        steps = self._recorded_steps()
+        if self._request.steps is not None:
+            if not steps:
+                raise TorchProfError(f"nothing is recorded: {self._why_no_step()}")
+            if self._request.at_step is not None and steps[0].number != self._request.at_step:
+                raise TorchProfError(
+                    f"step {self._request.at_step} had begun before the recording, whose first one is {steps[0].number}: "
+                    "choose a later one"
+                )
+        self._window.trim(steps, is_whole=self._request.steps is None)
+        self.trace_id = f"{uuid.uuid4().int:032X}"
+        self._metadata.note(self.trace_id, [name for name in ("with_stack", "record_shapes") if getattr(self, name)])
+        self.profiling_start_time_ns, self.profiling_end_time_ns = self._window.times()
+        self._started = self._prepared = True
+
+    def _why_no_step(self) -> str:
+        if not self._running.is_running:
+            return "the instrumentation ended before the first step had"
+        return "it was ended before its first step had: steps are longer than that"
+
+    # ---- results ----
+
+    def pieces(self, format_name: str) -> Iterable[bytes | memoryview]:
+        """Returns the pieces of a file in a format of :data:`FORMATS`."""
+        return self._encoded(format_name, detail="frames" if self.with_stack else "ops")
+
+    def _steps(self) -> list[RecordedStep]:
+        return list(self._window.steps)
+
+    def _resource(self) -> Resource:
+        return self._running.resource
+
+    def _why_nothing(self) -> str:
+        return self.error or "the steps are not recorded yet: call wait() first, on another thread than the loop's"
+
+    def _no_steps(self) -> TorchProfError:
+        return TorchProfError("no step was recorded whole: record by a number of steps")
+
+
+class _StepWindow:
+    """The recording of a :class:`StepRecording`, cut to its steps."""
+
+    def __init__(self, options: RecordingOptions) -> None:
+        self.options = options
+        self.steps: Sequence[RecordedStep] = ()
+        self.reading = threads.Lock()
+        """Held while results are computed."""
+        self._segment: ProfileSegment | None = None
+        self._batch: Batch | None = None
+        self._limits: tuple[int, int] | None = None
+
+    def prepare(self) -> None:
+        """Builds and loads what the recording needs.
+
+        Raises:
+            TorchLibraryError: operators cannot be recorded; the message names the fix.
+        """
+        torch_library.load()
+        self._segment = ProfileSegment(self.options)
+
+    @property
+    def _started(self) -> ProfileSegment:
+        if self._segment is None:
+            raise TorchProfError("the recording has not begun")
+        return self._segment
+
+    def start(self) -> None:
+        """Starts it. Raises as :meth:`ProfileSegment.start`."""
+        self._started.start()
+
+    def stop(self) -> None:
+        """Stops it."""
+        self._started.stop()
+
+    def limits(self) -> tuple[int, int]:
+        """When the recording began and ended, Unix ns; until now, if it runs."""
+        return (0, 0) if self._segment is None else self._segment.times()
+
+    def trim(self, steps: Sequence[RecordedStep], *, is_whole: bool) -> None:
+        """Reads the recording, and removes what began outside of the steps, unless all of it ``is_whole``."""
+        batch, self.steps = self._started.batch(), steps
+        start, end = self.limits() if is_whole else (steps[0].start, steps[-1].end)
+        began = batch["start"]
+        batch = without(batch, (began < start) | (began > end))
+        if batch.samples is not None:
+            taken = batch.samples.time
+            batch = replace(batch, samples=batch.samples.chosen((taken >= start) & (taken <= end)))
+        self._batch, self._limits = batch, (start, end)
+
+    def batch(self) -> Batch:
+        """Returns the events of the steps."""
+        return self._started.batch() if self._batch is None else self._batch
+
+    def times(self) -> tuple[int, int]:
+        """Start of the first step and end of the last, Unix ns."""
+        return self.limits() if self._limits is None else self._limits
+
+    def health(self) -> Health:
+        """State and figures; the events are those of the steps."""
+        state = self._started.health()
+        return replace(state, recorded=0 if self._batch is None else len(self._batch))
+
+
+class _InProgress:
+    """The one recording of this process that is in progress."""
+
+    def __init__(self) -> None:
+        self._lock = threads.Lock()
+        self._recording: StepRecording | None = None
+
+    def begin(self, recording: StepRecording) -> None:
+        with self._lock:
+            if self._recording is not None:
+                raise TorchProfError(
+                    "another recording of steps is in progress in this process: wait until it has ended"
+                )
+            self._recording = recording
+
+    def end(self, recording: StepRecording) -> None:
+        with self._lock:
+            if self._recording is recording:
+                self._recording = None
+
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's, whose thread the child does not have."""
+        self._lock = threads.Lock()
+        self._recording = None
+
+
+_progress = _InProgress()
+process_changes.at_fork(process_changes.Order.STATE, in_child=_progress.after_fork_in_child)

@@ -1,0 +1,278 @@
+"""Steps of a program that runs, recorded in more detail: from its own code, over its control socket, and on several ranks at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import record_ranks_program
+import torch
+from instrumented import Instrumented
+from launched import RANKS, launched
+
+import otel_torchprof as otp
+from otel_torchprof._cli.control_client import ControlCall, ask, ask_each, process_of, processes
+from otel_torchprof._cli.main import main
+from otel_torchprof._files.attribute_keys import STEP
+from otel_torchprof._instrument import step_recording
+from otel_torchprof._process.control_wire import ControlError
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="control sockets are for Linux")
+
+
+class Loop:
+    """A small training loop, whose steps the program ends, or which a rule finds."""
+
+    def __init__(self, *, says: bool = True, model=None):
+        self.parameter = torch.nn.Parameter(torch.ones(2, 2))
+        self.model = model or (lambda: self.parameter @ self.parameter)
+        self.optimizer = torch.optim.SGD([self.parameter], lr=0.01)
+        self.says, self.steps = says, 0
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.model().sum().backward()
+        self.optimizer.step()
+        self.steps += 1
+        if self.says:
+            otp.TorchInstrumentor().step()
+
+    def until(self, is_over):
+        while not is_over():
+            self.step()
+
+
+@pytest.fixture
+def service(monkeypatch, tmp_path):
+    """A service that is drained often."""
+    monkeypatch.setenv("OTEL_TORCHPROF_CONTROL", str(tmp_path / "sockets"))
+    made = Instrumented(drained_every=50)
+    yield made
+    made.provider.shutdown()
+
+
+def in_background(function, *arguments):
+    """Runs a function on a thread; returns a function that says whether it is over, and the list that then has its result."""
+    results = []
+
+    def run():
+        try:
+            results.append(function(*arguments))
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return lambda: not thread.is_alive(), results
+
+
+@pytest.mark.parametrize(("detail", "says"), [("steps", True), ("steps", False), ("ops", True)])
+def test_so_many_steps_whole_and_nothing_else(service, detail, says):
+    """The recording has all operators of consecutive steps, and what the instrumentation records itself stays as it was."""
+    loop = Loop(says=says)
+    with service.on(detail):
+        loop.until(lambda: loop.steps == 20)
+        recording = otp.TorchInstrumentor().record(4, record_shapes=True)
+        loop.until(lambda: recording.wait(0))
+        first = recording.steps[0].number
+        loop.until(lambda: loop.steps >= first + 10)
+    service.provider.force_flush()
+    assert not recording.error
+    assert [step.number for step in recording.steps] == list(range(first, first + 4))
+    columns = recording.columns
+    assert ((columns["start"] >= recording.steps[0].start) & (columns["start"] <= recording.steps[-1].end)).all()
+    counts = {average.key: average.count for average in recording.key_averages()}
+    assert counts["aten::mm"] == 4 * 3
+    assert recording.key_averages(group_by_input_shape=True)
+    spans = Counter(span.name for span in service.exporter.spans)
+    assert ("aten::mm" in spans) == (detail == "ops")
+    numbers = [span.attributes[STEP] for span in service.exporter.spans if span.name == "torch.step"]
+    assert sorted(set(numbers)) == list(range(min(numbers), max(numbers) + 1))
+    starts = {step.number: step.start for step in recording.steps}
+    assert starts == {
+        number: span.start_time
+        for span in service.exporter.spans
+        if span.name == "torch.step" and (number := span.attributes[STEP]) in starts
+    }
+
+
+def test_with_metrics_alone_and_with_calls(service):
+    """Also where nothing but metrics is recorded: the detail rises to calls of Python, and falls again."""
+    loop = Loop()
+    instrumentor = otp.TorchInstrumentor()
+    instrumentor.instrument(tracer_provider=service.provider, detail="metrics")
+    try:
+        loop.until(lambda: loop.steps == 5)
+        recording = instrumentor.record(2, detail="frames")
+        loop.until(lambda: recording.wait(0))
+    finally:
+        instrumentor.uninstrument()
+    assert not recording.error
+    assert len(recording.steps) == 2
+    assert any("test_record.py" in event.name for event in recording.events())
+    assert sys.getprofile() is None
+
+
+def test_from_a_step_on(service):
+    """The first step may be chosen; one that is over is refused."""
+    loop = Loop()
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 20)
+        recording = otp.TorchInstrumentor().record(2, at_step=300)
+        loop.until(lambda: recording.wait(0))
+        late = otp.TorchInstrumentor().record(2, at_step=2)
+        loop.until(lambda: late.wait(0))
+    assert [step.number for step in recording.steps] == [300, 301]
+    assert "step 2 has ended" in late.error
+    with pytest.raises(otp.TorchProfError, match="step 2 has ended"):
+        late.key_averages()
+
+
+def test_without_steps_by_time(service, monkeypatch):
+    """A program without steps is recorded by seconds; by steps it is not, and the error says what to do."""
+    monkeypatch.setattr(step_recording, "_STEPLESS_SECONDS", 0.1)
+    with service.on("steps"):
+        recording = otp.TorchInstrumentor().record(seconds=0.3)
+        while not recording.wait(0):
+            torch.ones(2).add(1)
+        failed = otp.TorchInstrumentor().record()
+        assert failed.wait(60)
+    assert not recording.error
+    assert recording.steps == ()
+    assert {average.key for average in recording.key_averages()} >= {"aten::add", "aten::ones"}
+    assert "record by time" in failed.error
+
+
+def test_one_at_once_and_only_while_torch_is_instrumented(service):
+    """A second one is refused; the end of the instrumentation ends the recording, which says so."""
+    with pytest.raises(otp.TorchProfError, match="not instrumented"):
+        otp.TorchInstrumentor().record()
+    with pytest.raises(ValueError, match="steps is 0"):
+        otp.TorchInstrumentor().record(0)
+    with service.on("steps"):
+        Loop().step()
+        recording = otp.TorchInstrumentor().record()
+        with pytest.raises(otp.TorchProfError, match="in progress"):
+            otp.TorchInstrumentor().record()
+        with pytest.raises(otp.TorchProfError, match="not recorded yet"):
+            recording.events()
+    assert recording.wait(60)
+    assert recording.error == "nothing is recorded: the instrumentation ended before the first step had"
+
+
+def test_nothing_is_compiled_again(service):
+    """A compiled model has the same graphs before, while and after its steps are recorded."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter, loop = CompileCounter(), Loop()
+    model = torch.compile(torch.nn.Linear(2, 2), backend=counter)
+    loop.model = lambda: model(loop.parameter)
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 5)
+        compiled = counter.frame_count
+        for _ in range(2):
+            recording = otp.TorchInstrumentor().record(3)
+            while not recording.wait(0):
+                loop.step()
+            assert not recording.error
+    assert counter.frame_count == compiled > 0
+
+
+@LINUX
+@pytest.mark.parametrize("name", ["steps.json.gz", "steps.otlp"])
+def test_the_command(service, tmp_path, capfd, name):
+    """``record`` writes a file of the kind that its name says, and explains it."""
+    loop = Loop()
+    words = ["record", "--pid", str(os.getpid()), "--steps", "26", "-o", str(tmp_path / name), "--explain"]
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 20)
+        is_over, status = in_background(main, words)
+        loop.until(is_over)
+    output = capfd.readouterr()
+    assert status == [0], output.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["sockets", name])
+    assert "26 steps" in output.out
+    assert "Phase" in output.out
+    profile = otp.load(tmp_path / name)
+    assert len(profile.steps) == 26
+    assert {average.key: average.count for average in profile.key_averages()}["aten::mm"] == 26 * 3
+
+
+@LINUX
+def test_a_client_that_leaves(service, tmp_path):
+    """The recording ends with it and nothing is written; the next client may record, and one more is refused meanwhile."""
+    loop = Loop()
+    with service.on("steps"), (tmp_path / "a.json").open("wb") as file:
+        loop.until(lambda: loop.steps == 20)
+
+        def leave():
+            process = process_of(os.getpid())
+            busy = []
+
+            def on_progress(_call, _value):
+                busy.append(ask_each([ControlCall(process, "record", {"name": "b.json"}, (file.fileno(),))])[0])
+                raise KeyboardInterrupt
+
+            try:
+                ask_each(
+                    [ControlCall(process, "record", {"steps": 10**9, "name": "a.json"}, (file.fileno(),))],
+                    on_progress=on_progress,
+                )
+            except KeyboardInterrupt:
+                return busy[0]
+
+        is_over, (result) = in_background(leave)
+        loop.until(is_over)
+        assert "in progress" in str(result[0])
+        loop.until(lambda: step_recording._progress._recording is None)
+        recording = otp.TorchInstrumentor().record(1)
+        loop.until(lambda: recording.wait(0))
+    assert not recording.error
+    assert (tmp_path / "a.json").stat().st_size == 0
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("arguments", "files", "error"),
+    [
+        ({"name": "a.txt"}, 1, "'a.txt' names no format"),
+        ({"name": "a.json"}, 0, "0 files came"),
+        ({"name": "a.json", "steps": -1}, 1, "steps is -1; it must be a whole number"),
+        ({"name": "a.json", "path": "/etc"}, 1, "path is no argument"),
+    ],
+)
+def test_bad_requests(service, tmp_path, arguments, files, error):
+    """The error names the argument, its value and the way out."""
+    with service.on("steps"), (tmp_path / "a.json").open("wb") as file, pytest.raises(ControlError, match=error):
+        ask(process_of(os.getpid()), "record", arguments, [file.fileno()] * files)
+
+
+@LINUX
+def test_all_ranks_from_the_same_step_on(monkeypatch, tmp_path):
+    """Four ranks over gloo are recorded from one step on, each into a file with its rank, which are explained together."""
+    monkeypatch.setenv("OTEL_TORCHPROF_CONTROL", str(tmp_path / "sockets"))
+    is_over, done = in_background(launched, record_ranks_program.__name__, tmp_path)
+    try:
+        while len(list(tmp_path.glob("begun*"))) < RANKS and not is_over():
+            threading.Event().wait(0.05)
+        while any(ask(process, "status")["step"] is None for process in processes()):
+            threading.Event().wait(0.05)
+        assert len(processes()) == RANKS
+        assert main(["record", "--all", "--steps", "5", "-o", str(tmp_path / "run.json"), "-q"]) == 0
+    finally:
+        (tmp_path / "stop").touch()
+        while not is_over():
+            threading.Event().wait(0.05)
+    assert done[0].returncode == 0, done[0].stderr
+    profiles = [otp.load(tmp_path / f"run.rank{rank}.json") for rank in range(RANKS)]
+    numbers = {tuple(step.number for step in profile.steps) for profile in profiles}
+    assert len(numbers) == 1
+    assert len(numbers.pop()) == 5
+    assert [profile.rank for profile in profiles] == list(range(RANKS))
+    assert all("gloo:all_reduce" in {average.key for average in profile.key_averages()} for profile in profiles)
+    assert not list(Path(tmp_path / "sockets").iterdir())
