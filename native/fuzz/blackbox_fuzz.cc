@@ -84,7 +84,7 @@ struct Made {
 
 otp_blackbox_contents* read(const uint8_t* data, uint64_t size) {
   otp_blackbox_contents* contents = nullptr;
-  int status = otp_blackbox_read(-1, data, size, &contents);
+  int status = otp_blackbox_read(-1, data, size, 0, &contents);
   REQUIRE(status == OTP_OK || status == OTP_E_NO_BLACKBOX);
   return contents;
 }
@@ -212,6 +212,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       REQUIRE(++batches <= made().chunks + 1);  // each has a chunk at least
     });
     REQUIRE(contents->group_count <= OTP_BLACKBOX_GROUPS && contents->collective_count <= OTP_BLACKBOX_COLLECTIVES);
+    REQUIRE(otp_blackbox_refresh(contents, contents->last) == OTP_OK);
+    read_events(contents, 0, [allowed](const otp_batch& batch) { check(batch, allowed); });
   }
   otp_blackbox_contents_free(contents);
   for (size_t i = done.size(); i-- > 0;) {

@@ -57,7 +57,7 @@ class OpenBox {
 class Contents {
  public:
   explicit Contents(const std::vector<uint8_t>& image) {
-    CHECK_EQ(otp_blackbox_read(-1, image.data(), image.size(), &d_contents), OTP_OK);
+    CHECK_EQ(otp_blackbox_read(-1, image.data(), image.size(), 0, &d_contents), OTP_OK);
     otp_batch* batch = nullptr;
     CHECK_EQ(otp_blackbox_next(d_contents, 0, &batch), OTP_OK);
     CHECK_EQ(batch->watermark, INT64_MAX);

@@ -222,7 +222,7 @@ void where_all_chunks_are_written_to_what_finds_none_is_counted() {
 // The rows of an image in batches of so many bytes of records, cut by time, that lies in a file.
 std::vector<std::string> rows_in_slices(const BoxFile& file, uint64_t bytes, int* batches) {
   otp_blackbox_contents* contents = nullptr;
-  CHECK_EQ(otp_blackbox_read(file.fd(), nullptr, kBoxBytes, &contents), OTP_OK);
+  CHECK_EQ(otp_blackbox_read(file.fd(), nullptr, kBoxBytes, 0, &contents), OTP_OK);
   std::vector<std::string> found;
   for (int pass = 0; pass < 2; ++pass) {  // the second is the same
     std::vector<std::string> rows;
@@ -329,6 +329,35 @@ void names_that_do_not_fit_are_counted_and_the_events_stay() {
   });
 }
 
+// A refresh from some time on leaves out what ended long before it, and knows all that ended since, and what is open.
+void a_refresh_reads_what_is_new() {
+  BoxFile file;
+  OpenBox box(file);
+  begin("outer");
+  leaf("early");
+  otp_blackbox_contents* contents = nullptr;
+  CHECK_EQ(otp_blackbox_read(file.fd(), nullptr, kBoxBytes, 1, &contents), OTP_OK);
+  for (int i = 0; i < kMany / 4; ++i) leaf("many");
+  int64_t since = otp_now_ns();
+  leaf("new");
+  CHECK_EQ(otp_blackbox_refresh(contents, since), OTP_OK);
+  CHECK(contents->chunks >= 1 && contents->chunks <= 2);
+  otp_batch* raw = nullptr;
+  CHECK_EQ(otp_blackbox_next(contents, 0, &raw), OTP_OK);
+  {
+    Batch batch(raw);
+    batch.check_sound();
+    CHECK(batch->rows < kMany / 8);
+    CHECK_EQ(batch.name(batch.row("new")), "new");
+    CHECK(batch->start[batch.row("outer")] < since);
+    CHECK((batch->flags[batch.row("outer")] & OTP_FLAG_UNFINISHED) != 0);
+  }
+  CHECK_EQ(otp_blackbox_refresh(contents, 0), OTP_OK);
+  CHECK(contents->chunks > 2);
+  end("outer");
+  otp_blackbox_contents_free(contents);
+}
+
 void a_late_end_of_a_collective_of_an_earlier_box_ends_none() {
   BoxFile first, second;
   otp_blackbox_call call{0,  1, 4, 4, 0, api().intern("group", 5, OTP_NAME_CODE), 0, 0, 0, 0, 2, 0, -1, -1,
@@ -414,7 +443,7 @@ void it_can_be_read_while_it_is_written() {
 #if !defined(__SANITIZE_THREAD__)  // which cannot know that what is torn is thrown away
     std::vector<uint8_t> copy(static_cast<uint8_t*>(mapped), static_cast<uint8_t*>(mapped) + kBoxBytes);
     otp_blackbox_contents* live = nullptr;
-    CHECK_EQ(otp_blackbox_read(-1, static_cast<uint8_t*>(mapped), kBoxBytes, &live), OTP_OK);
+    CHECK_EQ(otp_blackbox_read(-1, static_cast<uint8_t*>(mapped), kBoxBytes, 0, &live), OTP_OK);
     otp_batch* batch = nullptr;
     CHECK_EQ(otp_blackbox_next(live, 0, &batch), OTP_OK);
     Batch(batch).check_sound();
@@ -442,6 +471,7 @@ int main() {
   RUN_CLEAN(threads_that_have_ended_stay_until_they_are_evicted);
   RUN_CLEAN(where_all_chunks_are_written_to_what_finds_none_is_counted);
   RUN_CLEAN(in_slices_it_is_the_same);
+  RUN_CLEAN(a_refresh_reads_what_is_new);
   RUN_CLEAN(names_can_be_hidden_but_for_labels_that_are_listed);
   RUN_CLEAN(names_that_do_not_fit_are_counted_and_the_events_stay);
   RUN_CLEAN(a_late_end_of_a_collective_of_an_earlier_box_ends_none);

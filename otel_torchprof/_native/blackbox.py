@@ -208,7 +208,7 @@ class Contents(NamedTuple):
 
 def read_image(image: bytes | memoryview) -> Contents:
     """Reads an image in memory, as :func:`read_file`."""
-    return _read(-1, image, len(image))
+    return ImageReader(-1, image, len(image)).read()
 
 
 def read_file(file: BinaryIO) -> Contents:
@@ -219,38 +219,71 @@ def read_file(file: BinaryIO) -> Contents:
     Raises:
         NativeError: it is not an image, or of another version.
     """
-    return _read(file.fileno(), b"", os.fstat(file.fileno()).st_size)
+    return ImageReader.of_file(file).read()
 
 
-def _read(descriptor: int, source: Any, size: int) -> Contents:
-    out = ffi.new("otp_blackbox_contents **")
-    data = ffi.NULL if descriptor >= 0 else ffi.from_buffer(source)
-    check(lib.otp_blackbox_read(descriptor, data, size, out), "reading a black box")
-    raw, names = out[0], current_names()
-    return Contents(
-        _Events(raw, (source, data)),
-        int(raw.pid),
-        bool(raw.is_closed),
-        int(raw.last),
-        int(raw.chunks),
-        int(raw.chunks_damaged),
-        int(raw.names_left_out),
-        int(raw.dropped),
-        [_group(raw.groups[i], names) for i in range(raw.group_count)],
-        [_collective(raw.collectives[i], names) for i in range(raw.collective_count)],
-        _info(bytes(ffi.buffer(raw.info, raw.info_size))),
-        int(raw.hang_since),
-        int(raw.hang_os_tid),
-        bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),
-    )
+class ImageReader:
+    """Reads an image, again and again while its process writes it. Not thread-safe.
+
+    Args:
+        descriptor: a file, which may be closed after the first reading; -1: the image is in ``source``.
+        source: the image, if it is in memory.
+        size: of the image in bytes.
+    """
+
+    def __init__(self, descriptor: int, source: Any, size: int) -> None:
+        self._image = descriptor, source, size
+        self._raw: Any = None
+        self._owner: object = None
+
+    @classmethod
+    def of_file(cls, file: BinaryIO) -> ImageReader:
+        """A reader of an image in a file."""
+        return cls(file.fileno(), b"", os.fstat(file.fileno()).st_size)
+
+    def read(self, since: int = 0) -> Contents:
+        """Reads the image; the ``events`` of earlier readings can then no longer be read.
+
+        With ``since``, Unix ns, reads only the chunks with what ended since then or is open, and collectives that were enqueued, completed or
+        pending since: then the cost depends on what is new, not on the size of the image.
+
+        Raises:
+            NativeError: it is not an image, or of another version.
+        """
+        descriptor, source, size = self._image
+        if self._raw is None:
+            out = ffi.new("otp_blackbox_contents **")
+            data = ffi.NULL if descriptor >= 0 else ffi.from_buffer(source)
+            check(lib.otp_blackbox_read(descriptor, data, size, since, out), "reading a black box")
+            self._raw = out[0]
+            self._owner = (owner(out[0], "otp_blackbox_contents_free"), source, data)  # native code reads the image
+        else:
+            check(lib.otp_blackbox_refresh(self._raw, since), "reading a black box")
+        raw, names = self._raw, current_names()
+        return Contents(
+            _Events(raw, self._owner),
+            int(raw.pid),
+            bool(raw.is_closed),
+            int(raw.last),
+            int(raw.chunks),
+            int(raw.chunks_damaged),
+            int(raw.names_left_out),
+            int(raw.dropped),
+            [_group(raw.groups[i], names) for i in range(raw.group_count)],
+            [_collective(raw.collectives[i], names) for i in range(raw.collective_count)],
+            _info(bytes(ffi.buffer(raw.info, raw.info_size))),
+            int(raw.hang_since),
+            int(raw.hang_os_tid),
+            bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),
+        )
 
 
 class _Events:
     """The events of an image; supports one iteration at a time, as a new one ends the previous one."""
 
-    def __init__(self, raw: Any, source: object) -> None:
-        self._raw, self._owner = raw, owner(raw, "otp_blackbox_contents_free")
-        self._source = source  # kept alive: native code reads it
+    def __init__(self, raw: Any, owned: object) -> None:
+        self._raw = raw
+        self._owned = owned  # kept alive
 
     def __call__(self, max_bytes: int) -> Iterator[Batch]:
         lib.otp_blackbox_rewind(self._raw)

@@ -90,8 +90,16 @@ typedef struct {
 /* Reads an image, of which nothing is trusted: in a file, whose descriptor may be closed afterwards, or in memory where
  * `data` is not null, which stays until otp_blackbox_contents_free. It may be shorter than `size` says, and may be
  * changed by its process meanwhile. *out is the caller's. OTP_E_NO_BLACKBOX where it is none. Names are added to those
- * of this process. Takes some hundred bytes per chunk. */
-int otp_blackbox_read(int fd, const uint8_t* data, uint64_t size, otp_blackbox_contents** out);
+ * of this process. Takes some hundred bytes per chunk.
+ *
+ * With `since` (Unix ns; 0: all), only what is needed to know what happened from then on and what is open: of each
+ * thread its last chunk and those that were left later, and the collectives that were enqueued, completed or pending.
+ */
+int otp_blackbox_read(int fd, const uint8_t* data, uint64_t size, int64_t since, otp_blackbox_contents** out);
+
+/* Reads the same image again, which its process may have changed since; names that are known are not read again. Where
+ * it fails, `contents` can only be freed, or read again. */
+int otp_blackbox_refresh(otp_blackbox_contents* contents, int64_t since);
 
 /* The next of its events, those in the oldest `max_bytes` of records, or all that are left where it is 0; as
  * otp_session_drain. The last batch, whose watermark is INT64_MAX, has what was open at the end too, with the flag

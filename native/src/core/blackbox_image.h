@@ -48,7 +48,8 @@ class Image {
 
   // False: it is none.
   bool read_header();
-  otp_blackbox_contents* contents();
+  // Anew, as otp_blackbox_read wants them. Whatever was read before is forgotten but for names.
+  void read_contents(int64_t since, otp_blackbox_contents* out);
   otp_batch* next(uint64_t max_bytes);
   void rewind();
 
@@ -61,8 +62,18 @@ class Image {
   uint64_t texts_at() const { return OTP_BLACKBOX_NAME_ENDS_AT + uint64_t{d_header.name_capacity} * sizeof(uint32_t); }
   uint64_t chunks_at() const { return texts_at() + d_header.name_text_capacity; }
 
+  // As many of `count` entries as there are.
+  template <typename T>
+  std::vector<T> copy_all(uint64_t at, uint32_t count) const {
+    uint64_t whole = at > d_size ? 0 : (d_size - at) / sizeof(T);
+    std::vector<T> entries(std::min<uint64_t>(count, whole));
+    if (!read(at, entries.data(), entries.size() * sizeof(T))) entries.clear();
+    return entries;
+  }
+  void forget();
   void read_points();
-  void read_chunks();
+  std::vector<uint64_t> chunks_since(int64_t since) const;
+  void read_chunks(int64_t since);
   bool read_chunk(uint64_t at, FoundChunk* found);
   bool copy_head(uint64_t at, hot::ChunkHead* out) const;
   uint32_t sound_bytes(const hot::ChunkHead& head, uint32_t size, FoundChunk* found);
@@ -76,7 +87,7 @@ class Image {
   bool records_of(const FoundChunk& chunk);
   void rename(otp_batch* batch);
   void read_groups(otp_blackbox_contents* out);
-  void read_collectives(otp_blackbox_contents* out);
+  void read_collectives(int64_t since, otp_blackbox_contents* out);
   uint64_t time_of(uint64_t ticks) const {
     return ticks == 0 ? 0 : static_cast<uint64_t>(ClockReader(d_points).unix_ns(ticks));
   }

@@ -152,11 +152,40 @@ bool Image::read_chunk(uint64_t at, FoundChunk* found) {
   return is_head;
 }
 
-void Image::read_chunks() {
-  d_records.resize(Chunk::kCapacity);
+// Where the chunks are whose records may be from then on, or say what is open: the last of each thread, and those whose
+// successor was taken later. Heads alone are read for that.
+std::vector<uint64_t> Image::chunks_since(int64_t since) const {
+  struct Place {
+    uint32_t thread;
+    uint64_t sequence, at;
+    int64_t taken;
+  };
+  std::vector<Place> places;
   for (uint32_t i = 0; i < d_header.chunk_count; ++i) {
+    uint64_t at = chunks_at() + uint64_t{i} * OTP_CHUNK_BYTES;
+    hot::ChunkHead head;
+    if (since == 0 || !copy_head(at, &head)) {
+      places.push_back({0, i, at, INT64_MAX});
+    } else if (head.sequence != 0) {
+      places.push_back({head.thread, head.sequence, at, static_cast<int64_t>(time_of(head.taken_ticks))});
+    }
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    return a.thread != b.thread ? a.thread < b.thread : a.sequence < b.sequence;
+  });
+  std::vector<uint64_t> found;
+  for (size_t i = 0; i < places.size(); ++i) {
+    bool is_last = i + 1 == places.size() || places[i + 1].thread != places[i].thread;
+    if (is_last || places[i + 1].taken >= since) found.push_back(places[i].at);
+  }
+  return found;
+}
+
+void Image::read_chunks(int64_t since) {
+  d_records.resize(Chunk::kCapacity);
+  for (uint64_t at : chunks_since(since)) {
     FoundChunk found;
-    if (read_chunk(chunks_at() + uint64_t{i} * OTP_CHUNK_BYTES, &found)) d_chunks.push_back(std::move(found));
+    if (read_chunk(at, &found)) d_chunks.push_back(std::move(found));
   }
   std::sort(d_chunks.begin(), d_chunks.end(), [](const FoundChunk& a, const FoundChunk& b) {
     return a.thread != b.thread ? a.thread < b.thread : a.sequence < b.sequence;
@@ -182,9 +211,7 @@ void Image::drop_overlapping() {
 
 void Image::read_late_ends() {
   std::map<uint64_t, LateEnd> by_sequence;
-  for (uint32_t i = 0; i < OTP_BLACKBOX_LATE_ENDS; ++i) {
-    otp_blackbox_late_end entry;
-    if (!copy(OTP_BLACKBOX_LATE_ENDS_AT + i * sizeof entry, &entry)) break;
+  for (const auto& entry : copy_all<otp_blackbox_late_end>(OTP_BLACKBOX_LATE_ENDS_AT, OTP_BLACKBOX_LATE_ENDS)) {
     bool is_sound = entry.sequence != 0 && entry.ticks <= d_points.back().ticks + kYounger;
     if (!is_sound) continue;
     LateEnd end{entry.thread,  entry.index, entry.ticks, entry.error_type, static_cast<uint8_t>(entry.flags),
@@ -321,9 +348,7 @@ void Image::rename(otp_batch* batch) {
 
 void Image::read_groups(otp_blackbox_contents* out) {
   std::vector<otp_blackbox_group> found;
-  for (uint32_t i = 0; i < OTP_BLACKBOX_GROUPS; ++i) {
-    otp_blackbox_group group;
-    if (!copy(OTP_BLACKBOX_GROUPS_AT + i * sizeof group, &group)) break;
+  for (auto& group : copy_all<otp_blackbox_group>(OTP_BLACKBOX_GROUPS_AT, OTP_BLACKBOX_GROUPS)) {
     if (group.group == 0) continue;
     for (uint32_t* name : {&group.group, &group.ranks, &group.backend}) *name = own_name(*name);
     found.push_back(group);
@@ -333,14 +358,15 @@ void Image::read_groups(otp_blackbox_contents* out) {
   std::copy(found.begin(), found.end(), out->groups);
 }
 
-void Image::read_collectives(otp_blackbox_contents* out) {
+void Image::read_collectives(int64_t since, otp_blackbox_contents* out) {
   std::vector<otp_blackbox_collective> found;
   uint64_t latest = d_points.back().ticks + kYounger;
-  for (uint32_t i = 0; i < OTP_BLACKBOX_COLLECTIVES; ++i) {
-    otp_blackbox_collective entry;
-    if (!copy(OTP_BLACKBOX_COLLECTIVES_AT + i * sizeof entry, &entry)) break;
+  for (auto& entry : copy_all<otp_blackbox_collective>(OTP_BLACKBOX_COLLECTIVES_AT, OTP_BLACKBOX_COLLECTIVES)) {
     if (entry.ticket == 0 || entry.enqueued > latest || entry.completed > latest) continue;
     otp_blackbox_call& call = entry.call;
+    bool is_pending = entry.completed == 0 && (call.flags & OTP_BLACKBOX_UNTRACKED) == 0;
+    auto last = static_cast<int64_t>(time_of(std::max(entry.enqueued, entry.completed)));
+    if (since != 0 && !is_pending && last < since) continue;
     for (uint32_t* name : {&call.name, &call.group, &call.ranks, &call.backend, &call.dtype, &call.reduce_op})
       *name = own_name(*name);
     call.shapes[sizeof call.shapes - 1] = 0;
@@ -374,14 +400,21 @@ void Image::copy_hang(otp_blackbox_contents* out) const {
   if (copy(0, &again) && again.stacks_sequence == d_header.stacks_sequence) out->stacks_size = size;
 }
 
-otp_blackbox_contents* Image::contents() {
-  std::unique_ptr<otp_blackbox_contents, decltype(&otp_blackbox_contents_free)> out(new otp_blackbox_contents{},
-                                                                                    otp_blackbox_contents_free);
+void Image::forget() {
+  d_points.clear();
+  d_chunks.clear();
+  d_late_ends.clear();
+  d_last = 0;
+  d_found = d_damaged = 0;
+}
+
+void Image::read_contents(int64_t since, otp_blackbox_contents* out) {
+  forget();
   read_points();
-  read_chunks();
+  read_chunks(since);
   read_late_ends();
-  read_groups(out.get());
-  read_collectives(out.get());
+  read_groups(out);
+  read_collectives(since, out);
   rewind();
   out->pid = d_header.pid;
   out->is_closed = d_header.state == OTP_BLACKBOX_CLOSED ? 1 : 0;
@@ -390,21 +423,35 @@ otp_blackbox_contents* Image::contents() {
   out->chunks_damaged = d_damaged;
   out->names_left_out = d_header.names_left_out;
   out->dropped = d_header.dropped;
-  copy_info(out.get());
-  copy_hang(out.get());
-  out->image = this;
-  return out.release();
+  copy_info(out);
+  copy_hang(out);
 }
 
 }  // namespace otp
 
 extern "C" {
 
-int otp_blackbox_read(int fd, const uint8_t* data, uint64_t size, otp_blackbox_contents** out) try {
+int otp_blackbox_read(int fd, const uint8_t* data, uint64_t size, int64_t since, otp_blackbox_contents** out) try {
   auto image = std::make_unique<otp::Image>(fd, data, size);
   if (!image->read_header()) return OTP_E_NO_BLACKBOX;
-  *out = image->contents();
-  image.release();
+  std::unique_ptr<otp_blackbox_contents, decltype(&otp_blackbox_contents_free)> contents(new otp_blackbox_contents{},
+                                                                                         otp_blackbox_contents_free);
+  contents->image = image.release();
+  static_cast<otp::Image*>(contents->image)->read_contents(since, contents.get());
+  *out = contents.release();
+  return OTP_OK;
+} catch (const std::bad_alloc&) {
+  return OTP_E_NO_MEMORY;
+}
+
+int otp_blackbox_refresh(otp_blackbox_contents* contents, int64_t since) try {
+  auto* image = static_cast<otp::Image*>(contents->image);
+  delete[] contents->groups;
+  delete[] contents->collectives;
+  *contents = {};
+  contents->image = image;
+  if (!image->read_header()) return OTP_E_NO_BLACKBOX;
+  image->read_contents(since, contents);
   return OTP_OK;
 } catch (const std::bad_alloc&) {
   return OTP_E_NO_MEMORY;
