@@ -24,6 +24,7 @@ from . import (
     run,
     send,
     show,
+    top,
 )
 from .terminal import say
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "run": run,
+    "top": top,
     "record": record_command,
     "show": show,
     "explain": explain_command,

@@ -19,7 +19,7 @@ from otel_torchprof._process.private_folder import FolderError, made_folder
 from otel_torchprof.errors import TorchProfError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
 _logger = logging.getLogger("otel_torchprof")
@@ -97,6 +97,20 @@ class BoxFile:
                 os.close(descriptor)
 
 
+_MEMORY_NAME = "otel-torchprof-blackbox"
+
+
+def box_of(pid: int) -> Path | None:
+    """The open box of a living process, wherever it is, in memory too; None if it has none, or is not this user's."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                target = os.readlink(entry)  # noqa: PTH115 - of memory it is no path
+                if target.endswith(SUFFIX) or target.startswith(f"/memfd:{_MEMORY_NAME}"):
+                    return Path(target) if target.endswith(SUFFIX) and Path(target).exists() else entry
+    return None
+
+
 def memory_file(size: int | None) -> BoxFile:
     """Creates a file in memory without a name; it counts as memory of the process, not of the shared memory file system.
 
@@ -115,13 +129,12 @@ def memory_file(size: int | None) -> BoxFile:
 
 
 def _memory() -> int:
-    name = "otel-torchprof-blackbox"
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        return os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
     import ctypes  # only for interpreters that were built for an older system, as uv's are
 
     libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = int(libc.memfd_create(name.encode(), _MFD_CLOEXEC)) if hasattr(libc, "memfd_create") else -1
+    descriptor = int(libc.memfd_create(_MEMORY_NAME.encode(), _MFD_CLOEXEC)) if hasattr(libc, "memfd_create") else -1
     if descriptor < 0:
         number = ctypes.get_errno() or errno.ENOSYS
         raise OSError(number, os.strerror(number))
@@ -352,6 +365,14 @@ def has_ended(text: bytes) -> bool:
         if (info["machine"], info["pids"]) == (_boot(), _namespace()):
             return not _runs(int(info["owner"]), info["started"])
     return False
+
+
+def process_folder(info: Mapping[str, Any]) -> Path | None:
+    """The folder in ``/proc`` of the living process of a box, by the box's metadata; None if it cannot be seen from here."""
+    with suppress(OSError):
+        if (info.get("machine"), info.get("pids")) == (_boot(), _namespace()) and isinstance(info.get("owner"), int):
+            return Path(f"/proc/{info['owner']}")
+    return None
 
 
 def _runs(pid: int, started: int) -> bool:

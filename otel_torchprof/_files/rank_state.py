@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -242,7 +242,7 @@ class RankState(NamedTuple):
 
 def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) -> RankState:
     """The state of a rank from an image; ``number``, a negative one, is used if the rank is unknown."""
-    info, rank = contents.info, _rank_of(contents)
+    info, rank = contents.info, rank_of(contents)
     moment = _moment_of_loop(contents)
     calls, repeated = by_number(contents.collectives)
     keys = [GroupKey(group.name, group.ranks) for group in contents.groups]
@@ -250,7 +250,7 @@ def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) ->
         number if rank is None else rank,
         contents.pid,
         _text(info.get("host")),
-        RunKey(_text(info.get("run_id")), _count(info.get("restart")), _count(info.get("world_size"))),
+        run_of(info),
         is_alive,
         contents.is_closed,
         _count(info.get("opened")),
@@ -285,7 +285,12 @@ def _relevance(state: RankState) -> tuple[bool, bool, int]:
     return state.is_alive, state.has_groups or state.run.world_size > 1, state.last_ns
 
 
-def _rank_of(contents: Contents) -> int | None:
+def run_of(info: Mapping[str, Any]) -> RunKey:
+    """The run of a process, from what is known of the process."""
+    return RunKey(_text(info.get("run_id")), _count(info.get("restart")), _count(info.get("world_size")))
+
+
+def rank_of(contents: Contents) -> int | None:
     """The rank from the launcher, else from a process group, since a program that starts its own ranks may set no variables."""
     rank = contents.info.get("rank")
     if isinstance(rank, int) and rank >= 0:

@@ -1,0 +1,239 @@
+"""The page of ``otel-torchprof top``: a row per process, as lines of text."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from otel_torchprof._answers.running import SECOND, WINDOW_NS
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof.errors import printable
+
+from .terminal import duration, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from otel_torchprof._answers.running import OpenThread, ProcessView
+
+_LETTERS = dict(zip((*PHASES, UNATTRIBUTED), "dfboigptescCGw.", strict=True))
+"""Letter of a phase in a bar."""
+_COLORS = {
+    "data": 43,
+    "forward": 42,
+    "backward": 44,
+    "optimizer": 45,
+    "collective": 41,
+    "device_wait": 46,
+}
+"""Background of a phase in a bar, as a code of ANSI; others have none."""
+_BOLD, _DIM, _WARNING = "1", "2", "1;33"
+_WIDE = 120
+"""Columns from which on a row has its operators."""
+_BARS = (14, 20, 30)
+_NOW = 26
+_SLOWEST = 5
+_LEAST = 0.005
+"""Share of the time from which on an operator is displayed."""
+_EIGHTY = 80
+_BEFORE_BAR = 40
+"""Columns before the bar."""
+
+SORTS: Mapping[str, Callable[[ProcessView], Any]] = {
+    "rank": lambda view: (view.rank is None, view.rank, view.pid),
+    "collectives": lambda view: (view.collectives is None, view.collectives, view.pid),
+    "rate": lambda view: (view.step_rate is None, view.step_rate, view.pid),
+    "memory": lambda view: (-(view.host_bytes or 0), view.pid),
+}
+"""Orders of the rows, by name; the first is the default."""
+
+
+_Style: TypeAlias = "Callable[[str, str], str]"
+
+
+class PageState(NamedTuple):
+    """What keys change."""
+
+    sort: str = next(iter(SORTS))
+    filter: str = ""
+    is_typing: bool = False
+    """Whether keys are the text of the filter."""
+
+
+def page(
+    views: Sequence[ProcessView],
+    state: PageState,
+    *,
+    columns: int,
+    lines: int | None = None,
+    has_keys: bool = False,
+    notes: Sequence[str] = (),
+) -> list[str]:
+    """The lines of the page.
+
+    Args:
+        views: all processes.
+        state: order and filter.
+        columns: width of the page.
+        lines: height, to which the rows are cut; None: all rows.
+        has_keys: whether to colour it, and to name the keys.
+        notes: lines on what could not be read.
+    """
+    shown = [view for view in views if _matches(view, state.filter)]
+    style = _styled if has_keys else _plain
+    head = _head(shown, views, columns, style)
+    rows = [line for group in _groups(shown, state.sort) for line in _group_lines(group, columns, style)]
+    foot = [
+        *_slowest(shown, columns),
+        *(line for note in notes for line in textwrap.wrap(printable(note), columns)),
+        _legend(shown, columns),
+    ]
+    foot += [_keys(state)[:columns]] if has_keys else []
+    room = None if lines is None else max(lines - len(head) - len(foot) - 1, 1)
+    if room is not None and len(rows) > room:
+        rows = [*rows[: room - 1], f"... {len(rows) - room + 1} more lines: filter with /"]
+    return [*head, *rows, "", *foot]
+
+
+def _matches(view: ProcessView, text: str) -> bool:
+    where = f"rank {view.rank} {view.pid} {view.program} {view.host} {_now(view)} {'late' if view.is_late else ''}"
+    return text.lower() in where.lower()
+
+
+def _head(shown: Sequence[ProcessView], views: Sequence[ProcessView], columns: int, style: _Style) -> list[str]:
+    count = f"{len(shown)} process{'es' if len(shown) != 1 else ''}"
+    hidden = f" of {len(views)}" if len(shown) != len(views) else ""
+    at = time.strftime("%H:%M:%S")
+    title = f"otel-torchprof top  {at}  {count}{hidden}  rates and shares: last {WINDOW_NS // SECOND} s"
+    return [style(title[:columns], _BOLD), style(_columns(columns)[:columns], _DIM)]
+
+
+def _groups(views: Iterable[ProcessView], sort: str) -> Iterator[list[ProcessView]]:
+    """Processes of one run and program together."""
+
+    def key(view: ProcessView) -> Any:
+        return view.program, view.run
+
+    for _, group in groupby(sorted(views, key=key), key):
+        yield sorted(group, key=SORTS[sort])
+
+
+def _columns(columns: int) -> str:
+    bar, now = _widths(columns)
+    text = f"{'RANK':>4} {'PID':>7} {'STEP':>7} {'STEP/S':>6} {'COLL':>4} {'MEM':>6} {'PHASES':<{bar}} {'NOW':<{now}}"
+    return f"{text} OPERATORS" if columns >= _WIDE else text
+
+
+def _widths(columns: int) -> tuple[int, int]:
+    """Of the bar, and of what is open now."""
+    bar = _BARS[0] if columns < _EIGHTY else _BARS[2] if columns >= _WIDE else _BARS[1]
+    bar = min(bar, max(columns - _BEFORE_BAR, 0))
+    left = max(columns - _BEFORE_BAR - 1 - bar, 0)
+    return bar, min(left, 2 * _NOW) if columns < _WIDE else _NOW + 4
+
+
+def _group_lines(group: Sequence[ProcessView], columns: int, style: _Style) -> Iterator[str]:
+    first = group[0]
+    world = max(first.run.world_size, len(group))
+    ranks = f", {len(group)} of {world} ranks" if first.rank is not None and world > 1 else ""
+    late = [str(view.rank) for view in group if view.is_late]
+    waits = f": the others wait for rank {', '.join(late)}" if late else ""
+    hosts = {view.host for view in group if view.host}
+    where = f" on {', '.join(sorted(hosts))}" if hosts else ""
+    yield style(printable(f"{first.program or 'python'}{where}{ranks}{waits}")[:columns], _WARNING if late else _BOLD)
+    for view in group:
+        yield _row(view, columns, style)
+
+
+def _row(view: ProcessView, columns: int, style: _Style) -> str:
+    bar, now = _widths(columns)
+    step = "-" if view.step is None else str(view.step) if view.is_numbered else f"+{view.step}"
+    rate = "-" if view.step_rate is None else f"{view.step_rate:.3g}"
+    collectives = "-" if view.collectives is None else f"{view.collectives:.0%}"
+    memory = "-" if view.host_bytes is None else size(view.host_bytes).replace(" ", "").replace("B", "")
+    rank = "-" if view.rank is None else view.rank
+    start = f"{rank:>4} {view.pid:>7} {step:>7} {rate:>6} {collectives:>4} {memory:>6} "
+    end = f" {_now(view, now):<{now}}"
+    if columns >= _WIDE:
+        end += f" {_operators(view)}"
+    room = columns - len(start) - bar
+    mark = _WARNING if view.is_late else ""
+    return style(start[:columns], mark) + _bar(view.shares, bar, style) + style(end[: max(room, 0)], mark)
+
+
+def _bar(shares: Mapping[str, float], width: int, style: _Style) -> str:
+    """The phases in proportion; each cell is of the phase in its middle."""
+    if not shares:
+        return f"{'-':<{width}}"
+    cells = ""
+    ends, total = [], 0.0
+    for name, share in shares.items():
+        total += share
+        ends.append((total, name))
+    for at in range(width):
+        place = (at + 0.5) / width * total
+        name = next((name for end, name in ends if place < end), UNATTRIBUTED)
+        cells += style(_LETTERS[name], f"30;{_COLORS[name]}" if name in _COLORS else "")
+    return cells
+
+
+def _now(view: ProcessView, width: int = 1000) -> str:
+    """``LATE data > load_batch 5.2 s``: the root event, the innermost one where there is room, and the time of that."""
+    late = "LATE " if view.is_late else ""
+    if not view.threads:
+        return f"{late}-"
+    names = [printable(call.name).removeprefix(PHASE_PREFIX) for call in view.threads[0].calls]
+    lasting = _lasting(view, view.threads[0])
+    whole = f"{late}{names[0]}{f' > {names[-1]}' if len(names) > 1 else ''} {lasting}"
+    return whole if len(whole) <= width else f"{late}{_cut(names[0], width - len(late) - len(lasting) - 1)} {lasting}"
+
+
+def _lasting(view: ProcessView, thread: OpenThread) -> str:
+    seconds = max(view.looked_ns - thread.calls[-1].since_ns, 0) / SECOND
+    return f"{max(seconds * 1000, 1):.0f} ms" if seconds < 0.1 else duration(seconds)  # noqa: PLR2004 - a tenth is displayed
+
+
+def _operators(view: ProcessView) -> str:
+    slowest = [each for each in view.operators[:_SLOWEST] if each.share >= _LEAST]
+    return ", ".join(f"{_cut(printable(each.name), _NOW)} {each.share:.0%}" for each in slowest)
+
+
+def _slowest(views: Sequence[ProcessView], columns: int) -> Iterator[str]:
+    """The slowest operators of all displayed processes, where rows have no room for theirs."""
+    total: Counter[str] = Counter()
+    for view in views:
+        total.update({each.name: round(each.share * 1_000_000) for each in view.operators if each.share >= _LEAST})
+    if total and columns < _WIDE:
+        yield "slowest operators and labels, mean share of the time:"[:columns]
+        for name, share in total.most_common(_SLOWEST):
+            yield f"{share / 10_000 / len(views):6.1f}%  {printable(name)}"[:columns]
+
+
+def _legend(views: Sequence[ProcessView], columns: int) -> str:
+    used = {name for view in views for name in view.shares}
+    return " ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if name in used)[:columns]
+
+
+def _keys(state: PageState) -> str:
+    if state.is_typing:
+        return f"filter: {printable(state.filter)}_  (Enter: keep, Esc: none)"
+    return f"q quit   s sort: {state.sort}   / filter: {printable(state.filter) or 'none'}"
+
+
+def _cut(text: str, width: int) -> str:
+    """The text, without its middle if it is too long: its end has the time."""
+    if len(text) <= width:
+        return text
+    kept = max(width - 2, 0)
+    return f"{text[: kept - kept * 2 // 3]}..{text[len(text) - kept * 2 // 3 :]}"[:width]
+
+
+def _styled(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
+
+
+def _plain(text: str, _code: str) -> str:
+    return text

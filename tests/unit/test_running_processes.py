@@ -1,0 +1,202 @@
+"""What a running process does, from what its box has at each look: rates, shares, operators, late ranks. Boxes and clocks are made up."""
+
+from __future__ import annotations
+
+import pytest
+from rank_boxes import NOW, SECOND, call, contents
+
+from otel_torchprof._answers.running import LAG_NS, RunningProcess, StepCounter, open_threads, with_late_ranks
+from otel_torchprof._columns.batch import Batch, RecordedThread
+from otel_torchprof._columns.phases import Part
+from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._process.threads import NAME
+
+MS = 10**6
+LOOP, OTHER, OWN = (
+    RecordedThread(1000, 1, 0, "python"),
+    RecordedThread(7, 2, 0, "loader"),
+    RecordedThread(8, 3, 0, NAME),
+)
+
+
+class Box:
+    """A box to which events are added; times are ms since NOW."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict] = []
+        self.collectives: list = []
+
+    def add(self, name, start: float, end: float | None, *, parent: int = -1, thread: int = 0, key: int = 1) -> int:
+        """Adds an event, a phase if its name is a part; returns its row. Without an end it is open."""
+        is_phase = isinstance(name, Part)
+        self._rows.append(
+            {
+                "name": name.event_name if is_phase else name,
+                "kind": Kind.PHASE if is_phase else Kind.OPERATOR,
+                "fwd_thread": name if is_phase else 0,
+                "sequence_nr": key,
+                "start": start,
+                "end": end,
+                "parent": parent,
+                "thread": thread,
+            }
+        )
+        return len(self._rows) - 1
+
+    def step(self, start: float, *, milliseconds: float = 100) -> None:
+        """A step: a tenth of it loads, four tenths are forward, three backward, a tenth is the optimizer's, and a tenth is nothing."""
+        unit = milliseconds / 10
+        for part, begin, end in (
+            (Part.NEXT, 0, 1),
+            (Part.FORWARD, 1, 5),
+            (Part.BACKWARD, 5, 8),
+            (Part.STEP, 8, 9),
+        ):
+            self.add(part, start + begin * unit, start + end * unit)
+
+    def at(self, time_ms: float, rank: int | None = 0):
+        """The contents at a time."""
+        last = NOW + round(time_ms * MS)
+        rows = [row for row in self._rows if row["start"] <= time_ms]
+        names = ["", *sorted({row["name"] for row in rows})]
+        columns: dict[str, list] = {
+            key: [row[key] for row in rows] for key in ("kind", "fwd_thread", "sequence_nr", "parent", "thread")
+        }
+        columns["name"] = [names.index(row["name"]) for row in rows]
+        columns["start"] = [NOW + round(row["start"] * MS) for row in rows]
+        is_open = [row["end"] is None or row["end"] > time_ms for row in rows]
+        columns["end"] = [
+            last if opened else NOW + round(row["end"] * MS) for row, opened in zip(rows, is_open, strict=True)
+        ]
+        columns["flags"] = [int(Flag.UNFINISHED) if opened else 0 for opened in is_open]
+        batch = Batch.of(columns, names, [LOOP, OTHER, OWN])
+        return contents(rank, *self.collectives, last_ns=last, pid=1000 + (rank or 0), events=lambda _: iter([batch]))
+
+
+def looked(box: Box, *times_ms: float, rank: int | None = 0):
+    """The view after looks at these times, in ms."""
+    process = RunningProcess(NOW)
+    return [process.look(box.at(at, rank), NOW + round(at * MS)) for at in times_ms][-1]
+
+
+def test_shares_and_rates_of_a_loop():
+    """Ten steps a second have the shares that their phases have, and the rate of the steps."""
+    box = Box()
+    for at in range(40):
+        box.step(at * 100)
+    view = looked(box, 1050, 2050, 3050)
+    assert view.step_rate == pytest.approx(10)
+    assert view.step in range(28, 31)
+    assert view.shares == pytest.approx(
+        {"data": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.1, "unattributed": 0.1}, abs=0.01
+    )
+    assert not view.is_numbered
+
+
+def test_looks_at_any_times_find_the_same():
+    """However often a box is looked at, and whatever is open then, no step and no time is counted twice or left out."""
+    box = Box()
+    for at in range(30):
+        box.step(at * 100)
+    often, once = looked(box, *range(51, 3000, 130), 3050), looked(box, 3050)
+    assert often.step == once.step
+    assert often.shares == pytest.approx(once.shares)
+
+
+def test_a_step_that_hangs():
+    """While a phase stays open its share grows and the rate of steps falls; what is open is known with its begin."""
+    box = Box()
+    for at in range(10):
+        box.step(at * 100)
+    data = box.add(Part.NEXT, 1000, None)
+    box.add("read_file", 1001, None, parent=data)
+    view = looked(box, *range(1050, 21000, 1000), 21050)
+    assert view.shares == pytest.approx({"data": 1.0, "unattributed": 0.0})
+    assert 0 < view.step_rate < 1
+    (thread,) = view.threads
+    assert [(each.name, each.since_ns - NOW) for each in thread.calls] == [
+        ("torch.phase.data", 1000 * MS),
+        ("read_file", 1001 * MS),
+    ]
+
+
+def test_operators_by_self_time():
+    """An operator's share is its self time, on all threads, within the seconds that are displayed."""
+    box = Box()
+    outer = box.add("outer", 0, 1000)
+    box.add("inner", 200, 900, parent=outer)
+    box.add("inner", 0, 500, thread=1)
+    view = looked(box, 500 + LAG_NS / MS, 1000 + LAG_NS / MS)
+    assert [(each.name, pytest.approx(each.share)) for each in view.operators] == [("inner", 1.2), ("outer", 0.3)]
+    assert view.shares == {}
+    assert view.step is None
+    assert view.step_rate is None
+
+
+def test_time_in_collectives():
+    """Collectives that overlap count once; one that is pending counts up to now."""
+    box = Box()
+    box.collectives = [
+        call(0, enqueued_ns=NOW, completed_ns=NOW + 300 * MS),
+        call(1, enqueued_ns=NOW + 200 * MS, completed_ns=NOW + 400 * MS),
+        call(2, "pending", enqueued_ns=NOW + 900 * MS),
+    ]
+    assert looked(box, 1000 + LAG_NS / MS).collectives == pytest.approx(0.5)
+    box.collectives = []
+    assert looked(box, 1000).collectives is None
+
+
+def test_open_events_by_thread():
+    """The thread of the loop comes first, then the main one; threads of this package are left out."""
+    box = Box()
+    for thread in (2, 1, 0):
+        box.add("work", 0, None, thread=thread)
+    assert [(each.os_tid, each.name) for each in open_threads(box.at(5))] == [(1000, "main"), (7, "loader")]
+    assert [each.os_tid for each in open_threads(box.at(5), loop=OTHER.ident)] == [7, 1000]
+
+
+@pytest.mark.parametrize(
+    ("shares", "late"),
+    [
+        ((0.5, 0.02, 0.6, 0.55), [1]),
+        ((0.05, 0.02, 0.06, 0.05), []),
+        ((0.5, None, 0.5, 0.45), []),
+        ((0.3,), []),
+        ((0.9, 0.0), [1]),
+    ],
+)
+def test_the_rank_that_others_wait_for(shares, late):
+    """It is the one that is clearly less in collectives than the others of its run."""
+    views = [looked(Box(), 1000, rank=rank)._replace(collectives=share) for rank, share in enumerate(shares)]
+    assert [view.rank for view in with_late_ranks(views) if view.is_late] == late
+
+
+def test_ranks_of_other_runs_are_not_compared():
+    """Two processes of different runs may wait differently."""
+    views = [looked(Box(), 1000, rank=rank)._replace(collectives=float(rank)) for rank in (0, 1)]
+    views[1] = views[1]._replace(run=views[1].run._replace(run_id="other"))
+    assert not any(view.is_late for view in with_late_ranks(views))
+
+
+def test_numbers_of_steps_are_those_of_the_process():
+    """A step that the process has numbered gives the numbers of those before and after it."""
+    steps = StepCounter()
+    steps.add([10, 20, 30])
+    assert (steps.step, steps.is_numbered) == (3, False)
+    steps.number(100, 20)  # it ended when the second of these began
+    assert (steps.step, steps.is_numbered) == (102, True)
+    steps.add([40])
+    assert steps.step == 103
+    steps.number(103, 50)  # the next begin is the first after it
+    assert steps.step == 103
+    steps.add([50])
+    assert steps.step == 104
+
+
+def test_rates_of_slow_steps():
+    """Steps of more than ten seconds have a rate too, from the last three begins."""
+    steps = StepCounter()
+    assert steps.rate(NOW) is None
+    steps.add([NOW, NOW + 30 * SECOND, NOW + 60 * SECOND])
+    assert steps.rate(NOW + 60 * SECOND) == pytest.approx(1 / 30)
+    assert steps.rate(NOW + 150 * SECOND + LAG_NS) == pytest.approx(2 / 90)
