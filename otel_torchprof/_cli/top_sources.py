@@ -138,6 +138,11 @@ class Statuses:
         self._over = threads.Event()
         self._thread = threads.Thread(target=self._run, name="otel-torchprof-top", daemon=True)
 
+    @property
+    def pids(self) -> set[int]:
+        """The processes that are wanted by number or have a socket, also those that do not answer."""
+        return {*self._pids, *(each.pid for each in self._processes if not self._pids)}
+
     def start(self) -> None:
         """Polls once a second."""
         self._thread.start()
@@ -185,7 +190,7 @@ class Sources:
     def look(self, now: int) -> list[ProcessView]:
         """What the processes do, by run and rank; with late ranks marked."""
         answers = {} if self.statuses is None else self.statuses.answers.copy()
-        for pid in answers.keys() - self._found:
+        for pid in set() if self.statuses is None else self.statuses.pids - self._found:
             self._found.add(pid)
             if path := box_of(pid):
                 self.boxes.places.add(path)

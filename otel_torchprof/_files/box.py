@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.blackbox import (
     BoxSession,
+    ImageReader,
     is_lost,
     next_hang,
     set_info,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from otel_torchprof._native.blackbox import Contents
     from otel_torchprof.parsers import BlackBoxOptions
 
 
@@ -141,6 +144,14 @@ _NOT_STARTED = "off: not started"
 _CUT = "off: another process has cut its file; what is recorded since can be read by nobody"
 
 
+_boxes: weakref.WeakSet[BlackBox] = weakref.WeakSet()
+
+
+def latest_events() -> Contents | None:
+    """What the open black box of this process has last: see :meth:`BlackBox.latest`; None without one."""
+    return next((found for box in list(_boxes) if (found := box.latest()) is not None), None)
+
+
 class BlackBox:
     """Records the latest events from :meth:`start` to :meth:`stop`, of all threads; a forked child has none.
 
@@ -224,6 +235,7 @@ class BlackBox:
             raise
         process_changes.watch(self)
         set_info(self._info())
+        _boxes.add(self)
 
     def _watch(self) -> None:
         if self._options.hang is None:
@@ -237,6 +249,16 @@ class BlackBox:
             self._state += f", without a watch for hangs: {error}"
         if watch.without_stacks:
             self._state += f", without Python's stacks of hangs: {watch.without_stacks}"
+
+    def latest(self) -> Contents | None:
+        """What is open now and was recorded last, read from the file; None if the box is off. A millisecond."""
+        file = self._file
+        if file is None or not self.state.startswith(ON):
+            return None
+        try:
+            return ImageReader(file.descriptor, b"", file.size).read(time.time_ns())
+        except NativeError:  # it was closed just now
+            return None
 
     def _info(self) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from otel_torchprof._ranks.ranks import identity_in
 from otel_torchprof.version import __version__
 
 from .control import ControlSocket
+from .control_dump import dump
 from .control_record import record
 
 if TYPE_CHECKING:
@@ -36,6 +37,6 @@ def status(request: Request) -> Mapping[str, Any]:
     }
 
 
-socket = ControlSocket({"status": status, "record": record})
+socket = ControlSocket({"status": status, "record": record, "dump": dump})
 """Instance of the process."""
 process_changes.at_fork(process_changes.Order.STATE, in_child=socket.after_fork_in_child)

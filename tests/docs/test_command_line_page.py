@@ -12,7 +12,9 @@ from otel_torchprof._cli.main import _parser
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
 GUIDES = {
     "run": "[Profile code](profile.md), [several ranks](ranks.md), [crashes](crashes.md)",
+    "top": "[Training jobs](training.md#see-what-a-running-job-does)",
     "record": "[Training jobs](training.md#look-into-a-running-job)",
+    "dump": "[Training jobs](training.md#see-what-a-running-job-does)",
     "show": "[Profile code](profile.md)",
     "explain": "[Training jobs](training.md), [how verdicts are reached](verdicts.md)",
     "diff": "[Training jobs](training.md)",

@@ -193,6 +193,13 @@ def test_steps_get_the_numbers_of_the_process(box):
     assert sources.statuses.numbered == {os.getpid()}
 
 
+def test_a_process_that_does_not_answer(box, monkeypatch, tmp_path):
+    """A process that is named is found by its descriptors, wherever its box is and whether it answers or not."""
+    monkeypatch.setattr(private_folder, "_SHARED_MEMORY", str(tmp_path))
+    (found,) = Sources([], [os.getpid()]).look(time.time_ns())
+    assert (found.pid, found.rank) == (os.getpid(), 3)
+
+
 @pytest.mark.parametrize("has_box", [False, True])
 def test_an_instrumented_process_is_found(has_box, monkeypatch, tmp_path):
     """By its socket, with a box or without one, and wherever the box is."""
