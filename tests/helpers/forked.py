@@ -50,6 +50,8 @@ def in_child(body: Callable[[], object], seconds: float = LONG) -> str:
         try:
             faulthandler.dump_traceback_later(seconds, exit=True, file=writer)
             said = repr(body())
+        except BaseException as error:  # noqa: BLE001 - the parent reports it
+            said = f"raised {error!r}"
         finally:
             os.write(writer, said.encode())
             os._exit(0)

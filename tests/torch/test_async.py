@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -17,9 +18,7 @@ X = torch.ones(3)
 
 def complete_elsewhere(future):
     """Completes a future on another thread."""
-    thread = threading.Thread(target=future.set_result, args=(X,))
-    thread.start()
-    thread.join()
+    in_threads(lambda: future.set_result(X))
 
 
 def ended_by_future():
@@ -50,9 +49,7 @@ def exited_elsewhere():
     """A label of torch that another thread leaves."""
     record = torch.ops.profiler._record_function_enter_new("left elsewhere", None)
     X.neg()
-    thread = threading.Thread(target=torch.ops.profiler._record_function_exit._RecordFunction, args=(record,))
-    thread.start()
-    thread.join()
+    in_threads(lambda: torch.ops.profiler._record_function_exit._RecordFunction(record))
     X.tan()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 
 import pytest
+from forked import in_child
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -127,22 +128,6 @@ def test_a_source_that_runs_operators():
     assert words[[0, 2, 3]].tolist() == [1, 2, 3]
 
 
-def in_child(body):
-    """Forks; what ``body`` returned in the child, as text."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, repr(body()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        said = pipe.read()
-    assert os.waitpid(pid, 0)[1] == 0
-    return said
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_has_no_context_of_its_parents():
     """What the parent's threads carried means nothing in the child, whose threads have other numbers."""
@@ -162,7 +147,5 @@ def test_a_forked_child_has_no_context_of_its_parents():
 
         said.append(contexts_of(followed(body, contexts), "aten::cos")[0])
 
-    thread = threading.Thread(target=parent)
-    thread.start()
-    thread.join()
+    in_threads(parent)
     assert said == ["[0]", [5]]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from device_profiles import DEVICE, pairs_of, profile, tensor, times_of
+from threaded import in_threads
 
 import otel_torchprof as otp
 
@@ -178,11 +179,7 @@ def test_many_threads(simulated):
 
     with profile(all_threads=True) as prof:
         for _ in range(3):
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*[work] * 4)
     assert [own for name, own, _ in times_of(prof) if name == "aten::add"] == [3_000] * 1200
     assert simulated.counts()["alive"] == 0
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from forked import in_child
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -15,24 +16,6 @@ import otel_torchprof as otp  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 X = torch.ones(3)
-
-
-def in_child(body):
-    """Forks; runs ``body`` in the child; returns what it returned, as text. The child never comes back into the test."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, repr(body()).encode())
-        except BaseException as error:  # noqa: BLE001 - the parent reports it
-            os.write(writer, f"raised {error!r}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        said = pipe.read()
-    assert os.waitpid(pid, 0)[1] == 0
-    return said
 
 
 @pytest.mark.parametrize("all_threads", [False, True])

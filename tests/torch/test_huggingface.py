@@ -6,10 +6,10 @@ import copy
 import functools
 import gc
 import pickle
-import threading
 import time
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 transformers = pytest.importorskip("transformers")
@@ -146,9 +146,7 @@ def test_an_evaluation_does_not_cut_the_steps_of_the_programs_own_loop(tmp_path,
         for _ in range(5):
             model(torch.ones(2, 4)).sum().backward()
             if is_beside:
-                thread = threading.Thread(target=trainer.evaluate)
-                thread.start()
-                thread.join()
+                in_threads(trainer.evaluate)
             else:
                 trainer.evaluate()
             model(torch.ones(2, 4)).sum().backward()
@@ -360,14 +358,10 @@ def test_a_second_loop_beside_the_first_is_not_told_of():
     marks = LoopMarks()
     marks.add(type("Listener", (), {"change_segment": lambda _, change: told.append(change.begins)})())
     marks.change(SegmentChange(Segment.STEP, ends_step=False))
-    other = threading.Thread(target=marks.change, args=(SegmentChange(Segment.EVALUATION),))
-    other.start()
-    other.join()
+    in_threads(lambda: marks.change(SegmentChange(Segment.EVALUATION)))
     marks.change(SegmentChange(None))
     marks.end()
-    other = threading.Thread(target=marks.change, args=(SegmentChange(Segment.STEP),))
-    other.start()
-    other.join()
+    in_threads(lambda: marks.change(SegmentChange(Segment.STEP)))
     assert told == [Segment.STEP, None, None, Segment.STEP]
     marks.change(NEXT_STEP)  # the other's thread has ended, and its loop with it
     assert told[-1] is Segment.STEP

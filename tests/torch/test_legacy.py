@@ -6,6 +6,7 @@ import threading
 import warnings
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -61,9 +62,7 @@ def labels_elsewhere():
     """A label that ends on another thread."""
     record = torch.ops.profiler._record_function_enter_new("left elsewhere", None)
     X.neg()
-    thread = threading.Thread(target=torch.ops.profiler._record_function_exit._RecordFunction, args=(record,))
-    thread.start()
-    thread.join()
+    in_threads(lambda: torch.ops.profiler._record_function_exit._RecordFunction(record))
     X.tan()
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -18,15 +19,6 @@ from otel_torchprof._record.source import RecordingOptions  # noqa: E402
 from otel_torchprof.errors import TorchProfError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def on_a_thread(body):
-    """Runs ``body`` on another thread and returns what it returned."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(body()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def block(floats=5):
@@ -109,7 +101,7 @@ def test_other_threads_are_free():
     """Torch's profiler runs with memory on another thread than ours, at the same time."""
     with otp.profile(profile_memory=True) as ours:
         block(1)
-        assert on_a_thread(torchs_work)
+        assert in_threads(torchs_work) == [True]
     assert sizes(ours) == [1]
 
 
@@ -128,7 +120,7 @@ def test_stopped_on_another_thread():
         ours = otp.profile(profile_memory=True)
         ours.start()
         block(3)
-        on_a_thread(ours.stop)
+        in_threads(ours.stop)
         assert sizes(ours) == [3]
         assert torchs_work()
         with otp.profile(profile_memory=True) as again:
@@ -158,7 +150,7 @@ def test_several(order, elsewhere):
         if move.islower():
             prof.start()
         else:
-            on_a_thread(prof.stop) if move in elsewhere else prof.stop()
+            in_threads(prof.stop) if move in elsewhere else prof.stop()
         running ^= {move.lower()}
         block(size)
         for name in running:
@@ -192,7 +184,7 @@ def test_each_has_its_own_thread():
 def test_all_threads_sees_memory_where_it_started():
     """With ``all_threads`` operators of other threads come without their memory, and ``health`` says so."""
     with otp.profile(all_threads=True, profile_memory=True) as prof:
-        on_a_thread(lambda: block(6))
+        in_threads(lambda: block(6))
         block(7)
     assert sorted(event.name for event in prof.events() if event.name != "[memory]") == ["aten::empty"] * 2
     assert sizes(prof) == [7]

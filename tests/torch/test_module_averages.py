@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -195,11 +196,7 @@ def test_modules_of_several_threads():
             model(X).sum().backward()
 
     def body():
-        threads = [threading.Thread(target=run) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(run, run, run)
 
     with otp.profile(with_modules=True, all_threads=True, profile_memory=True) as prof:
         body()

@@ -1,10 +1,12 @@
 """What the tracer notes of modules and optimizers when it meets them: names, tensors, gradients, state; and what it must not touch."""
 
+import functools
 import threading
 import warnings
 from typing import ClassVar
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -117,9 +119,7 @@ def test_gradients_of_what_another_thread_calls_are_left_alone():
         notes.add_module(1, net)
         net(torch.ones(1, 2)).sum().backward()
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
+    in_threads(train)
     assert [parameter.gradient for parameter in notes.finish().modules[1].parameters] == [None, None]
 
 
@@ -379,11 +379,7 @@ def test_several_threads():
         for number, module in enumerate(nets[place].modules()):
             notes.add_module(100 * place + number, module)
 
-    threads = [threading.Thread(target=note, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(note, place) for place in range(4)))
     modules = notes.finish().modules
     assert len(modules) == 4 * 51
     for number, info in modules.items():

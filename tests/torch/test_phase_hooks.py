@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-import threading
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -126,9 +126,7 @@ def test_several_users():
     first.stop()
     first.stop()
     assert state_of_torch() == with_hooks != before
-    thread = threading.Thread(target=second.stop)
-    thread.start()
-    thread.join()
+    in_threads(second.stop)
     assert state_of_torch() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -12,6 +13,7 @@ import weakref
 from contextlib import nullcontext
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -63,11 +65,7 @@ def test_threads():
             optimizer.step()
 
     with recorded() as found:
-        threads = [threading.Thread(target=train, args=each) for each in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(functools.partial(train, *each) for each in models))
     lines = found.lines()
     assert {name: lines.count(name) for name in set(lines)} == {
         "FORWARD": 100,

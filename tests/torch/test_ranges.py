@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 from range_library import NVTX, Log, compiled
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -150,9 +151,7 @@ def test_only_this_thread_and_what_torch_carries_on_for_it(log):
             torch.neg(torch.ones(1))
 
     with otp.emit_nvtx():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
+        in_threads(other)
         with otp.record_function("mine"):
             scripted(torch.ones(2))
     log.wait_for(lambda counts: counts["push"] == counts["pop"])
@@ -216,9 +215,7 @@ def test_stopped_on_another_thread(log):
     ranges = otp.emit_nvtx()
     ranges.__enter__()
     torch.empty(1)
-    thread = threading.Thread(target=ranges.__exit__, args=(None, None, None))
-    thread.start()
-    thread.join()
+    in_threads(lambda: ranges.__exit__(None, None, None))
     torch.neg(torch.ones(1))
     assert "aten::neg" not in str(log.lines())
     with otp.emit_nvtx():

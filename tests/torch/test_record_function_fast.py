@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import Counter
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -171,9 +171,7 @@ def test_arguments_are_torchs():
 def test_other_threads(all_threads):
     """On another thread it is recorded where all threads are, and does nothing elsewhere."""
     with otp.profile(all_threads=all_threads) as prof:
-        thread = threading.Thread(target=labelled)
-        thread.start()
-        thread.join()
+        in_threads(labelled)
     assert ("inside" in {event.name for event in prof.events()}) == all_threads
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -125,9 +126,7 @@ def test_synchronising_completes_and_is_counted_by_thread(simulated):
         numbers.append(threading.get_native_id())
 
     numbers = []
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    in_threads(other)
     assert mark.query()
     mine, theirs = (simulated.counts(number) for number in (threading.get_native_id(), numbers[0]))
     assert (mine["records"], mine["queries"], mine["synchronizes"]) == (1, 1, 0)

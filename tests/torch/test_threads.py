@@ -8,6 +8,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -18,13 +19,6 @@ import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import recorder  # noqa: E402
 
 X = torch.ones(3)
-
-
-def in_thread(body):
-    """Runs ``body`` in a thread to its end."""
-    thread = threading.Thread(target=body, name="a thread")
-    thread.start()
-    thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +43,11 @@ def test_observers_are_registered_while_recording_only():
 def test_other_threads_are_not_seen():
     """By default, operators of a thread that torch does not know to belong here are not recorded, as in torch."""
     with otp.profile() as ours:
-        run(lambda: in_thread(X.neg))
+        run(lambda: in_threads(X.neg))
     assert recorded_names(ours) == ["## step ##"]
 
 
-@pytest.mark.parametrize("start", [in_thread, lambda body: ThreadPoolExecutor(1).submit(body).result()])
+@pytest.mark.parametrize("start", [in_threads, lambda body: ThreadPoolExecutor(1).submit(body).result()])
 def test_all_threads_are_seen(start):
     """all_threads=True records plain threads and pools, also with a second profile of this thread beside it."""
     with otp.profile(all_threads=True) as everywhere, otp.profile() as here:
@@ -69,7 +63,7 @@ def test_backward_on_a_thread_of_the_engine_is_seen():
     weight = torch.ones(3, requires_grad=True)
     with otp.profile() as ours:
         weight.sum().backward()
-        in_thread(lambda: weight.prod().backward())
+        in_threads(lambda: weight.prod().backward())
     assert "SumBackward0" in recorded_names(ours)
     assert "ProdBackward0" not in recorded_names(ours)
 
@@ -178,7 +172,7 @@ def test_stop_on_another_thread(capfd):
     prof = otp.profile()
     prof.start()
     X.neg()
-    in_thread(prof.stop)
+    in_threads(prof.stop)
     assert callbacks() == (False, True)
     X.tan()
     assert callbacks() == (False, False)

@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
+from threaded import in_threads
 
 import otel_torchprof as otp
 
@@ -105,11 +106,7 @@ def test_two_stops_at_once(second):
     calls = [program.provider.shutdown, program.processor.shutdown]
     if second == "uninstrument":
         calls[1] = otp.TorchInstrumentor().uninstrument
-    threads = [threading.Thread(target=lambda call=call: (barrier.wait(LONG), call())) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    in_threads(*(lambda call=call: (barrier.wait(LONG), call()) for call in calls))
     assert program.balanced().recorded == 5_000
     assert program.exporter.spans >= 5_000
 

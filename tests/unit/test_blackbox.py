@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import forked_programs
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind
@@ -103,9 +103,7 @@ def test_every_event_is_in_the_file_at_once(started):
     """What has ended, on any thread, and what is open, which is marked so: nothing is drained or flushed for it."""
     box = started()
     assert box.state == ON
-    thread = threading.Thread(target=label, args=("in a thread",))
-    thread.start()
-    thread.join()
+    in_threads(lambda: label("in a thread"))
     with pytest.raises(KeyError), otp.record_function("fails"):
         raise KeyError
     with otp.record_function("open"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from chrome_files import RESOURCE, events_in, names_by_track, slices, span
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from span_tables import span_rows
+from threaded import in_threads
 
 from otel_torchprof import ChromeTraceExporter, ExportError, OTLPFileExporter
 from otel_torchprof._encode.chrome_spans import ChromeSpans
@@ -234,11 +236,7 @@ def test_four_threads_at_once(tmp_path):
             spans = SpanList(table, resource=RESOURCE, scope=instrumentation_scope()) if number % 2 else objects
             results.append(exporters[number // 2].export(spans))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(work, number) for number in range(4)))
     for exporter in exporters:
         exporter.shutdown()
     assert results == [SUCCESS] * 100

@@ -12,6 +12,7 @@ import threading
 import forked_programs
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
@@ -61,9 +62,7 @@ def box(tmp_path):
     """One that is open, with a label that has ended in one that has not, and another thread that does nothing any more."""
     made = BlackBox(BlackBoxOptions("ops", str(tmp_path / "boxes"), 1 << 20), {"rank": 3})
     made.start()
-    thread = threading.Thread(target=label, args=("secret of a thread",))
-    thread.start()
-    thread.join()
+    in_threads(lambda: label("secret of a thread"))
     with otp.record_function("secret and open"):
         label("secret")
         yield made
@@ -189,9 +188,7 @@ def test_a_name_that_says_nothing(box, capsys):
 def test_redacted(box, tmp_path, capsys, name):
     """No byte of trace or text has a label, or what process, host, run and threads are called; rank and times stay."""
     set_info({"rank": 3, "program": "who.py", "host": "elsewhere", "run_id": "job 7", "role": "actor"})
-    thread = threading.Thread(target=rename_and_label, args=("thread of alice",))
-    thread.start()
-    thread.join()
+    in_threads(lambda: rename_and_label("thread of alice"))
     whole, partial = tmp_path / f"whole.{name}", tmp_path / name
     assert recovered(box.path, "-o", str(whole)) == 0
     said = capsys.readouterr().out

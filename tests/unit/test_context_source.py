@@ -7,10 +7,10 @@ import contextvars
 import ctypes
 import gc
 import sys
-import threading
 import weakref
 
 import pytest
+from threaded import in_threads
 
 from otel_torchprof._native.ffi import ffi, lib, python_sources
 
@@ -44,15 +44,6 @@ def source():
     yield caught
     python_sources.set_context_resolver(None)
     python_sources.attach(int(ffi.cast("uintptr_t", lib.otp_get_api())))
-
-
-def in_thread(function):
-    """What a function returns in a new thread."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def test_contexts_are_followed_by_identity(source):
@@ -103,7 +94,7 @@ def test_a_copied_context_has_the_same_version(source):
     VARIABLE.set(1)
     assert contextvars.copy_context().run(source.version) == source.version()
     context = contextvars.copy_context()
-    assert in_thread(lambda: context.run(source.version)) == source.version()
+    assert in_threads(lambda: context.run(source.version))[0] == source.version()
 
 
 def test_a_thread_without_variables(source):
@@ -115,7 +106,7 @@ def test_a_thread_without_variables(source):
         VARIABLE.set(1)
         return *before, source.version()
 
-    first, again, other = in_thread(versions)
+    first, again, other = in_threads(versions)[0]
     assert first == again != 0
     assert other not in (0, first)
 
@@ -166,8 +157,8 @@ def test_what_is_kept_goes_with_the_next_answer_and_with_the_thread(source):
         gc.collect()
         return kept() is None
 
-    assert in_thread(here)
-    kept = in_thread(keep)
+    assert in_threads(here)[0]
+    kept = in_threads(keep)[0]
     gc.collect()
     assert kept() is None
 

@@ -12,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from threaded import in_threads
 
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._record import contexts
@@ -204,11 +205,7 @@ def test_threads_that_ask_at_once_get_one_number(table, tracer):
             barrier.wait()
             numbers.append(resolve_in(table, context))
 
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[ask] * 8)
         assert len(set(numbers)) == 1
         assert table.get(numbers[0]).span_context == span.get_span_context()
     assert table.size == 20

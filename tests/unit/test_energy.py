@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import numpy as np
 import nvml_stand_in
 import pytest
+from forked import in_child
 from hypothesis import given
 from hypothesis import strategies as st
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST
@@ -126,17 +126,7 @@ def test_closed_counters_read_nothing(nvml, counters):
 
 def test_counters_do_not_reach_into_a_child(nvml, counters):
     """In a forked child the parent's counters read nothing; new ones read all."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write, f"{counters.read()} {EnergyCounters().read()}".encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answers:
-        assert answers.read() == f"{{}} {{'{CARD}': 987654.321}}"
-    os.waitpid(pid, 0)
+    assert in_child(lambda: (counters.read(), EnergyCounters().read())) == f"({{}}, {{'{CARD}': 987654.321}})"
     assert counters.read() == {CARD: 987654.321}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from span_tables import span_list
+from threaded import in_threads
 
 from otel_torchprof import ExportStats, OTLPExporter
 from otel_torchprof._export.response import Backoff
@@ -290,11 +292,7 @@ def test_shutdown_wakes(receiver, protocol):
 
 def test_several_threads(receiver, exporter):
     """Exports from several threads at a time all arrive, and the counters add up."""
-    threads = [threading.Thread(target=exporter.export, args=(span_list(f"{n}", "x"),)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    in_threads(*(functools.partial(exporter.export, span_list(f"{n}", "x")) for n in range(8)))
     assert sorted(receiver.names) == sorted([*map(str, range(8)), *["x"] * 8])
     assert (exporter.stats.accepted_spans, exporter.stats.requests) == (16, 8)
 

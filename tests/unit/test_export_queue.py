@@ -12,6 +12,7 @@ import forked_programs
 import pytest
 from opentelemetry import context
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from threaded import in_threads
 
 from otel_torchprof._export.ledger import Delivery
 from otel_torchprof._export.queue import THREAD_NAME, Deadline, ExportQueue, QueueSettings
@@ -423,11 +424,7 @@ def test_what_was_exported_is_let_go(made):
 def test_many_threads(made):
     """Spans put by many threads are all exported, dropped or failed: none is lost from the counts."""
     queue = made(Exporter(), max_queue_size=20)
-    threads = [threading.Thread(target=lambda: [queue.put(["x", "y"], 2) for _ in range(50)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    in_threads(*[lambda: [queue.put(["x", "y"], 2) for _ in range(50)]] * 8)
     queue.force_flush(in_time())
     stats = queue.stats
     assert stats.exported_spans + stats.dropped_spans == 800

@@ -30,6 +30,7 @@ from slow_receiver import (
     silent,
 )
 from span_tables import span_list
+from threaded import in_threads
 
 from otel_torchprof import OTLPExporter
 from otel_torchprof._export.grpc import GrpcTransport
@@ -76,9 +77,7 @@ def grpc_transport(url, **keywords):
 def sent(transport, body=BODY):
     """Outcome and first words of the response to one attempt. On a thread of its own, since it would wait for ever if it did not keep its deadline."""
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(transport.send(body, SHORT)), daemon=True)
-    thread.start()
-    thread.join(LONG)
+    in_threads(lambda: answers.append(transport.send(body, SHORT)))
     transport.close()
     assert answers, "the deadline was not kept"
     return answers[0].outcome, answers[0].reason.split(":")[0]

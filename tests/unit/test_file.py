@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import forked_programs
 import pytest
+from threaded import in_threads
 
 from otel_torchprof._export.file import write
 from otel_torchprof.errors import ExportError
@@ -230,15 +232,11 @@ def test_a_path_of_another_type_is_an_error(path):
 def test_writers_of_one_path_do_not_mix(tmp_path):
     """Of several threads the last one to finish wins, whole."""
     contents = [random.Random(seed).randbytes(300_000) for seed in range(4)]
-    threads = [
-        threading.Thread(
-            target=write, args=(tmp_path / "t", [content[at : at + 1000] for at in range(0, 300_000, 1000)])
+    in_threads(
+        *(
+            functools.partial(write, tmp_path / "t", [content[at : at + 1000] for at in range(0, 300_000, 1000)])
+            for content in contents
         )
-        for content in contents
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    )
     assert (tmp_path / "t").read_bytes() in contents
     assert names_in(tmp_path) == ["t"]

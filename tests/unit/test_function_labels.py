@@ -18,6 +18,7 @@ import pytest
 from label_trees import tree
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof import record_function
@@ -323,11 +324,7 @@ def test_from_many_threads(package):
             with otp.label_functions([f"{module}:plain", f"{module}.Model.method"]):
                 importlib.import_module(module).plain(1)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 8)
     part = sys.modules[module]
     assert not hasattr(part.plain, "__wrapped__")
     assert not hasattr(part.Model.method, "__wrapped__")

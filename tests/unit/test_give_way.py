@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from threaded import in_threads
 
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._export.draining import Drainer
@@ -84,9 +85,7 @@ def test_other_threads_do_not_rest(clock):
     """What a flush or the program's own thread does is as fast as it can be, during such work and after it."""
     with giving_way(lambda: False):
         clock.now += MILLISECOND
-        other = threading.Thread(target=give_way)
-        other.start()
-        other.join()
+        in_threads(give_way)
     give_way()
     assert clock.rests == []
 

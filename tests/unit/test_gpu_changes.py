@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 
 import gpu_collector
 import nvml_stand_in
 import pynvml
+from forked import in_child
 from gpu_collector import FAILED, IDEAL
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH
 
@@ -290,16 +290,6 @@ def test_an_error_of_ours_is_logged_and_not_raised(nvml, collector, watch, monke
 def test_a_forked_child_goes_on(nvml, collector, clock, watch):
     """In a forked child readers get everything, from an NVML that the child has opened; the parent goes on too."""
     watch()
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write, str(collector.series() == IDEAL and nvml.users == 2).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answers:
-        assert answers.read() == "True"
-    os.waitpid(pid, 0)
+    assert in_child(lambda: collector.series() == IDEAL and nvml.users == 2) == "True"
     assert collector.series() == IDEAL
     assert nvml.users == 1

@@ -10,6 +10,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SynchronousMultiSpanProcessor, TracerProvider
 from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, TraceFlags
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof._instrument.instrumentation import Instrumentation
@@ -49,14 +50,7 @@ def is_on(processor: otp.TorchSpanProcessor) -> bool:
 def test_several_threads_may_instrument_at_once():
     """Of many threads that instrument at the same moment one does, and one uninstrument undoes it."""
     provider = new_provider(otp.TorchSpanProcessor())
-    threads = [
-        threading.Thread(target=otp.TorchInstrumentor().instrument, kwargs={"tracer_provider": provider, **LABELS})
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    in_threads(*[lambda: otp.TorchInstrumentor().instrument(tracer_provider=provider, **LABELS)] * 8)
     assert recorder_stats().sessions == 1
     otp.TorchInstrumentor().uninstrument()
 

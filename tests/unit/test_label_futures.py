@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
-import threading
 
 import pytest
 from recorded_tables import recorded_table
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof._encode.attributes import add_attributes
@@ -63,9 +63,7 @@ def test_the_future_may_be_done_on_another_thread(prof):
     future = concurrent.futures.Future()
     with prof:
         _, after = begin("call", future)
-        thread = threading.Thread(target=future.set_result, args=(1,))
-        thread.start()
-        thread.join()
+        in_threads(lambda: future.set_result(1))
         assert after.result() == 1
     call = rows(prof)["call"]
     assert call["flags"] == 1

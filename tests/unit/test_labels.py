@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from label_trees import tree
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof import record_function
@@ -73,16 +74,13 @@ def test_a_shared_label_of_which_one_thread_is_recorded(prof, first_in):
     """Whoever enters or leaves first, the thread that is not recorded neither ends the other's event nor keeps it open."""
     label = record_function("shared")
 
-    def elsewhere(function):
-        thread = threading.Thread(target=function)
-        thread.start()
-        thread.join()
-
     enter, leave = label.__enter__, lambda: label.__exit__(None, None, None)
     with prof:
-        for function in (enter, lambda: elsewhere(enter)) if first_in == "here" else (lambda: elsewhere(enter), enter):
+        for function in (
+            (enter, lambda: in_threads(enter)) if first_in == "here" else (lambda: in_threads(enter), enter)
+        ):
             function()
-        elsewhere(leave)
+        in_threads(leave)
         with record_function("inside"):
             pass
         leave()
@@ -94,9 +92,7 @@ def test_a_label_left_on_another_thread():
     prof, label = otp.profile(operators=False), record_function("handed over")
     with prof:
         label.__enter__()
-        thread = threading.Thread(target=label.__exit__, args=(None, None, None))
-        thread.start()
-        thread.join()
+        in_threads(lambda: label.__exit__(None, None, None))
         with record_function("after"):
             pass
     assert tree(prof) == ["handed over", "after"]
@@ -187,9 +183,7 @@ def test_deep_recursion():
         with after, record_function("after"):
             pass
 
-    thread = threading.Thread(target=recurse)
-    thread.start()
-    thread.join()
+    in_threads(recurse)
     assert len(prof.events()) == 1024
     assert prof.health.dropped == {"depth": 976}
     assert not any("..." in line for line in tree(prof))

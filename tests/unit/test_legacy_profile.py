@@ -7,9 +7,9 @@ import io
 import json
 import logging
 import os
-import threading
 
 import pytest
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof import legacy
@@ -283,9 +283,7 @@ def on_another_thread(function):
         except Exception as error:  # noqa: BLE001 - what the test looks at
             found.append(error)
 
-    thread = threading.Thread(target=target)
-    thread.start()
-    thread.join()
+    in_threads(target)
     return found[0]
 
 

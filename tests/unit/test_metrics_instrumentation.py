@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 from opentelemetry import metrics as otel_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from threaded import in_threads
 from torch_metrics import data_points, points, value
 
 import otel_torchprof as otp
@@ -301,11 +303,7 @@ def test_many_threads_step_and_read(provider, reader, library):
             raised.append(error)
 
     works = [otp.TorchInstrumentor().step] * 3 + [lambda: points(reader, "torch.steps")] * 2
-    threads = [threading.Thread(target=body, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    in_threads(*(functools.partial(body, work) for work in works))
     otp.TorchInstrumentor().uninstrument()
     assert raised == []
     assert sum(count for _, count in points(reader, "torch.steps")) == 900
@@ -329,9 +327,7 @@ def test_too_many_recordings(provider, library):
 def is_taken(lock) -> bool:
     """Whether a thread has a lock, asked on another thread."""
     found = []
-    thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False) and lock.release() is None))
-    thread.start()
-    thread.join()
+    in_threads(lambda: found.append(lock.acquire(blocking=False) and lock.release() is None))
     return found == [False]
 
 
@@ -341,9 +337,7 @@ def test_forks_on_two_threads(provider, library, monkeypatch):
     monkeypatch.setattr(draining, "_LOOK_SECONDS", 3600)  # nobody else takes the lock
     running = instrument(provider)
     instrumentor._before_fork()
-    second = threading.Thread(target=lambda: (instrumentor._before_fork(), instrumentor._after_fork_in_parent()))
-    second.start()
-    second.join()
+    in_threads(lambda: (instrumentor._before_fork(), instrumentor._after_fork_in_parent()))
     assert is_taken(running._lock)
     monkeypatch.setattr(otp.TorchInstrumentor(), "_running", None)
     instrumentor._after_fork_in_parent()

@@ -11,6 +11,7 @@ from pathlib import Path
 import nvml_stand_in
 import pynvml
 import pytest
+from forked import in_child
 from nvml_stand_in import DRIVER_NOT_LOADED, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, VERSION_MISMATCH
 
 from otel_torchprof._record.nvml import Gpu, Nvml, RefusedError, visible
@@ -221,22 +222,6 @@ def test_nvml_shut_down_by_others_is_closed(nvml, opened):
     assert opened.power(only_card(opened)) == 412.345
 
 
-def in_child(action):
-    """What ``action()`` returns in a forked child, as text."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write, str(action()).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answers:
-        text = answers.read()
-    os.waitpid(pid, 0)
-    return text
-
-
 def test_a_forked_child_opens_anew(nvml, opened):
     """In a child it is closed until opened, then answers; the parent's stays open."""
 
@@ -262,13 +247,13 @@ def test_a_fork_amid_a_call_leaves_the_child_without(nvml, opened):
         try:
             opened.open()
         except RefusedError as refusal:
-            return refusal
+            return str(refusal)
         return "opened"
 
     said = in_child(child)
     nvml.release()
     thread.join()
-    assert said == "this process was forked while another thread was inside NVML"
+    assert said == "'this process was forked while another thread was inside NVML'"
 
 
 def test_pynvml_finds_the_stand_in_by_itself(stand_in_library):

@@ -12,6 +12,7 @@ from live_recordings import Hanging, Recording, attached, names
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from threaded import in_threads
 
 import otel_torchprof as otp
 from otel_torchprof._export.queue import THREAD_NAME
@@ -264,9 +265,7 @@ def test_a_child_begins_at_nothing(recording):
 
     recording.meanwhile = lambda: said.append(in_child(ask))
     with processor.averages._lock:
-        drain = threading.Thread(target=processor.force_flush, daemon=True)
-        drain.start()
-        drain.join(LONG)
+        in_threads(processor.force_flush)
     assert said == ["(True, 0, [])"]
     recording.meanwhile = bool
     assert ask() == (True, 1, ["request"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
 from collections import defaultdict
 
 import pytest
+from threaded import in_threads
 
 from otel_torchprof._profile import steps
 from otel_torchprof._profile.steps import KinetoStepTracker
@@ -60,11 +62,7 @@ def test_from_many_threads():
 
     for name in "abcd":
         KinetoStepTracker.init_step_count(name)
-    threads = [threading.Thread(target=count, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(count, name) for name in "abcd"))
     assert KinetoStepTracker.current_step() == 500
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 import types
 
 import pytest
+from threaded import in_threads
 
 from otel_torchprof._record.step_marks import StepTracker
 
@@ -102,11 +102,7 @@ def test_steps_of_several_threads(boundaries):
         for _ in range(200):
             boundaries.tracker.step()
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[run] * 4)
     assert boundaries == list(range(1, 801))
     assert boundaries.times == sorted(boundaries.times)
 

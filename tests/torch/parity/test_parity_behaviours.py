@@ -8,6 +8,7 @@ import threading
 import warnings
 
 import pytest
+from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -157,11 +158,7 @@ def test_misnested_labels_on_several_threads(label):
     """Labels that end in the order of their begins, on threads that run at the same time, stay with their own thread."""
     go = threading.Barrier(3, timeout=60)
     with otp.profile(all_threads=True) as prof:
-        threads = [threading.Thread(target=misnested, args=(label, go)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[lambda: misnested(label, go)] * 3)
     events = [e for e in prof.events() if not e.name.startswith("profiler::")]
     of_threads = {}
     for event in events:
