@@ -1,8 +1,9 @@
-"""Chrome JSON: every field of every event, and what must hold for every trace."""
+"""Chrome JSON: every field of every event, what must hold for every trace, and what a profile has beyond its batch."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from dataclasses import replace
 from decimal import Decimal
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chrome_inputs import as_json, words
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_validator import parse, validate
 
+import otel_torchprof as otp
 from examples import random_examples
 from otel_torchprof import ModuleInfo
 from otel_torchprof._columns.batch import Batch, RecordedThread
@@ -174,8 +175,8 @@ def metadata(trace: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:
 
 def test_process_and_threads_are_named():
     """A thread without a name is named after its id; of two with one id the first name counts; the process is this one unless given."""
-    trace = trace_of(Batch.of({"start": [1], "end": [2]}, [""], THREADS), process_name='p "1" \ud800')
-    assert metadata(trace, "process_name") == {0: {"name": 'p "1" ?'}}
+    trace = trace_of(Batch.of({"start": [1], "end": [2]}, [""], THREADS))
+    assert metadata(trace, "process_name") == {0: {"name": "python"}}
     assert metadata(trace, "process_sort_index") == {0: {"sort_index": 42}}
     assert metadata(trace, "thread_name") == {100: {"name": "main"}, 200: {"name": "thread 200"}}
     events = parse(b"".join(encode(Batch.of({"start": [1], "end": [2]}, [""]))))["traceEvents"]
@@ -452,3 +453,91 @@ def test_a_verbose_trace_without_calls():
     """Where no calls were recorded, a verbose trace is as any other."""
     plain = python_calls(kind=[Kind.OPERATOR] * 5)
     assert b"".join(encode(plain, pid=1, call_stacks=True)) == b"".join(encode(plain, pid=1))
+
+
+def test_profiles_and_streams_draw_a_loop_alike(tmp_path):
+    """The same loop has the same slices on the same track, whether a profile or a stream wrote the file."""
+
+    def loop(step):
+        for _ in range(3):
+            with otp.record_function("work"):
+                pass
+            step()
+
+    with otp.profile(operators=False) as prof:
+        loop(prof.step)
+    prof.export_chrome_trace(tmp_path / "profile.json")
+    with otp.stream(otp.ChromeTraceExporter(tmp_path / "stream.json"), detail="modules") as running:
+        loop(running.step)
+    drawn = []
+    for name in ("profile", "stream"):
+        trace = parse((tmp_path / f"{name}.json").read_bytes())
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "Trace"]
+        tracks = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+        slices = sorted((e for e in trace["traceEvents"] if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"]))
+        drawn.append([(e["name"], tracks[e["tid"]]) for e in slices if e["name"] != "torch.job"])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] == [(name, "MainThread") for i in range(3) for name in (f"ProfilerStep#{i}", "work")]
+
+
+def test_the_recording_as_a_whole(tmp_path):
+    """A profile draws when it began and ended, as Kineto does; a batch of which that is not known has none of it."""
+    with otp.profile(operators=False) as prof, otp.record_function("label"):
+        pass
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    trace = parse((tmp_path / "trace.json").read_bytes())
+    found = {event["name"]: event for event in trace["traceEvents"]}
+    begin, whole, end = (
+        found[name] for name in ("Iteration Start: PyTorch Profiler", "PyTorch Profiler (0)", "Record Window End")
+    )
+    assert (whole["ph"], whole["cat"], whole["pid"], whole["tid"]) == ("X", "Trace", "Spans", "PyTorch Profiler")
+    assert [(mark["ph"], mark["s"], mark["pid"]) for mark in (begin, end)] == [("i", "g", "Traces"), ("i", "g", "")]
+    assert begin["ts"] == whole["ts"] <= found["label"]["ts"]
+    assert end["ts"] == whole["ts"] + whole["dur"] >= found["label"]["ts"] + found["label"]["dur"]
+    assert prof.health.start_ns == round(whole["ts"] * 1000) + trace["baseTimeNanoseconds"]
+    assert not [
+        event for event in validate(b"".join(encode(prof._batch())))["traceEvents"] if event.get("cat") == "Trace"
+    ]
+
+
+def words(inputs: list[Any]) -> list[int]:
+    """Inputs in the format of Batch.inputs: None, dimensions, or a list of dimensions."""
+    encoded = [len(inputs)]
+    for value in inputs:
+        if value is None:
+            encoded.append(7 << 8)
+        elif isinstance(value, tuple):
+            encoded += [1 | len(value) << 32, *value]
+        else:
+            encoded.append(2 | len(value) << 32)
+            for tensor in value:
+                encoded += [1 | 7 << 8 | len(tensor) << 32, *tensor]
+    return encoded
+
+
+def strides(shape: tuple[int, ...]) -> list[int]:
+    """Those of a contiguous tensor."""
+    return [math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape))]
+
+
+def per_input(inputs: list[Any], of_tensor: Any) -> list[Any]:
+    """What is made of each tensor, by input; Kineto leaves long lists empty."""
+    found = []
+    for value in inputs:
+        if isinstance(value, list):
+            found.append([of_tensor(tensor) for tensor in value] if len(value) <= 30 else [])
+        else:
+            found.append([] if value is None else of_tensor(value))
+    return found
+
+
+def as_json(inputs: list[Any]) -> dict[str, Any]:
+    """The arguments that tell of inputs; none where there are none."""
+    if not inputs:
+        return {}
+    return {
+        "Input Dims": per_input(inputs, list),
+        "Input Strides": per_input(inputs, strides),
+        "Input type": ["TensorList" if isinstance(value, list) else "" for value in inputs],
+        "Concrete Inputs": [""] * len(inputs),
+    }

@@ -1,4 +1,4 @@
-"""``otp.load``: a trace file as a profile, from files made by hand: what they say, what they lack, what is wrong in them."""
+"""``otp.load``: a trace file as a profile, from files made by hand: what they say, what they lack, what is wrong in them. Boxes and folders of ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from trace_validator import check_nesting
 
 import otel_torchprof as otp
 from otel_torchprof._columns.schema import Flag, Kind, Scope
+from otel_torchprof._files.box import BlackBox
+from otel_torchprof.parsers import BlackBoxOptions
 
 BASE = 1_790_000_000_000_000_000
 
@@ -437,3 +439,115 @@ def test_whatever_the_file(tmp_path_factory, seed):
     path.write_bytes(changed(seed))
     error = read_everything(path)
     assert error is None or repr(str(path)) in error
+
+
+@pytest.fixture
+def image(tmp_path):
+    """The bytes of a box with three labels that have ended, inside of one that has not."""
+    box = BlackBox(BlackBoxOptions("ops", str(tmp_path / "boxes"), 1 << 20), {"rank": 3})
+    box.start()
+    with otp.record_function("open"):
+        for _ in range(3):
+            with otp.record_function("ended"):
+                pass
+        yield box.path.read_bytes()
+    box.stop()
+
+
+@pytest.fixture
+def loaded_box(tmp_path):
+    """Loads bytes."""
+
+    def load(content, **options):
+        (tmp_path / "t.otpbox").write_bytes(content)
+        return otp.load(tmp_path / "t.otpbox", **options)
+
+    return load
+
+
+def labels(prof):
+    """Counts of the labels: operators of torch's library may be in the box too."""
+    return {row.key: row.count for row in prof.key_averages() if not row.key.startswith("aten::")}
+
+
+def test_a_box_is_a_profile(image, loaded_box, tmp_path):
+    """Events of a box have averages, spans and a Chrome trace; what was open at the end is unfinished, and the process is the resource."""
+    prof = loaded_box(image)
+    assert labels(prof) == {"open": 1, "ended": 3}
+    batch = prof.columns
+    unfinished = [prof.names[name] for name in batch["name"][batch["flags"] & Flag.UNFINISHED != 0]]
+    assert unfinished == ["open"]
+    assert prof.health.labels == "on"
+    assert prof.health.stop_ns >= batch["end"].max()
+    assert prof.spans()[0].resource.attributes["torch.distributed.rank"] == 3
+    for name, format_name in (("t.json", "chrome"), ("t.otlp", "otlp")):
+        prof.export_as(tmp_path / name, format_name)
+        assert labels(otp.load(tmp_path / name)) == {"open": 1, "ended": 3}
+
+
+def test_a_part_of_a_box(image, loaded_box):
+    """A box that is cut off is a profile of what is whole in it; without its head, or above the limit, it is refused."""
+    half = loaded_box(image[: len(image) // 2])
+    assert labels(half).keys() <= {"open", "ended"}
+    with pytest.raises(otp.TorchProfError, match=r"cannot read .*t\.otpbox'"):
+        loaded_box(image[:100])
+    with pytest.raises(otp.TorchProfError, match="has 1,048,576 bytes, more than the limit of 1,000"):
+        loaded_box(image, memory_limit=1000)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a trace of torch's profiler."""
+
+    def write(name, rank, *events):
+        members = {} if rank is None else {"distributedInfo": {"rank": rank}}
+        (tmp_path / name).write_text(json.dumps({**members, "traceEvents": events}))
+        return tmp_path / name
+
+    return write
+
+
+def test_a_folder_is_its_traces(write, tmp_path):
+    """Files of traces are profiles in the order of their ranks, whatever their formats; other files are not read."""
+    for rank in (10, 2):
+        write(f"t{rank}.json", rank, *[event(f"aten::op{rank}", ts, 1) for ts in range(rank)])
+    (tmp_path / "notes.txt").write_text("no trace")
+    with otp.profile(operators=False) as prof, otp.record_function("label"):
+        pass
+    prof.export_otlp(tmp_path / "own.otlp.gz", resource=otp_resource(1))
+    ranks = otp.load_ranks(tmp_path)
+    assert list(ranks) == [1, 2, 10]
+    assert [len(each.events()) for each in ranks.values()] == [1, 2, 10]
+    assert repr(ranks) == "<profiles of ranks 1, 2, 10>"
+    assert repr(otp.load_ranks([tmp_path / "t2.json"])) == "<profiles of rank 2>"
+
+
+def otp_resource(rank):
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource({"torch.distributed.rank": rank})
+
+
+def test_files_without_an_own_rank_are_refused(write, tmp_path):
+    """Files that do not say their rank, two of one rank, and folders without traces raise errors that name them."""
+    first, same, none = write("a.json", 0), write("b.json", 0), write("c.json", None)
+    with pytest.raises(otp.TorchProfError, match=r"b\.json' is of rank 0, as .*a\.json'"):
+        otp.load_ranks([first, same])
+    with pytest.raises(otp.TorchProfError, match=r"c\.json' does not say of which rank it is"):
+        otp.load_ranks([first, none])
+    with pytest.raises(otp.TorchProfError, match="is a folder: load_ranks reads"):
+        otp.load(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(otp.TorchProfError, match="no traces in"):
+        otp.load_ranks(tmp_path / "empty")
+    with pytest.raises(otp.TorchProfError, match=r"a\.json' is no folder"):
+        otp.load_ranks(first)
+    with pytest.raises(ValueError, match="memory_limit is 0"):
+        otp.load_ranks([first], memory_limit=0)
+
+
+def test_the_limit_is_that_of_all_files(write):
+    """Each file gets its share of the memory; what is above it is reported as by ``load``."""
+    paths = [write(f"{rank}.json", rank, *[event("a", ts, 1) for ts in range(70_000)]) for rank in range(2)]
+    notes = [each.health.notes for each in otp.load_ranks(paths, memory_limit=2 << 20).values()]
+    assert all("more than the limit of 1 MiB" in note[0] for note in notes)
