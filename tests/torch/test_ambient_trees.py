@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +13,6 @@ torch = pytest.importorskip("torch", minversion="2.6")
 from instrumented import instrumented, under  # noqa: E402
 from opentelemetry import context as otel_context  # noqa: E402
 from opentelemetry import trace  # noqa: E402
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased  # noqa: E402
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -59,26 +55,6 @@ def test_interleaved_tasks():
 
 
 @pytest.mark.parametrize("drained_every", [None, 1])
-def test_many_tasks(drained_every):
-    """Fifty tasks that yield to the loop between operators: every operator is under its own task's span, once."""
-    with instrumented(drained_every=drained_every) as service:
-
-        async def work(number):
-            with service.tracer.start_as_current_span("task") as span:
-                for _ in range(number % 7 + 1):
-                    X.neg()
-                    await asyncio.sleep(0)
-                    X.sin()
-            return under(span, neg=number % 7 + 1, sin=number % 7 + 1)
-
-        async def everybody():
-            return await asyncio.gather(*map(work, range(50)))
-
-        expected = sum(asyncio.run(everybody()), Counter())
-        assert service.operators() == expected
-
-
-@pytest.mark.parametrize("drained_every", [None, 1])
 def test_labels_held_across_awaits(drained_every):
     """A label that a task holds while another runs is the parent of its own task's operators, and of no others."""
     with instrumented(drained_every=drained_every) as service:
@@ -106,19 +82,6 @@ def test_labels_held_across_awaits(drained_every):
         assert service.operators() == inside + under(first, neg=1) + under(second, sin=1)
 
 
-def test_spans_within_a_task():
-    """Spans that begin and end between operators, without an await, are seen at once."""
-    with instrumented() as service:
-        with service.tracer.start_as_current_span("outer") as outer:
-            X.neg()
-            with service.tracer.start_as_current_span("inner") as inner:
-                X.sin()
-            X.neg()
-            with service.tracer.start_as_current_span("second") as second:
-                X.sin()
-        assert service.operators() == under(outer, neg=2) + under(inner, sin=1) + under(second, sin=1)
-
-
 def test_a_span_inside_a_label():
     """The nearest wins: an operator in a span that began inside a label hangs under that span."""
     with instrumented() as service:
@@ -129,76 +92,6 @@ def test_a_span_inside_a_label():
             X.neg()
         (label,) = [span for span in service.spans() if span.name == "label"]
         assert service.operators() == under(label, neg=2) + under(inner, sin=1)
-
-
-def test_to_thread():
-    """``asyncio.to_thread`` takes the span along, while other tasks work on the loop's own thread."""
-    with instrumented() as service:
-
-        async def work(number):
-            with service.tracer.start_as_current_span("task") as span:
-                await asyncio.to_thread(lambda: [X.neg() for _ in range(number)])
-                X.sin()
-            return under(span, neg=number, sin=1)
-
-        async def everybody():
-            return await asyncio.gather(*map(work, range(1, 20)))
-
-        expected = sum(asyncio.run(everybody()), Counter())
-        assert service.operators() == expected
-
-
-def copied(function):
-    """Runs in the context of the one who submits it."""
-    return contextvars.copy_context().run, function
-
-
-def attached(function):
-    """As OpenTelemetry's instrumentation of threads does it: the context is attached in the worker, for the call."""
-    here = otel_context.get_current()
-
-    def within(function):
-        token = otel_context.attach(here)
-        try:
-            return function()
-        finally:
-            otel_context.detach(token)
-
-    return within, function
-
-
-@pytest.mark.parametrize("carried", [copied, attached])
-def test_thread_pool(carried):
-    """Work that few threads do for many requests, as either propagation hands it over: under the request's span."""
-    with instrumented() as service, ThreadPoolExecutor(3) as pool:
-        expected, waiting = Counter(), []
-        for number in range(1, 40):
-            span = service.tracer.start_span("request")
-            with trace.use_span(span):
-                waiting.append((span, pool.submit(*carried(lambda n=number: [X.neg() for _ in range(n)]))))
-                X.sin()
-            expected += under(span, neg=number, sin=1)
-        for span, done in waiting:
-            done.result()
-            span.end()
-        assert service.operators() == expected
-
-
-def test_threads_at_the_same_time():
-    """Threads that work at the same time, each inside a span of its own, do not see each other's."""
-    with instrumented() as service:
-        together = threading.Barrier(4)
-
-        def work(number):
-            with service.tracer.start_as_current_span("thread") as span:
-                for _ in range(ROUNDS):
-                    together.wait(60)
-                    X.neg()
-            return under(span, neg=ROUNDS)
-
-        with ThreadPoolExecutor(4) as pool:
-            expected = sum(pool.map(work, range(4)), Counter())
-        assert service.operators() == expected
 
 
 def test_a_pool_without_propagation():
@@ -251,23 +144,6 @@ def test_unsampled_caller():
         remote = trace.get_current_span(caller(sampled=True)).get_span_context()
         assert service.operators() == under(remote, neg=1)
         assert service.processor.health.recorded == 1
-
-
-def test_unsampled_spans():
-    """Under a span that this process's sampler has turned down nothing is recorded, labels and other tasks' threads included."""
-    with instrumented(sampler=ParentBased(ALWAYS_OFF)) as service:
-
-        async def work():
-            with service.tracer.start_as_current_span("request"), otp.record_function("label"):
-                X.neg()
-                await asyncio.to_thread(X.neg)
-
-        async def both():
-            await asyncio.gather(work(), work())
-
-        asyncio.run(both())
-        assert service.spans() == []
-        assert service.processor.health.recorded == 0
 
 
 def forked(x: torch.Tensor) -> torch.Tensor:

@@ -76,19 +76,6 @@ def test_with_a_schedule(expected):
     assert recorded_names(ours).count("MulBackward0") == 6
 
 
-def test_code_that_asks_hears_that_a_profiler_runs():
-    """torch.autograd._profiler_enabled() says yes while ours or torch's runs, and what torch says otherwise."""
-    torchs_own = torch.autograd._profiler_enabled
-    assert not torch.autograd._profiler_enabled()
-    with otp.profile():
-        assert torch.autograd._profiler_enabled()
-        with torchs():
-            assert torch.autograd._profiler_enabled()
-        assert torch.autograd._profiler_enabled()
-    assert torch.autograd._profiler_enabled is torchs_own
-    assert not torch.autograd._profiler_enabled()
-
-
 def test_memory_profiling_beside():
     """profile_memory of torch's profiler runs beside ours."""
     with otp.profile() as ours, torchs(shapes=True, profile_memory=True) as theirs:

@@ -175,16 +175,6 @@ def test_environment(simulated, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [({"use_device": 3}, TypeError), ({"use_device": DEVICE, "device_events": "kernels"}, ValueError)],
-)
-def test_bad_arguments(simulated, options, error):
-    """A device that is no name, or a choice that is none, is an error that names it."""
-    with pytest.raises(error, match=r"use_device|device_events"):
-        otp.TorchInstrumentor().instrument(detail="ops", **options)
-
-
-@pytest.mark.parametrize(
     ("detail", "options", "said"),
     [
         ("ops", {"use_device": "nothing"}, "off: torch has no device named 'nothing'"),

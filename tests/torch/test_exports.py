@@ -112,16 +112,6 @@ def test_the_file_as_json(trained, tmp_path):
     assert sorted(ids) == sorted(span.span_id for span in decoded(trained))
 
 
-def test_messages_stay_small(trained):
-    """No message exceeds the size asked for; together they have all spans."""
-    whole = len(decoded(trained))
-    messages = list(trained.to_otlp(max_bytes=20_000))
-    assert len(messages) > 3
-    assert max(map(len, messages)) <= 20_000
-    parts = [ExportTraceServiceRequest.FromString(message) for message in messages]
-    assert sum(len(s.spans) for p in parts for r in p.resource_spans for s in r.scope_spans) == whole
-
-
 class _Fails(SpanExporter):
     def export(self, spans):
         return SpanExportResult.FAILURE

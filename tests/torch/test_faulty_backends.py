@@ -7,12 +7,10 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 import grpc  # noqa: E402
-from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, partial_success, raw, silence, status  # noqa: E402
+from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, silence, status  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._export import queue as queue_module  # noqa: E402
-from otel_torchprof._export.response import Backoff  # noqa: E402
 
 PROTOCOLS = {"http/protobuf": HttpReceiver, "grpc": GrpcReceiver}
 EVERY_TIME = 1_000
@@ -73,50 +71,6 @@ def all_are_accounted_for(service):
     return stats
 
 
-REFUSALS = {
-    "400": ("http/protobuf", status(400)),
-    "INVALID_ARGUMENT": ("grpc", Abort(grpc.StatusCode.INVALID_ARGUMENT, "no")),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refused(case):
-    """What the receiver refuses for good is given up at once and counted; the next message is sent."""
-    protocol, turn = REFUSALS[case]
-    with PROTOCOLS[protocol](turns=[turn]) as receiver, Service(receiver, protocol) as service:
-        assert losses() == WITHOUT
-        assert not service.processor.force_flush()
-        first = all_are_accounted_for(service)
-        assert (first.accepted_spans, first.retries, first.requests) == (0, 0, 1)
-        assert first.failed_spans == len(receiver.names) == service.queue.failed_spans
-        assert losses() == WITHOUT
-        assert service.processor.force_flush()
-        assert all_are_accounted_for(service).accepted_spans + first.failed_spans == len(receiver.names)
-
-
-PASSING = {
-    "429 with Retry-After": ("http/protobuf", status(429, {"Retry-After": "0"})),
-    "503 with Retry-After": ("http/protobuf", status(503, {"Retry-After": "0"})),
-    "half a status line": ("http/protobuf", raw(b"HTTP/1.1 2")),
-    "hangs up": ("http/protobuf", raw(b"")),
-    "RESOURCE_EXHAUSTED with RetryInfo": ("grpc", Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", wait=0.01)),
-    "UNAVAILABLE with RetryInfo": ("grpc", Abort(grpc.StatusCode.UNAVAILABLE, "busy", wait=0.01)),
-}
-
-
-@pytest.mark.parametrize("case", PASSING)
-def test_passing(case, monkeypatch):
-    """What may pass is tried again until it has arrived: nothing is lost, nothing comes twice to a count."""
-    monkeypatch.setattr(queue_module, "_URGENT_BACKOFF", Backoff(first=0.05))
-    protocol, turn = PASSING[case]
-    with PROTOCOLS[protocol](turns=[turn, turn]) as receiver, Service(receiver, protocol) as service:
-        assert losses() == WITHOUT
-        assert service.processor.force_flush(int(LONG * 1000))
-        stats = all_are_accounted_for(service)
-        assert (stats.failed_spans, stats.retries) == (0, 2)
-        assert stats.accepted_spans == sum(len(arrived.names) for arrived in receiver.arrived[2:])
-
-
 LASTING = {
     "503": ("http/protobuf", status(503)),
     "429": ("http/protobuf", status(429, {"Retry-After": "3600"})),
@@ -144,28 +98,6 @@ def test_lasting(case):
         assert losses() == WITHOUT
         service.processor.shutdown_within(SHORT)
         assert service.queue.dropped["shutdown"] >= waiting
-
-
-def test_half_an_answer():
-    """A success whose body breaks off is a success: sending it again would double what the receiver has."""
-    answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
-    with HttpReceiver(turns=[answer]) as receiver, Service(receiver, "http/protobuf") as service:
-        assert losses() == WITHOUT
-        assert service.processor.force_flush()
-        stats = all_are_accounted_for(service)
-        assert (stats.accepted_spans, stats.retries) == (len(receiver.names), 0)
-
-
-def test_partial_success():
-    """Spans that the receiver dropped from a message are counted as rejected, and not sent again."""
-    with (
-        HttpReceiver(turns=[status(200, body=partial_success(3, "too old"))]) as receiver,
-        Service(receiver, "http/protobuf") as service,
-    ):
-        assert losses() == WITHOUT
-        service.processor.force_flush()
-        stats = all_are_accounted_for(service)
-        assert (stats.rejected_spans, stats.accepted_spans, stats.retries) == (3, len(receiver.names) - 3, 0)
 
 
 @pytest.mark.parametrize(("protocol", "turn"), [("http/protobuf", silence), ("grpc", SILENCE)])

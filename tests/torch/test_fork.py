@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 from forked import in_child
@@ -98,25 +97,6 @@ def test_stop_in_the_child_is_refused_but_leaving_the_block_is_not():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-class _Squares(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        with otp.record_function("in the worker"):
-            return torch.tensor(index) ** 2
-
-
-def test_a_data_loader_with_forked_workers():
-    """A DataLoader's workers run inside a profile, with labels, and bring their data home."""
-    loader = torch.utils.data.DataLoader(_Squares(), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    with otp.profile(all_threads=True) as prof:
-        batches = torch.cat(list(loader))
-    assert sorted(batches.tolist()) == [i * i for i in range(8)]
-    assert "in the worker" not in recorded_names(prof)
-    assert any("DataLoader" in name for name in recorded_names(prof))
-
-
 ENDS = {
     "running": "prof = otp.profile(); prof.start(); x.neg()",
     "running everywhere": "prof = otp.profile(all_threads=True); prof.start(); x.neg()",
@@ -162,22 +142,3 @@ def test_a_keyboard_interrupt_within_a_label():
         has_torch=True,
     )
     assert printed == "KeyboardInterrupt\n"
-
-
-def test_multiprocessing_with_fork():
-    """A forked Process inside a profile profiles for itself and ends with status 0."""
-    import multiprocessing
-
-    def work(queue):
-        with otp.profile() as own:
-            X.neg()
-        queue.put(recorded_names(own))
-
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    with otp.profile():
-        process = context.Process(target=work, args=(queue,))
-        process.start()
-        process.join()
-    assert process.exitcode == 0, sys.stderr
-    assert queue.get() == ["aten::neg"]

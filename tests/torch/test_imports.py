@@ -75,15 +75,6 @@ def test_nothing_warns():
         assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_an_execution_trace(tmp_path):
-    """An observer that is made here writes torch's execution trace of what the profile records."""
-    path = tmp_path / "trace.json"
-    observer = otp.ExecutionTraceObserver().register_callback(str(path))
-    with otp.profile(execution_trace_observer=observer):
-        torch.ones(2, 2) @ torch.ones(2, 2)
-    assert '"aten::mm"' in path.read_text(encoding="utf-8")
-
-
 def test_the_profile_inside():
     """``prof.profiler``, which in torch.profiler's class is the one inside, reads the same events; None before the start."""
     prof = otp.profile()

@@ -243,7 +243,7 @@ def test_a_pause():
 
 @pytest.mark.parametrize("moves", ["oOtT", "otOT", "otTO", "toTO", "toOT", "ooOtOT"])
 def test_the_flag(moves):
-    """torch.autograd.profiler._is_profiler_enabled is true while one of ours (o to O) or torch's (t to T) runs."""
+    """Code that asks torch in either way hears yes while one of ours (o to O) or torch's (t to T) runs."""
     running, ours, theirs = 0, [], torch_profiler.profile(activities=[CPU])
     for move in moves:
         if move == "o":
@@ -254,7 +254,7 @@ def test_the_flag(moves):
         else:
             (theirs.start if move == "t" else theirs.stop)()
         running += 1 if move.islower() else -1
-        assert autograd_profiler._is_profiler_enabled == (running > 0)
+        assert autograd_profiler._is_profiler_enabled == torch.autograd._profiler_enabled() == (running > 0)
 
 
 def test_the_flag_of_a_torch_that_comes_later():

@@ -165,21 +165,6 @@ def test_nothing_is_registered_between_cycles():
     assert seen == [False, False, True, False]
 
 
-def test_entered_again():
-    """Entered again the profile has the events of both segments: averages, columns and spans; torch's would refuse."""
-    with otp.profile(record_shapes=True) as prof:
-        (X * 2).neg()
-        assert len(prof._segments._recordings) == 1
-    before = len(prof.events())
-    with prof:
-        torch.ones(2, 2).neg()
-    shapes = {str(row.input_shapes) for row in prof.key_averages(group_by_input_shape=True) if row.key == "aten::neg"}
-    assert shapes == {"[[3]]", "[[2, 2]]"}
-    assert len(prof.events()) > before
-    assert [span.name for span in prof.spans()].count("aten::neg") == 2
-    assert [event.name for event in prof.events()].count("aten::neg") == 2
-
-
 def train():
     """Forward and backward, the backward on a thread of torch's own, and a label on a thread of ours."""
     weight = torch.ones(3, 3, requires_grad=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,8 +14,8 @@ from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from at_rest import wait_until_at_rest  # noqa: E402
-from observed import callbacks, info, recorded_names, run, torchs  # noqa: E402
+from followed_calls import is_followed  # noqa: E402
+from observed import callbacks, recorded_names, run  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import recorder  # noqa: E402
@@ -88,14 +90,6 @@ def forks():
     for _ in range(3):
         function(X, 1)
     return function
-
-
-def test_jit_fork_is_seen_as_torch_sees_it(forks):
-    """What torch.jit.fork carries to another thread is in the profile, thread and flags as in torch's."""
-    with otp.profile() as ours, torchs() as theirs:
-        run(lambda: (forks(X, 2), wait_until_at_rest()))
-    assert info(ours.events()) == info(theirs.events())
-    assert "<forked function>" in recorded_names(ours)
 
 
 def test_a_callback_in_a_running_fork_records_nothing_after_the_stop(forks):
@@ -215,17 +209,6 @@ def test_start_within_an_operator():
     assert recorded_names(prof) == ["aten::neg"]
 
 
-@pytest.mark.parametrize("all_threads", [False, True])
-def test_a_profile_that_nobody_stops_goes_with_its_last_reference(all_threads):
-    """A running profile that is forgotten takes its observer with it when it is collected."""
-    prof = otp.profile(all_threads=all_threads)
-    prof.start()
-    X.neg()
-    del prof
-    gc.collect()
-    assert callbacks() == (False, False)
-
-
 def test_a_thread_of_torch_is_not_named_after_a_dead_one():
     """An ident that a Python thread had before is no reason to give its name to a thread of torch's."""
     done, go_on = threading.Event(), threading.Event()
@@ -252,3 +235,46 @@ def test_more_than_sixteen_at_a_time():
     for prof in profiles:
         prof.stop()
     assert [recorded_names(prof) for prof in profiles] == [["aten::neg"]] * 16
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_profile_that_is_dropped_takes_everything_back(in_a_cycle):
+    """A running profile that is collected instead of stopped leaves no profile function, hook or flag behind."""
+
+    def drop():
+        dropped = otp.profile(
+            with_stack=True, with_modules=True, profile_memory=True, record_shapes=True, all_threads=True
+        )
+        dropped.start()
+        dropped.itself = dropped if in_a_cycle else None
+
+    drop()
+    gc.collect()
+    assert sys.getprofile() is None
+    assert threading.getprofile() is None
+    assert torch.autograd.profiler._is_profiler_enabled is False
+    assert not torch.autograd._profiler_enabled()
+    assert not is_followed(torch.nn.Module._call_impl)
+    with torch.profiler.profile(profile_memory=True) as other:
+        torch.ones(3)
+    assert any(event.name == "aten::ones" for event in other.events())
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"schedule": lambda _: otp.ProfilerAction.RECORD}, {"record_shapes": True}])
+def test_a_profile_that_has_ended_goes_with_its_last_reference(arguments, read):
+    """What it has recorded is freed where the program drops it, not when the garbage collector next comes by."""
+    with otp.profile(**arguments) as first:  # what is made with the first profile of a process stays
+        torch.ones(1)
+    with otp.profile(**arguments) as second:
+        torch.ones(1)
+        second.step()
+    if read:
+        second.key_averages()
+    reference = weakref.ref(second)
+    gc.disable()
+    try:
+        del second, first
+        assert reference() is None
+    finally:
+        gc.enable()

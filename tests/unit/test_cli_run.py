@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import py_compile
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-import forked_programs
 import pytest
 from chrome_files import events_in, slices
 
@@ -19,50 +16,16 @@ from otel_torchprof._cli.run_outputs import exporters_of, policy_of
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-SCRIPT = '''"""Its documentation."""
-import atexit, pickle, sys, threading
-import otel_torchprof as otp
 
-class Thing:
-    pass
-
-def main(how):
-    print(__name__, __doc__, __file__, sys.argv, sys.path[0], __spec__, __package__, type(__loader__).__name__)
-    print(sorted(name for name in globals() if name.startswith("__")))
-    assert type(pickle.loads(pickle.dumps(Thing()))) is Thing
-    atexit.register(print, "at exit")
-    with otp.record_function("work"):
-        if how == "error":
-            raise LookupError("of the script")
-        if how == "interrupt":
-            raise KeyboardInterrupt
-    sys.exit(3)
-
-if __name__ == "__main__":
-    main(sys.argv[1])
-'''
-
-
-def child(*command: str, cwd: Path, start: type[subprocess.Popen[str]] = subprocess.Popen) -> tuple[int, str, str]:
+def child(*command: str, cwd: Path) -> tuple[int, str, str]:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start([sys.executable, *command], text=True, cwd=cwd, env=ENVIRONMENT, **pipes) as process:
+    with subprocess.Popen([sys.executable, *command], text=True, cwd=cwd, env=ENVIRONMENT, **pipes) as process:
         out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 
 
 def label_names(path: Path) -> list[str]:
     return [event["name"] for event in slices(events_in(path))]
-
-
-@pytest.mark.parametrize("how", ["error", "interrupt", "exit"])
-def test_as_python_would(tmp_path, how):
-    """What the script sees of itself, prints, leaves as a traceback and ends with is the same; what it did is recorded."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    expected = child("./script.py", how, cwd=tmp_path)
-    command = ("-m", "otel_torchprof", "run", "-q", "-o", "t.json", "./script.py", how)
-    found = child(*command, cwd=tmp_path, start=subprocess.Popen if how == "exit" else forked_programs.Popen)
-    assert found == expected
-    assert label_names(tmp_path / "t.json") == ["work"]
 
 
 def test_a_module_with_processes_and_threads(tmp_path):
@@ -189,30 +152,3 @@ def test_what_is_sent_to_a_receiver_by_default(here, monkeypatch, words, variabl
     finally:
         for exporter in exporters:
             exporter.shutdown()
-
-
-def test_folders_archives_and_bytecode(here, capsys):
-    """What Python takes for a script besides a source file runs too."""
-    (here / "folder").mkdir()
-    (here / "folder" / "__main__.py").write_text("import sys; print(__name__, sys.argv, sys.path[0], __file__)")
-    with zipfile.ZipFile(here / "archive.pyz", "w") as archive:
-        archive.write(here / "folder" / "__main__.py", "__main__.py")
-    py_compile.compile(str(here / "folder" / "__main__.py"), str(here / "compiled.pyc"))
-    for name, first, file in (
-        ("folder", here / "folder", here / "folder" / "__main__.py"),
-        ("archive.pyz", here / "archive.pyz", here / "archive.pyz" / "__main__.py"),
-        ("compiled.pyc", here, here / "compiled.pyc"),
-    ):
-        sys.modules.pop("__main__")
-        assert cli.main(["run", "-q", "-o", "none", name]) == 0
-        assert capsys.readouterr().out == f"__main__ {[name]} {first} {file}\n"
-
-
-def test_a_script_that_python_cannot_read(here, capsys):
-    """A syntax error is shown as Python shows it: without a traceback."""
-    (here / "bad.py").write_text("def\n")
-    with pytest.raises(SyntaxError) as caught:
-        cli.main(["run", "-q", "bad.py"])
-    sys.excepthook(SyntaxError, caught.value, caught.tb)
-    assert 'File "' + str(here / "bad.py") in (said := capsys.readouterr().err)
-    assert "Traceback" not in said

@@ -72,6 +72,8 @@ def test_energy_is_a_yes_or_a_no(value):
     [
         ({"use_device": "cuda:0"}, ValueError, "use_device is 'cuda:0'; allowed is the name of a type of device"),
         ({"use_device": ""}, ValueError, "use_device is ''; allowed is"),
+        ({"use_device": 3}, TypeError, "use_device is 3"),
+        ({"device_events": "kernels"}, ValueError, "device_events is 'kernels'"),
         ({"gpu_metrics": "none"}, TypeError, "gpu_metrics is 'none'; it must be True, False, or None"),
         ({"overhead": "much"}, ValueError, "overhead is 'much'; allowed is a number above 0, up to 1"),
         ({"max_operators": "many"}, ValueError, "max_operators is 'many'; allowed is a whole number above 0"),
