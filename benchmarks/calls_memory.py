@@ -1,25 +1,17 @@
-"""Calls once they are recorded: the memory that they take, and how long it takes to stop and to write them down.
-
-Each measurement is a process of its own, so that nobody profits from memory that somebody else has left behind.
-"""
+"""Calls once they are recorded: the memory that they take, and how long it takes to stop and to write them down."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import json
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import call_workloads as workloads
 import tracers
-from children import environment, memory, memory_at_a_new_peak
-from harness import KINETO, OURS, Row, Settings, no_collections, quiet, rows, timed
+from children import memory, memory_at_a_new_peak, memory_without_garbage, once
+from harness import KINETO, OURS, Row, Settings, file_in_memory, no_collections, quiet, rows, timed
 from recorders import kineto
 
 if TYPE_CHECKING:
@@ -43,7 +35,7 @@ def measure(settings: Settings) -> list[Row]:
     found: dict[str, list[dict[str, float]]] = {who: [] for who in _WHO}
     for _ in range(rounds):
         for who, results in found.items():
-            results.append(_in_new_process(who))
+            results.append(once(__file__, who))
     table: list[Row] = []
     for figure, unit in _UNITS.items():
         values = {who: [each[figure] for each in results if figure in each] for who, results in found.items()}
@@ -51,21 +43,12 @@ def measure(settings: Settings) -> list[Row]:
     return table
 
 
-def _in_new_process(who: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, __file__, who], check=True, stdout=subprocess.PIPE, text=True, env=environment()
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 # ---- in a process of one contestant's ----
 
 
 def _here(who: str) -> dict[str, float]:
     _take(who, 1_000)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    memory_without_garbage()
     with no_collections():
         taken = _take(who, _CALLS)
     return {figure: value / _CALLS for figure, value in taken.items()}
@@ -80,8 +63,8 @@ def _take(who: str, count: int) -> dict[str, float]:
         begin = time.perf_counter_ns()
     stopping = time.perf_counter_ns() - begin
     write = recorder.save if who == tracers.VIZTRACER else recorder.export_chrome_trace
-    with quiet(), tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
-        writing = timed(lambda: write(str(Path(folder) / "trace.json")))
+    with quiet(), file_in_memory() as path:
+        writing = timed(lambda: write(path))
     if who == OURS and recorder.health.recorded < count:
         raise RuntimeError(f"calls were not recorded: {recorder.health}")
     took = {_STOP: stopping, _JSON: stopping + writing, _RECORDING: recording, _PEAK: memory("VmHWM") - before}
@@ -103,11 +86,6 @@ def _viztracer(count: int) -> Iterator[Any]:
         yield tracer
     finally:
         tracer.stop()
-
-
-def _fast_folder() -> str | None:
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    return str(memory) if memory.is_dir() else None
 
 
 if __name__ == "__main__":

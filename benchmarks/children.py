@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -89,6 +91,14 @@ def _joined(before: Any, new: Any) -> Any:
     return new
 
 
+def once(file: str, *arguments: str) -> dict[str, float]:
+    """What a benchmark's file says, in one line, as a program with these arguments: so nobody profits from memory that another has left."""
+    command = [sys.executable, file, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment())
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def environment() -> dict[str, str]:
     """The folders that this process imports from, for the next one too."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -104,6 +114,13 @@ def memory(field: str) -> int:
     """Bytes of this process, by their name in ``/proc/self/status``."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def memory_without_garbage() -> int:
+    """As :func:`memory_at_a_new_peak`, once what is free is the system's."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return memory_at_a_new_peak()
 
 
 def memory_at_a_new_peak() -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import KINETO, OURS, Budget, Row, Settings, in_turn, rows, timed
+from harness import KINETO, OURS, Budget, Row, Settings, file_in_memory, in_turn, rows, timed
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
@@ -97,10 +95,7 @@ def _sdk_bytes(spans: Sequence[Any]) -> None:
 
 
 def _chrome(rounds: int) -> list[Row]:
-    """Both to a file in memory where there is such a place: what is compared is the writing, not the disk."""
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        path = str(Path(folder) / "trace.json")
+    with file_in_memory() as path:
         costs = in_turn({KINETO: lambda: _chrome_of(kineto, path), OURS: lambda: _chrome_of(ours, path)}, rounds)
     return rows("Chrome JSON after stop, per event", "ns", costs, {OURS: Budget(KINETO, 1 / 4)})
 

@@ -1,22 +1,17 @@
 """One long profile with shapes: five million events, and what it takes to read them; and one that may not hold them all.
 
-Each in a process of its own, so that memory that somebody else has left behind is not counted to anybody. Torch's
+Torch's
 profiler, which would need some 30 GB and three minutes for as many, is asked for its cost per event on fewer.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from children import environment, memory, memory_at_a_new_peak
-from harness import KINETO, OURS, Budget, Row, Settings, rows, timed
+from children import memory, memory_without_garbage, once
+from harness import KINETO, OURS, Budget, Row, Settings, file_in_memory, rows, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,14 +34,14 @@ def measure(settings: Settings) -> list[Row]:
     """Reading, memory, and the ceiling."""
     steps = {who: count // 10 if settings.quick else count for who, count in _STEPS.items()}
     rounds = settings.rounds_or(_ROUNDS)
-    found = {who: [_in_new_process(who, count, _LIMIT) for _ in range(rounds)] for who, count in steps.items()}
+    found = {who: [once(__file__, who, str(count), str(_LIMIT)) for _ in range(rounds)] for who, count in steps.items()}
     table: list[Row] = []
     for stage, budget in _STAGES.items():
         costs = {who: [each[stage] for each in found[who]] for who in (KINETO, OURS)}
         table += rows(f"{_events(found[OURS]):,} events: {stage}", "ns", costs, {OURS: budget} if budget else None)
     peaks = {who: [each["peak"] for each in found[who]] for who in (KINETO, OURS)}
     table += rows("memory at the peak after averages by shape, per event", "B", peaks)
-    held = [_in_new_process(OURS, steps[OURS], _CEILING) for _ in range(rounds)]
+    held = [once(__file__, OURS, str(steps[OURS]), str(_CEILING)) for _ in range(rounds)]
     return [*table, *_ceiling(held)]
 
 
@@ -64,13 +59,6 @@ def _ceiling(held: list[dict[str, float]]) -> list[Row]:
     ]
 
 
-def _in_new_process(who: str, steps: int, limit: int) -> dict[str, float]:
-    command = [sys.executable, __file__, who, str(steps), str(limit)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def _child(who: str, steps: int, limit: int) -> dict[str, float]:
     from recorders import kineto, ours
     from workloads import small_training
@@ -80,9 +68,7 @@ def _child(who: str, steps: int, limit: int) -> dict[str, float]:
     with recorder(shapes=True, **arguments) as warm:
         small_training(10)
     warm.key_averages()
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    before = memory_at_a_new_peak()
+    before = memory_without_garbage()
     with recorder(shapes=True, **arguments) as prof:
         small_training(steps)
     return _read(prof, before)
@@ -96,9 +82,8 @@ def _read(prof: Any, before: int) -> dict[str, float]:
     averages = prof.key_averages(group_by_input_shape=True)
     took[stages[2]] = timed(lambda: averages.table(row_limit=-1)) * count  # once, however many events there are
     peak = (memory("VmHWM") - before) / count
-    shared = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        took[stages[3]] = timed(lambda: prof.export_chrome_trace(str(Path(folder) / "trace.json")))
+    with file_in_memory() as path:
+        took[stages[3]] = timed(lambda: prof.export_chrome_trace(path))
     found = {stage: nanoseconds / count for stage, nanoseconds in took.items()} | {"events": count, "peak": peak}
     if hasattr(prof, "health"):
         found |= {"buffer": prof.health.memory_bytes, "dropped": sum(prof.health.dropped.values())}

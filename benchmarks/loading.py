@@ -1,6 +1,6 @@
 """Trace files read: torch's own of some 270,000 events beside JSON's libraries, and ours from 10^5 to 10^7 events.
 
-Each reading in a process of its own, in turn, so that nobody has another's memory or modules: what a command would take, without the start
+Each reading in a process of its own, in turn: what a command would take, without the start
 of the interpreter and imports. Peers only parse, but for HolisticTraceAnalysis, which also makes its table; it is measured where it is
 installed (``pip install HolisticTraceAnalysis==0.5.0``).
 """
@@ -12,14 +12,13 @@ import gc
 import importlib.util
 import io
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from children import environment, memory, memory_at_a_new_peak
+from children import memory, memory_at_a_new_peak, once
 from harness import OURS, Budget, Row, Settings, rows
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def measure(settings: Settings) -> list[Row]:
     rounds = settings.rounds_or(_ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "torch.json"
-        events = _in_new_process("kineto", str(trace), str(_STEPS))["events"]
+        events = once(__file__, "kineto", str(trace), str(_STEPS))["events"]
         table = _of_torch(trace, int(events), rounds)
         for size in _SIZES[: 2 if settings.quick else 3]:
             table += _ours(Path(folder) / f"{size}.json", size, min(rounds, 3))
@@ -52,7 +51,7 @@ def _of_torch(trace: Path, events: int, rounds: int) -> list[Row]:
     found: dict[str, list[dict[str, float]]] = {who: [] for who in readers if who not in absent}
     for _ in range(rounds):
         for who, costs in found.items():
-            costs.append(_in_new_process(readers[who], str(trace)))
+            costs.append(once(__file__, readers[who], str(trace)))
     seconds = {who: [(each["wall"], each["processor"]) for each in costs] for who, costs in found.items()}
     memory = {who: [each["peak"] for each in costs] for who, costs in found.items()}
     budgets = {OURS: Budget(_JSON, 0.5), "explain": Budget(_JSON, 0.7)}
@@ -66,10 +65,10 @@ def _of_torch(trace: Path, events: int, rounds: int) -> list[Row]:
 
 def _ours(trace: Path, size: int, rounds: int) -> list[Row]:
     """Per event, of a profile of so many events that was exported."""
-    events = _in_new_process("ours", str(trace), str(size // 40))["events"]
+    events = once(__file__, "ours", str(trace), str(size // 40))["events"]
     table: list[Row] = []
     for who in ("load", _EXPLAIN):
-        costs = [_in_new_process(who, str(trace)) for _ in range(rounds)]
+        costs = [once(__file__, who, str(trace)) for _ in range(rounds)]
         what = f"ours of {int(events):,} events: {who}"
         table += rows(f"{what}, per event", "ns", {OURS: [each["processor"] / events * 1e9 for each in costs]})
         table += rows(
@@ -77,13 +76,6 @@ def _ours(trace: Path, size: int, rounds: int) -> list[Row]:
         )
     trace.unlink()
     return table
-
-
-def _in_new_process(*arguments: str) -> dict[str, float]:
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 # ---- In these processes ----
