@@ -43,10 +43,33 @@ CALL = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _NS_PER_US = 1000
 
 
+class _RowData:
+    """Data of the rows of a batch, computed on first access."""
+
+    batch: Batch
+
+    @cached_property
+    def flows(self) -> dict[int, tuple[int, bool]]:
+        """By row, the number of the arrow from a forward operator to its backward function, and whether it begins there."""
+        forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
+        ends = {row: (number, True) for number, row in enumerate(forward, 1)}
+        return ends | {row: (number, False) for number, row in enumerate(backward, 1)}
+
+    @cached_property
+    def python_ids(self) -> PythonIds | None:
+        """Torch's numbers of calls."""
+        return python_ids(self.batch)
+
+    @cached_property
+    def timed(self) -> TimedRows | None:
+        """Rows with device times; None if no device was timed."""
+        return timed_rows(self.batch)
+
+
 # ---- the nodes of torch's tree of events ----
 
 
-class Nodes:
+class Nodes(_RowData):
     """The nodes of a batch's tree, and data computed for all of them. Immutable, so threads may share it."""
 
     def __init__(self, batch: Batch, *, with_flops: bool = False) -> None:
@@ -94,28 +117,11 @@ class Nodes:
         return flops_of(self.batch) if self._with_flops else np.zeros(len(self.batch), np.uint64)
 
     @cached_property
-    def flows(self) -> dict[int, tuple[int, bool]]:
-        """By row, the number of the arrow from a forward operator to its backward function, and whether it begins there."""
-        forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
-        ends = {row: (number, True) for number, row in enumerate(forward, 1)}
-        return ends | {row: (number, False) for number, row in enumerate(backward, 1)}
-
-    @cached_property
-    def python_ids(self) -> PythonIds | None:
-        """Torch's numbers of calls."""
-        return python_ids(self.batch)
-
-    @cached_property
     def allow_tf32(self) -> bool:
         """Torch's setting at the first access: it is not recorded."""
         import torch
 
         return bool(torch.backends.cuda.matmul.allow_tf32)
-
-    @cached_property
-    def timed(self) -> TimedRows | None:
-        """Rows with device times; None if no device was timed."""
-        return timed_rows(self.batch)
 
 
 class Node:
@@ -225,7 +231,7 @@ def _number_of_device(name: str) -> int:
 # ---- events ----
 
 
-class EventSource:
+class EventSource(_RowData):
     """Creates the event objects of a batch on access, each at most once; sums are computed from the columns.
 
     ``slots`` has one entry per event, None until the event is created. ``has_modules``: modules are events. Thread-safe.
@@ -319,16 +325,9 @@ class EventSource:
         row = self._numbered(index)
         return self.batch["fwd_thread"].item(row) if self.batch["sequence_nr"].item(row) >= 0 else 0
 
-    @cached_property
-    def _flows(self) -> dict[int, tuple[int, bool]]:
-        """By row, the number of the arrow from a forward operator to its backward function, and whether it begins there."""
-        forward, backward = (rows.tolist() for rows in forward_backward(self.batch))
-        ends = {row: (number, True) for number, row in enumerate(forward, 1)}
-        return ends | {row: (number, False) for number, row in enumerate(backward, 1)}
-
     def flow(self, index: int) -> tuple[int, bool]:
         """Number of the arrow that begins or ends at an event, 0 for none, and whether it begins there."""
-        return self._flows.get(self.view.rows.item(index), (0, False))
+        return self.flows.get(self.view.rows.item(index), (0, False))
 
     def trace_name(self, index: int) -> str:
         """Recorded name."""
@@ -375,13 +374,9 @@ class EventSource:
         """Enclosing Python frames, innermost first."""
         return list(self.coded("stack_codes", index) or ())
 
-    @cached_property
-    def _python_ids(self) -> PythonIds | None:
-        return python_ids(self.batch)
-
     def python_id(self, which: str, index: int) -> int:
         """One of torch's numbers of a call (``own``, ``caller``, ``module``); -1 for none."""
-        ids = self._python_ids
+        ids = self.python_ids
         return -1 if ids is None else getattr(ids, which).item(self.view.rows.item(index))
 
     def call_info(self, index: int) -> FrameInfo:
@@ -396,13 +391,9 @@ class EventSource:
         column = self.info.device_time(name)
         return 0 if column is None else column.item(index) / _NS_PER_US
 
-    @cached_property
-    def _timed(self) -> TimedRows | None:
-        return timed_rows(self.batch)
-
     def device_work(self, index: int) -> DeviceWork | None:
         """Device and device time from the event's own pair of timing events; None without one."""
-        row, timed, devices = self.view.rows.item(index), self._timed, self.batch.devices
+        row, timed, devices = self.view.rows.item(index), self.timed, self.batch.devices
         if timed is None or devices is None or timed.pair[row] < 0:
             return None
         values = {name: column.item(timed.pair.item(row)) for name, column in devices.items()}
@@ -421,7 +412,7 @@ class EventSource:
         """
         if self.batch.work is not None:
             return self._launched_kernels(index)
-        duration, timed, devices = self.device_time("device_time_total", index), self._timed, self.batch.devices
+        duration, timed, devices = self.device_time("device_time_total", index), self.timed, self.batch.devices
         if not duration or timed is None or devices is None:
             return []
         # An event without timing events of its own uses those of its first descendant, the next row that has some.
