@@ -11,7 +11,7 @@ from otel_torchprof._process import process_changes
 from otel_torchprof._process.wrapped_calls import WrappedCalls
 
 from .actions import Actions
-from .trainer_calls import shared as trainer_calls
+from .loop import trainer_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

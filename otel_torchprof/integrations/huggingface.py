@@ -9,8 +9,7 @@ from transformers import TrainerCallback
 
 from otel_torchprof._columns.phases import BATCHES, EPOCH, LEARNING_RATE, LOSS, Segment
 
-from .loop import Loop, number
-from .trainer_calls import shared as trainer_calls
+from .loop import Loop, number, trainer_calls
 
 if TYPE_CHECKING:
     from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's

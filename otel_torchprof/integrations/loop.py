@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof._columns.phases import SegmentChange
-from otel_torchprof._process import threads
+from otel_torchprof._columns.phases import Segment, SegmentChange
+from otel_torchprof._process import process_changes, threads
+from otel_torchprof._process.wrapped_calls import WrappedCalls
 from otel_torchprof._record.step_marks import loop_marks
 from otel_torchprof.errors import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from otel_torchprof._columns.phases import Segment
+    from otel_torchprof._process.wrapped_calls import Wrapper
     from otel_torchprof._profile.profile import profile as Profile  # noqa: N812 - the class, where its name is an argument's
 
 
@@ -108,7 +110,7 @@ _calls = _Calls()
 
 
 @contextmanager
-def ending_loops() -> Iterator[bool]:
+def _ending_loops() -> Iterator[bool]:
     """Ends the loops that begin in the block when it is left.
 
     Yields whether it is the top-level block of its thread.
@@ -125,3 +127,40 @@ def ending_loops() -> Iterator[bool]:
 def number(value: object) -> float | None:
     """Converts a Python number to float, without synchronizing with a device; None for other values."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# ---- calls of trainers ----
+
+
+class _TrainerCall(NamedTuple):
+    """A method of a framework's trainer."""
+
+    module: str
+    """Module with the class."""
+    path: str
+    segment: Segment | None = None
+    """Segment of the whole call, if it is called directly and the framework does not report its begin."""
+
+
+_LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+_CALLS = (
+    _TrainerCall("transformers.trainer", "Trainer.train"),
+    _TrainerCall("transformers.trainer", "Trainer.evaluate", Segment.EVALUATION),
+    *(_TrainerCall(module, f"Trainer.{name}") for module in _LIGHTNING for name in ("fit", "validate", "test")),
+)
+
+
+def _ending(call: _TrainerCall, function: Callable[..., Any]) -> Wrapper:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        with _ending_loops() as is_top_level:
+            if call.segment is not None and is_top_level:
+                Loop().change(call.segment, is_evaluation=True)
+            return function(*arguments, **keywords)
+
+    return wrapper, lambda: None  # a call that is still wrapped only ends its loops
+
+
+trainer_calls = WrappedCalls(_CALLS, _ending)
+"""Wrapped calls of the process: loops that an adapter begins in a call of a trainer end with it, also after an exception."""
+process_changes.at_fork(process_changes.Order.STATE, in_child=trainer_calls.renew_lock)
