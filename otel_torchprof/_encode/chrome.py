@@ -84,7 +84,6 @@ def encode(
     metadata: Mapping[str, Any] | None = None,
     base_ns: int | None = None,
     pid: int | None = None,
-    process_name: str = "python",
     call_stacks: bool = False,
     devices_of: Batch | None = None,
     window: tuple[int, int] | None = None,
@@ -124,7 +123,7 @@ def encode(
     if base_ns is None:
         base_ns = min(starts) // BASE_GRID_NS * BASE_GRID_NS if starts else 0
     ends = [int(part["end"].max()) for part in (batch, step_batch) if len(part)]
-    head = _head(extra, batch, base_ns) + ",\n".join(process_events(pid, valid(process_name), pid, "CPU"))
+    head = _head(extra, batch, base_ns) + ",\n".join(process_events(pid, "python", pid, "CPU"))
     threads = _host_threads(batch)
     if len(step_batch):
         threads += step_batch.threads

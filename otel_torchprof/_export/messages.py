@@ -27,9 +27,9 @@ def messages(
 ) -> Iterator[tuple[bytes, int]] | Iterator[tuple[memoryview, int]]:
     """Yields serialized ``ExportTraceServiceRequest`` messages of at most ``max_bytes``, each with its number of spans, in order.
 
-    A message is valid until the next one is requested.     ``json``: lines of OTLP/JSON instead of protobuf. A larger span is alone in its message; for a large resource see ``message_size``. A
-    SpanList without gaps is encoded from its table, without an object per span; other spans by OpenTelemetry's encoder, whose exceptions
-    are passed on.
+    A message is valid until the next one is requested; a larger span is alone in one; for a large resource see ``message_size``. ``json``: lines of OTLP/JSON instead of protobuf.
+    A SpanList without gaps is encoded from its table, without an object per span; other spans by OpenTelemetry's encoder, whose
+    exceptions are passed on.
     """
     if isinstance(spans, SpanList) and spans.rows.step == 1:
         encode_counted = otlp_json.encode_counted if json else otlp.encode_counted

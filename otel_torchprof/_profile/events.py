@@ -208,13 +208,7 @@ class EventList(list[_Event]):
         """
         if not len(self):
             return markup.block(markup.line("no events"))
-        options = TableOptions(
-            max_src_column_width=None,
-            max_name_column_width=None,
-            max_shapes_column_width=None,
-            profile_memory=self._profile_memory,
-            with_flops=self._with_flops,
-        )
+        options = TableOptions(None, None, None, profile_memory=self._profile_memory, with_flops=self._with_flops)
         info, rows = self._info(), self._chosen(sort_by)
         total = f"Self CPU time total: {options.time(info.self_cpu_total)}"
         if info.has_device_time:

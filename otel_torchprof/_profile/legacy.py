@@ -35,7 +35,6 @@ from .legacy_state import (
 )
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Self
@@ -219,14 +218,9 @@ class RecordProfile:
         self._guard.__enter__()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *error: object) -> None:
         try:
-            self._guard.__exit__(exc_type, exc_value, traceback)
+            self._guard.__exit__(exc_type, *error)
             events, self._events = self._events, []
             if events:
                 self.process_events(events)
@@ -315,12 +309,7 @@ class profile:  # noqa: N801 - torch's name
         self.entered, self._pid = True, os.getpid()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A child that was forked inside the block leaves it too, but only the parent records.
         if not self.enabled or self._pid != os.getpid():
             return

@@ -24,7 +24,6 @@ from .legacy_event import DeviceEvents, EventKind, LegacyEvent, ResolvedEvents, 
 from .recorded_events import EventSource
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from typing_extensions import Self
@@ -509,12 +508,7 @@ class TLSLegacyProfilerGuard:
         self._state = _begin(self._config, self._device_events)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A child that was forked inside the block leaves it too, but only the parent records.
         if self._state is None or self._state.is_parents:
             return

@@ -29,7 +29,6 @@ from .results import ProfileResults, us_since
 from .steps import ProfilerSteps
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Callable, Iterable, Mapping
 
     from typing_extensions import Self, Unpack
@@ -203,12 +202,7 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A child that was forked inside the block leaves it too, perhaps by sys.exit(), but only the parent records.
         if self._segments.is_parents:
             return

@@ -17,8 +17,6 @@ from otel_torchprof._process.profiler_flag import profiler_flag
 from .labels import record_function
 
 if TYPE_CHECKING:
-    import types
-
     from typing_extensions import Self
 
     from otel_torchprof._native.torch_ranges import RangeFunctions, TorchRanges
@@ -59,12 +57,7 @@ class _Emission:
             self.mark("__start_profile")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stops the ranges, from any thread.
 
         No effect if they do not run, or in a process that was forked meanwhile.
