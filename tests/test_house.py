@@ -10,7 +10,9 @@ import re
 import textwrap
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import tomllib
 
@@ -36,6 +38,9 @@ from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._export.unknown_variables import standard_variables_markdown
 from otel_torchprof._instrument.gpu_metrics import gpu_metrics_markdown
 from otel_torchprof._native import build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("otel_torchprof", "native", "tests", "benchmarks", "examples")
@@ -152,11 +157,12 @@ def test_workflows_run_what_is_here():
 def column_page() -> str:
     """The page that lists the columns, made from their one table."""
 
-    def row(column: Column) -> str:
-        return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning} |"
+    def table(columns: Iterable[Column]) -> list[str]:
+        rows = (f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning} |" for column in columns)
+        return ["", "| column | dtype | unit | meaning |", "| --- | --- | --- | --- |", *rows, ""]
 
-    def members(enum: type[Kind | Flag | MemoryFlag | WorkFlag | CollectiveFlag]) -> str:
-        return ", ".join(f"{member.name} {int(member)}" for member in enum)
+    def members(title: str, enum: type[Kind | Flag | MemoryFlag | WorkFlag | CollectiveFlag]) -> list[str]:
+        return [f"{title}: {', '.join(f'{member.name} {int(member)}' for member in enum)}.", ""]
 
     return "\n".join(
         [
@@ -165,73 +171,40 @@ def column_page() -> str:
             "`prof.columns` has all events as numpy arrays, one row per event. Rows are grouped by thread and, within a thread,",
             "sorted by start time. This page is generated from `otel_torchprof/_columns/schema.py` by",
             "`GOLDEN_ACCEPT=1 make test`.",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in (*COLUMNS, *OPTIONAL)),
-            "",
-            f"Kinds: {members(Kind)}.",
-            "",
-            f"Flags: {members(Flag)}.",
-            "",
+            *table((*COLUMNS, *OPTIONAL)),
+            *members("Kinds", Kind),
+            *members("Flags", Flag),
             "`prof.memory` has one row per allocation and release, with `profile_memory`, grouped by thread and, within a thread,",
             "sorted by time.",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in MEMORY_COLUMNS),
-            "",
-            f"Flags: {members(MemoryFlag)}.",
-            "",
+            *table(MEMORY_COLUMNS),
+            *members("Flags", MemoryFlag),
             "`prof.devices` has the device times: one row per event with timing events, in no order",
             "([measurements.md](measurements.md#device-time)).",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in DEVICE_COLUMNS),
-            "",
+            *table(DEVICE_COLUMNS),
             "`prof.work` has the kernels, copies and other work of devices of a [trace of torch's profiler](profile.md#read-a-trace-file-otpload),",
             "grouped by track and, within a track, sorted by start.",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in WORK_COLUMNS),
-            "",
-            f"Flags: {members(WorkFlag)}.",
-            "",
+            *table(WORK_COLUMNS),
+            *members("Flags", WorkFlag),
             "`prof.energy` has the readings of energy counters, in no order ([measurements.md](measurements.md#energy)).",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in ENERGY_COLUMNS),
-            "",
+            *table(ENERGY_COLUMNS),
             "`prof.samples` has samples of Python stacks, by time, as attributes; `chosen(rows)` takes some of them. `stacks[stack]` is a stack of",
             "calls, each with `file`, `line` and `function`, the innermost first.",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            "| `time` | int64 | ns | time of the sample, Unix time |",
-            "| `duration` | int64 | ns | the time that it stands for |",
-            "| `thread` | int64 |  | index into Batch.threads |",
-            "| `stack` | int64 |  | index into stacks |",
-            "",
+            *table(
+                (
+                    Column("time", np.dtype(np.int64), "ns", "time of the sample, Unix time"),
+                    Column("duration", np.dtype(np.int64), "ns", "the time that it stands for"),
+                    Column("thread", np.dtype(np.int64), "", "index into Batch.threads"),
+                    Column("stack", np.dtype(np.int64), "", "index into stacks"),
+                )
+            ),
             "`prof.collectives` has one row per collective, send and receive of `torch.distributed`, in no order",
             "([ranks.md](ranks.md#read-collectives-group-number-size)).",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in COLLECTIVE_COLUMNS),
-            "",
-            f"Flags: {members(CollectiveFlag)}.",
-            "",
+            *table(COLLECTIVE_COLUMNS),
+            *members("Flags", CollectiveFlag),
             "`reductions` of a [loaded profile](profile.md#read-a-trace-file-otpload) has what events of a",
             "[reduced trace](spans.md#trace-size) stand for: one row per event that was aggregated, and per event or span that others were",
             "collapsed into, in no order.",
-            "",
-            "| column | dtype | unit | meaning |",
-            "| --- | --- | --- | --- |",
-            *(row(column) for column in REDUCTION_COLUMNS),
-            "",
+            *table(REDUCTION_COLUMNS),
         ]
     )
 
