@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REQUIRED = {
     "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
@@ -109,16 +112,22 @@ def slices_by_track(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[
     return {key: sorted(track, key=lambda event: event["ts"]) for key, track in tracks.items()}
 
 
-def check_nesting(events: list[dict[str, Any]]) -> None:
-    """Two slices of a track lie apart or one inside the other."""
+def inner_slices(events: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each slice that begins in another one of its track, behind the innermost of these."""
     for track in slices_by_track(events).values():
         enclosing: list[dict[str, Any]] = []
         for event in track:
             while enclosing and enclosing[-1]["ts"] + enclosing[-1]["dur"] <= event["ts"]:
                 enclosing.pop()
             if enclosing:
-                assert event["ts"] + event["dur"] <= enclosing[-1]["ts"] + enclosing[-1]["dur"], (enclosing[-1], event)
+                yield enclosing[-1], event
             enclosing.append(event)
+
+
+def check_nesting(events: list[dict[str, Any]]) -> None:
+    """Two slices of a track lie apart or one inside the other."""
+    for outer, inner in inner_slices(events):
+        assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"], (outer, inner)
 
 
 def check_flows(events: list[dict[str, Any]]) -> None:

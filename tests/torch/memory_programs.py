@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     Steps = Callable[[], None]
 
 
+def train() -> None:
+    """Two steps of a small model with an optimizer: forward, backward, update."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+
+
 def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 36), nn.Tanh(), nn.Linear(36, 10))
 

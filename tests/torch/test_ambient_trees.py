@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from instrumented import instrumented, under  # noqa: E402
+from odd_programs import scripted_fork  # noqa: E402
 from opentelemetry import context as otel_context  # noqa: E402
 from opentelemetry import trace  # noqa: E402
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: E402
@@ -148,13 +149,12 @@ def test_unsampled_caller():
 
 def forked(x: torch.Tensor) -> torch.Tensor:
     """For TorchScript: an operator on one of its own threads."""
-    return torch.jit.wait(torch.jit.fork(torch.neg, x))
+    return x.neg()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_jit_fork():
     """What TorchScript runs on its own threads is part of the request that forked it."""
-    scripted = torch.jit.script(forked)
+    scripted = scripted_fork(forked)
     with instrumented() as service:
         scripted(X)
         with service.tracer.start_as_current_span("request") as request:

@@ -10,6 +10,7 @@ from threaded import in_threads
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from observed import info, run, torchs  # noqa: E402
+from odd_programs import left_elsewhere, misnested  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -45,27 +46,7 @@ def through_the_dispatcher():
     torch.ops.profiler._record_function_exit._RecordFunction(record)
 
 
-def exited_elsewhere():
-    """A label of torch that another thread leaves."""
-    record = torch.ops.profiler._record_function_enter_new("left elsewhere", None)
-    X.neg()
-    in_threads(lambda: torch.ops.profiler._record_function_exit._RecordFunction(record))
-    X.tan()
-
-
-def misnested():
-    """Labels that end in the order in which they began."""
-    first, second = (torch.profiler.record_function(name) for name in ("first", "second"))
-    first.__enter__()
-    second.__enter__()
-    X.neg()
-    first.__exit__(None, None, None)
-    X.tan()
-    second.__exit__(None, None, None)
-    X.sin()
-
-
-@pytest.mark.parametrize("body", [ended_by_future, fast, through_the_dispatcher, exited_elsewhere, misnested])
+@pytest.mark.parametrize("body", [ended_by_future, fast, through_the_dispatcher, left_elsewhere, misnested])
 def test_as_torch(body):
     """The same tree and the same asynchronous events as in torch's profiler."""
     body()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 
 import pytest
 from forked import in_child
@@ -12,6 +11,7 @@ from threaded import in_threads
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from fake_contexts import FakeContexts  # noqa: E402
+from odd_programs import Nested, scripted_fork  # noqa: E402
 
 from otel_torchprof._columns.schema import Kind  # noqa: E402
 from otel_torchprof._native import torch_library  # noqa: E402
@@ -50,14 +50,7 @@ def _forked(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def forks():
     """A TorchScript function whose cosine runs on a thread of torch's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of TorchScript
-        forked = torch.jit.script(_forked)
-
-        @torch.jit.script
-        def function(x: torch.Tensor) -> torch.Tensor:
-            return torch.jit.wait(torch.jit.fork(forked, x))
-
+    function = scripted_fork(_forked)
     for _ in range(3):
         function(X)
     return function
@@ -76,25 +69,6 @@ def test_jit_fork_takes_the_context_along(forks, elsewhere):
     found, threads = contexts_of(followed(body, contexts), "aten::cos")
     assert sorted(found) == [0, 0, 5, 6, 7]
     assert threading.get_ident() not in threads
-
-
-class Nested(torch.autograd.Function):
-    """Its backward pass runs another one inside, ``depth`` times: from the 60th on, the engine takes a thread of its own."""
-
-    @staticmethod
-    def forward(ctx, x, depth):
-        """Counts down."""
-        ctx.depth = depth
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        """The next one."""
-        if ctx.depth > 0:
-            with torch.enable_grad():
-                x = torch.ones(3, requires_grad=True)
-                Nested.apply(x, ctx.depth - 1).sum().backward()
-        return grad.cos(), None
 
 
 @TELLS

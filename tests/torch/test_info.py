@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from observed import STEP, run, torchs  # noqa: E402
+from odd_programs import Elsewhere  # noqa: E402
 from torch._C._profiler import _ExperimentalConfig, _RecordFunctionFast  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext  # noqa: E402
@@ -332,26 +333,6 @@ def test_overloads_of_a_group():
     recording.stop()
     codes, names = overload_codes(torch_view(recording.batch()))
     assert [names[code] for code in codes.tolist()] == ["Tensor", "", "Tensor"]
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor whose sizes only Python knows."""
-
-    asked = 0
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dispatch_sizes_strides_policy="sizes")
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.neg.default:
-            return func(args[0].inner)
-        cls.asked += 1
-        return args[0].inner.size()
 
 
 class LayoutElsewhere(Elsewhere):

@@ -434,14 +434,19 @@ def configured_by_the_sdk(folder: Path) -> None:
     )
 
 
+TRACES_ALONE = {
+    "OTEL_METRICS_EXPORTER": "none",
+    "OTEL_LOGS_EXPORTER": "none",
+    "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi",
+}
+
+
 @pytest.mark.parametrize(("policy", "has_operators"), [("", False), ("keep=all", True), ("max_spans=1000", True)])
 def test_without_code_the_detail_of_slow_steps_is_kept(tmp_path, policy, has_operators):
     """Under opentelemetry-instrument steps that are not slow have no operators below them, unless a policy is given."""
     environment = {
         "OTEL_TRACES_EXPORTER": "otlp_file",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi",
+        **TRACES_ALONE,
         "OTEL_TORCHPROF_OTLP_FILE": str(tmp_path / "trace.jsonl"),
         "OTEL_TORCHPROF_DETAIL": "ops",
         "OTEL_TORCHPROF_POLICY": policy,
@@ -472,9 +477,7 @@ def test_no_code_changes(tmp_path, environment, expected):
     """Under opentelemetry-instrument a training script gives its steps as a Chrome trace, unless it is switched off."""
     environment = {
         "OTEL_TRACES_EXPORTER": "chrome",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi",
+        **TRACES_ALONE,
         "OTEL_TORCHPROF_CHROME_TRACE": str(tmp_path / "trace.json"),
         **environment,
     }

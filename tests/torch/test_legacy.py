@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import warnings
 
 import pytest
-from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from at_rest import wait_until_at_rest  # noqa: E402
 from observed import STEP, info, run  # noqa: E402
+from odd_programs import left_elsewhere, misnested, scripted_fork  # noqa: E402
 from torch.autograd import profiler_legacy as torch_legacy  # noqa: E402
 
 from otel_torchprof import legacy  # noqa: E402
@@ -23,20 +22,7 @@ def _forked(x: torch.Tensor) -> torch.Tensor:
     return torch.neg(x)
 
 
-def _scripted():
-    """A TorchScript function that forks a part and waits for it; by then that part has ended, or runs right here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of TorchScript
-        forked = torch.jit.script(_forked)
-
-        @torch.jit.script
-        def forking(x: torch.Tensor) -> torch.Tensor:
-            return torch.jit.wait(torch.jit.fork(forked, x))
-
-    return forking
-
-
-forking = _scripted()
+forking = scripted_fork(_forked)
 
 
 def backward():
@@ -56,25 +42,6 @@ def wrappers():
     """Operators that begin inside one of their name."""
     torch.sum(torch.cat([X, X]))
     X.detach()
-
-
-def labels_elsewhere():
-    """A label that ends on another thread."""
-    record = torch.ops.profiler._record_function_enter_new("left elsewhere", None)
-    X.neg()
-    in_threads(lambda: torch.ops.profiler._record_function_exit._RecordFunction(record))
-    X.tan()
-
-
-def misnested():
-    """Labels that end in the order in which they began."""
-    first, second = (torch.profiler.record_function(name) for name in ("first", "second"))
-    first.__enter__()
-    second.__enter__()
-    X.neg()
-    first.__exit__(None, None, None)
-    X.tan()
-    second.__exit__(None, None, None)
 
 
 PROGRAMS = [backward, wrappers, misnested]
@@ -158,7 +125,7 @@ def test_the_events(body, shapes):
 def test_an_end_on_a_thread_that_torch_does_not_know():
     """The end stands in the begin's list and names the other thread; torch's engine loses it."""
     legacy.enable_profiler_legacy(legacy.ProfilerConfig())
-    labels_elsewhere()
+    left_elsewhere()
     (events,) = legacy.disable_profiler_legacy()
     begin, end = (e for e in events if e.handle() == events[1].handle())
     assert (begin.kind(), begin.name(), end.kind(), begin.is_async()) == ("push", "left elsewhere", "pop", True)
@@ -166,7 +133,7 @@ def test_an_end_on_a_thread_that_torch_does_not_know():
     inside = [e.name() for e in events[events.index(begin) : events.index(end)] if e.kind() == "push"]
     assert inside == ["left elsewhere", "aten::neg"]
     with legacy.profile() as prof:
-        labels_elsewhere()
+        left_elsewhere()
     assert [(e.name, e.is_async, e.cpu_parent) for e in prof.function_events if not e.name.startswith("aten")] == [
         ("left elsewhere", True, None)
     ]

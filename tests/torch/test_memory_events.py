@@ -10,23 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from memory_programs import train  # noqa: E402
 from observed import torchs  # noqa: E402
+from odd_programs import Nested, scripted_fork  # noqa: E402
 from trace_validator import validate  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
 TOO_MUCH = 10**15
-
-
-def train():
-    """Two steps of a small model with an optimizer: forward, backward, update."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(4, 64)).sum().backward()
-        optimizer.step()
 
 
 def tensors():
@@ -193,20 +184,13 @@ def test_labels_alone_have_memory():
     del kept
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_memory_of_a_fork_is_there():
     """What ``jit.fork`` allocates on another thread is recorded there, inside the operator that did."""
 
-    @torch.jit.script
     def work(x):
         return x + x
 
-    @torch.jit.script
-    def forks(x):
-        future = torch.jit.fork(work, x)
-        return torch.jit.wait(future)
-
-    x = torch.ones(100)
+    forks, x = scripted_fork(work), torch.ones(100)
     for _ in range(3):
         forks(x)
     with otp.profile(profile_memory=True) as prof:
@@ -217,21 +201,6 @@ def test_memory_of_a_fork_is_there():
 
 def test_memory_of_autograds_threads_is_there():
     """What autograd's own threads allocate is recorded there: a backward pass nested too deep for one thread."""
-
-    class Nested(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x, depth):
-            context.depth = depth
-            return x.clone()
-
-        @staticmethod
-        def backward(context, gradient):
-            if context.depth:
-                with torch.enable_grad():
-                    inner = torch.ones(10, requires_grad=True)
-                    Nested.apply(inner, context.depth - 1).sum().backward()
-            return gradient, None
-
     with otp.profile(profile_memory=True) as prof:
         Nested.apply(torch.ones(10, requires_grad=True), 70).sum().backward()
     threads = set(prof.memory["thread"].tolist())

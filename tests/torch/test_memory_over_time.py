@@ -10,21 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from memory_programs import train  # noqa: E402
 from observed import torchs  # noqa: E402
 from trace_validator import validate  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-
-
-def train():
-    """Two steps of a small model with an optimizer: forward, backward, update."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(4, 64)).sum().backward()
-        optimizer.step()
 
 
 def in_use_before(prof):

@@ -7,13 +7,14 @@ import os
 import re
 import threading
 import time
-import warnings
 
 import pytest
 from range_library import NVTX, Log, compiled
 from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
+
+from odd_programs import Elsewhere, scripted_fork  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import torch_ranges  # noqa: E402
@@ -24,14 +25,7 @@ def forked(tensor):
     return torch.neg(tensor)
 
 
-def forking(tensor):
-    """Runs it on a thread of torch's pool."""
-    return torch.jit.wait(torch.jit.fork(forked, tensor))
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is; there is no other way to that pool
-    scripted = torch.jit.script(forking)
+scripted = scripted_fork(forked)
 
 
 @pytest.fixture(scope="module")
@@ -71,26 +65,6 @@ def test_operators_and_labels_are_one_tree(log):
         "  !here",
         "!__stop_profile",
     ]
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor whose sizes only Python knows."""
-
-    asked = 0
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dispatch_sizes_strides_policy="sizes")
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.neg.default:
-            return func(args[0].inner)
-        cls.asked += 1
-        return args[0].inner.size()
 
 
 def test_python_is_never_asked_for_sizes(log):

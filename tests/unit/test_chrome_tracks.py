@@ -8,7 +8,7 @@ import pytest
 from chrome_files import PID, context, events_of, names_by_track, slices, span
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_validator import slices_by_track
+from trace_validator import inner_slices
 
 from otel_torchprof._encode import chrome_tracks
 from otel_torchprof._encode.chrome_spans import ChromeSpans
@@ -28,14 +28,8 @@ def on_thread(
 
 def check_lanes(events: list[dict[str, Any]]) -> None:
     """On a track that is no thread's, what lies inside another slice is its child."""
-    for track in slices_by_track(events).values():
-        enclosing: list[dict[str, Any]] = []
-        for event in track:
-            while enclosing and enclosing[-1]["ts"] + enclosing[-1]["dur"] <= event["ts"]:
-                enclosing.pop()
-            if enclosing:
-                assert event["args"]["parent_id"] == enclosing[-1]["args"]["span_id"], (enclosing[-1], event)
-            enclosing.append(event)
+    for outer, inner in inner_slices(events):
+        assert inner["args"]["parent_id"] == outer["args"]["span_id"], (outer, inner)
 
 
 def test_a_request_and_its_parts_share_a_lane():
