@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from providers import new_provider  # noqa: E402
 from torch.nn.modules import module as torch_modules  # noqa: E402
 from torch.optim import optimizer as torch_optimizers  # noqa: E402
 
@@ -46,13 +46,6 @@ def train():
     for _ in range(STEPS):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-
-
-def new_provider(*processors):
-    provider = TracerProvider(shutdown_on_exit=False)
-    for processor in processors:
-        provider.add_span_processor(processor)
-    return provider
 
 
 def processors(provider):

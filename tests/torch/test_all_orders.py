@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 from instrumented import Collecting  # noqa: E402
 from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from providers import new_provider  # noqa: E402
 from torch_metrics import points  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
@@ -40,8 +40,7 @@ class Service:
 
     def __init__(self):
         self._exporter = Collecting()
-        self._provider = TracerProvider(shutdown_on_exit=False)
-        self._provider.add_span_processor(otp.TorchSpanProcessor(self._exporter))
+        self._provider = new_provider(otp.TorchSpanProcessor(self._exporter))
 
     def start(self):
         otp.TorchInstrumentor().instrument(tracer_provider=self._provider, detail="ops", skip_dep_check=True)

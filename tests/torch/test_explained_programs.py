@@ -7,7 +7,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from providers import new_provider
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -117,8 +117,7 @@ def test_what_a_processor_says_of_its_last_steps():
     processor = otp.TorchSpanProcessor()
     with pytest.raises(otp.TorchProfError, match="no step has ended yet"):
         processor.explain()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(processor)
+    provider = new_provider(processor)
     otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="steps", skip_dep_check=True)
     try:
         faulty_programs.slow_loader(lambda: None, Path())

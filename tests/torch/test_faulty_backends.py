@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 
 import grpc  # noqa: E402
 from fault_server import LONG, SILENCE, Abort, GrpcReceiver, HttpReceiver, silence, status  # noqa: E402
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from providers import new_provider  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -44,8 +44,7 @@ class Service:
         self.exporter = otp.OTLPExporter(receiver.url, protocol=protocol, timeout=timeout)
         # Nothing is sent but by a flush or the end, so that it is known what is in which message.
         self.processor = otp.TorchSpanProcessor(self.exporter, schedule_delay_millis=LONG * 1000)
-        self.provider = TracerProvider(shutdown_on_exit=False)
-        self.provider.add_span_processor(self.processor)
+        self.provider = new_provider(self.processor)
         otp.TorchInstrumentor().instrument(tracer_provider=self.provider, detail="ops")
 
     @property

@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+from providers import new_provider  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._columns.phases import Part, Segment  # noqa: E402
@@ -34,8 +34,7 @@ class Job:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.exporter = InMemorySpanExporter()
         self.processor = otp.TorchSpanProcessor(self.exporter)
-        self.provider = TracerProvider(shutdown_on_exit=False)
-        self.provider.add_span_processor(self.processor)
+        self.provider = new_provider(self.processor)
         self.policy = otp.SpanPolicy(**policy)
         self.done = 0
 

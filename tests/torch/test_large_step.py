@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from fault_server import GrpcReceiver  # noqa: E402
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: E402
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+from providers import new_provider  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 
@@ -45,8 +45,7 @@ def test_a_step_of_a_hundred_thousand_operators():
     whole, x = Whole(), torch.ones(2)
     with GrpcReceiver() as receiver:
         processor = otp.TorchSpanProcessor(otp.OTLPExporter(receiver.url), whole, schedule_delay_millis=AN_HOUR)
-        provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(processor)
+        provider = new_provider(processor)
         otp.TorchInstrumentor().instrument(
             tracer_provider=provider, detail="ops", policy=otp.SpanPolicy(job_interval=0)
         )

@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
+from providers import new_provider  # noqa: E402
 from test_fork import in_child  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch_metrics import data_points, points, value  # noqa: E402
@@ -182,8 +183,7 @@ def test_windows_without_steps(monkeypatch):
 def test_exemplars_of_the_application(step):
     """The duration of a step that ended inside a sampled span of the application points to it; no span of torch's is made."""
     exporter = Collecting()
-    tracers = TracerProvider(shutdown_on_exit=False)
-    tracers.add_span_processor(otp.TorchSpanProcessor(exporter))
+    tracers = new_provider(otp.TorchSpanProcessor(exporter))
     with instrumented(overhead=1.0, tracer_provider=tracers) as reader:
         with tracers.get_tracer("application").start_as_current_span("epoch") as epoch:
             for _ in range(3):
@@ -199,8 +199,7 @@ def test_exemplars_of_the_application(step):
 def test_exemplars_of_steps(step, detail):
     """With spans, the histogram is filled where a meter_provider is given, and points to a span of a step that was sent."""
     exporter = Collecting()
-    tracers = TracerProvider(shutdown_on_exit=False)
-    tracers.add_span_processor(otp.TorchSpanProcessor(exporter))
+    tracers = new_provider(otp.TorchSpanProcessor(exporter))
     with instrumented(detail=detail, tracer_provider=tracers) as reader:
         for _ in range(4):  # the last has not ended
             step()

@@ -9,6 +9,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import preloaded
@@ -16,9 +17,9 @@ import pytest
 from fault_server import LONG, Abort, GrpcReceiver, HttpReceiver, free_port, status
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import new_provider
 from slow_receiver import SlowReceiver, answering
 
 import otel_torchprof as otp
@@ -26,6 +27,9 @@ from otel_torchprof._export.from_environment import destination
 from otel_torchprof._instrument import processor as processors
 from otel_torchprof.errors import forget_warnings
 from otel_torchprof.integrations.loop import Loop
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 HTTP_1 = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -58,13 +62,6 @@ def as_at_first(monkeypatch):
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
         otp.TorchInstrumentor().uninstrument()
     forget_warnings()
-
-
-def new_provider(*added) -> TracerProvider:
-    provider = TracerProvider(shutdown_on_exit=False)
-    for each in added:
-        provider.add_span_processor(each)
-    return provider
 
 
 def instrumented(provider: TracerProvider, **given) -> None:

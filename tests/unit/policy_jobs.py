@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import new_provider
 
 import otel_torchprof as otp
 
@@ -31,8 +31,7 @@ class Job:
         self.exporter, self.whole = InMemorySpanExporter(), Whole()
         exporters = (self.exporter, *([self.whole] if takes_whole else []), *exporters)
         self.processor = otp.TorchSpanProcessor(*exporters, schedule_delay_millis=AN_HOUR)
-        self.provider = TracerProvider(shutdown_on_exit=False, **options)
-        self.provider.add_span_processor(self.processor)
+        self.provider = new_provider(self.processor, **options)
         self.instrumentor = otp.TorchInstrumentor()
         self.instrumentor.instrument(
             tracer_provider=self.provider, detail="modules", policy=policy, skip_dep_check=True

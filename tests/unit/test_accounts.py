@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
+from providers import new_provider
 from threaded import in_threads
 
 import otel_torchprof as otp
@@ -48,8 +48,7 @@ class Program:
         self.exporter = Sink()
         processor = {"schedule_delay_millis": NEVER_MS, **options.pop("processor", {})}
         self.processor = otp.TorchSpanProcessor(self.exporter, **processor)
-        self.provider = TracerProvider(shutdown_on_exit=False, **options.pop("provider", {}))
-        self.provider.add_span_processor(self.processor)
+        self.provider = new_provider(self.processor, **options.pop("provider", {}))
         self.labels = 0
         otp.TorchInstrumentor().instrument(
             tracer_provider=self.provider, detail="modules", skip_dep_check=True, **options

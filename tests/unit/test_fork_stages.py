@@ -15,8 +15,8 @@ from forked import LONG, Pause, in_child
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics._internal.aggregation import _ExplicitBucketHistogramAggregation
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import new_provider
 
 import otel_torchprof as otp
 from otel_torchprof._encode import attribute_source
@@ -65,8 +65,7 @@ class Service:
         self.reader = InMemoryMetricReader()
         self.meters = MeterProvider([self.reader], shutdown_on_exit=False)
         self.processor = otp.TorchSpanProcessor(self.exporter, schedule_delay_millis=3_600_000)
-        self.provider = TracerProvider(shutdown_on_exit=False)
-        self.provider.add_span_processor(self.processor)
+        self.provider = new_provider(self.processor)
 
     def instrument(self) -> None:
         otp.TorchInstrumentor().instrument(

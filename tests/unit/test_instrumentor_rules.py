@@ -10,6 +10,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SynchronousMultiSpanProcessor, TracerProvider
 from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, TraceFlags
+from providers import new_provider
 from threaded import in_threads
 
 import otel_torchprof as otp
@@ -29,13 +30,6 @@ def undone(monkeypatch):
     if otp.TorchInstrumentor().is_instrumented_by_opentelemetry:
         otp.TorchInstrumentor().uninstrument()
     assert recorder_stats().sessions == 0
-
-
-def new_provider(*processors) -> TracerProvider:
-    provider = TracerProvider(shutdown_on_exit=False)
-    for processor in processors:
-        provider.add_span_processor(processor)
-    return provider
 
 
 def label(name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import new_provider
 
 import otel_torchprof as otp
 from otel_torchprof import config
@@ -195,8 +196,7 @@ def test_a_file_is_shared_with_the_application(monkeypatch, tmp_path):
     path = tmp_path / "trace.jsonl"
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp_file")
     monkeypatch.setenv("OTEL_TORCHPROF_OTLP_FILE", str(path))
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(otp.OTLPFileExporter()))
+    provider = new_provider(BatchSpanProcessor(otp.OTLPFileExporter()))
     otp.TorchInstrumentor().instrument(tracer_provider=provider, **LABELS)
     with provider.get_tracer("test").start_as_current_span("request"):
         label("label")

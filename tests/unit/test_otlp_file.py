@@ -15,8 +15,8 @@ from chrome_files import events_in, slices
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from providers import new_provider
 from span_tables import RESOURCE, SCOPE, span_list, span_rows
 
 from otel_torchprof import ChromeTraceExporter, OTLPFileExporter
@@ -92,8 +92,7 @@ def test_lines_of_json(tmp_path):
 
 def test_spans_of_the_sdk(tmp_path):
     """It serves the SDK's own span processors."""
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(OTLPFileExporter(tmp_path / "x.json")))
+    provider = new_provider(SimpleSpanProcessor(OTLPFileExporter(tmp_path / "x.json")))
     with provider.get_tracer("test").start_as_current_span("request") as span:
         span.add_event("event", {"raw": b"\x00"})
     provider.shutdown()

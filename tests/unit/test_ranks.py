@@ -13,6 +13,7 @@ import pytest
 from fake_c10d import C10d, NoStore, Store
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from providers import new_provider
 
 import otel_torchprof as otp
 from otel_torchprof._export.provider import Provider
@@ -317,8 +318,7 @@ def test_a_rank_that_does_not_export_records_nothing(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     processor = otp.TorchSpanProcessor()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(processor)
+    provider = new_provider(processor)
     instrumentor = otp.TorchInstrumentor()
     monkeypatch.setenv("OTEL_TORCHPROF_RANKS", "export=one")
     instrumentor.instrument(tracer_provider=provider, skip_dep_check=True)
@@ -334,8 +334,7 @@ def test_a_rank_that_does_not_export_records_nothing(monkeypatch):
 def test_a_rank_that_turns_out_not_to_export_stops():
     """Where only the process group tells the rank, recording ends there, nothing stays in torch, and health says why."""
     process, instrumentor = C10d(), otp.TorchInstrumentor()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(otp.TorchSpanProcessor())
+    provider = new_provider(otp.TorchSpanProcessor())
     with torch_of(process):
         instrumentor.instrument(tracer_provider=provider, skip_dep_check=True, export_ranks="one")
         try:

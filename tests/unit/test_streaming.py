@@ -12,8 +12,8 @@ from pathlib import Path
 import forked_programs
 import pytest
 from chrome_files import events_in, slices
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import new_provider
 
 import otel_torchprof as otp
 from otel_torchprof._instrument.live_recording import LiveRecording
@@ -182,8 +182,7 @@ def test_memory_does_not_grow(tmp_path, monkeypatch):
 def test_beside_an_instrumented_service():
     """Both have every label of a request under the request's span, before, while and after the stream runs."""
     exporter, streamed = InMemorySpanExporter(), InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(otp.TorchSpanProcessor(exporter))
+    provider = new_provider(otp.TorchSpanProcessor(exporter))
     otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="modules", skip_dep_check=True)
     with provider.get_tracer("app").start_as_current_span("request") as request:
         label("before")
