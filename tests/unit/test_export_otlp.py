@@ -25,12 +25,15 @@ from fault_server import (
 )
 from opentelemetry import context
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-from span_tables import span_list
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from providers import new_provider
+from span_tables import span_list, span_rows
 from threaded import in_threads
 
 from otel_torchprof import ExportStats, OTLPExporter
+from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export.response import Backoff
 
 SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
@@ -138,8 +141,7 @@ def test_messages_are_bounded(receiver, protocol, kind):
 
 def test_a_service(receiver, exporter):
     """It serves the SDK's own span processors."""
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider = new_provider(SimpleSpanProcessor(exporter))
     with provider.get_tracer("test").start_as_current_span("request"):
         pass
     assert receiver.names == ["request"]
@@ -414,3 +416,45 @@ def test_nothing_is_imported_before_it_is_needed():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["", "requests"]
+
+
+# ---- resources that take most of a message, which has them again: the fewer messages, the better ----
+
+
+def with_resource(size, spans, span_bytes=4):
+    """So many spans of a resource of so many bytes."""
+    names = [f"{number:0{span_bytes}}" for number in range(spans)]
+    return SpanList(
+        span_rows(names), resource=Resource({"large": "x" * size}), scope=InstrumentationScope("otel_torchprof", "1.2")
+    )
+
+
+@pytest.mark.parametrize("kind", [list, lambda spans: spans], ids=["objects", "SpanList"])
+def test_a_large_resource(receiver, exporter, kind):
+    """A resource above a MiB is sent once with all spans that fit into the 4 MiB that receivers take, not with each span."""
+    assert exporter.export(kind(with_resource(1_500_000, 8))) is SUCCESS
+    assert exporter.export(kind(with_resource(1_500_000, 40, span_bytes=100_000))) is SUCCESS
+    sizes = [len(arrived.body) for arrived in receiver.arrived]
+    assert exporter.stats.accepted_spans == 48
+    assert len(sizes) == 3
+    assert max(sizes) <= 4 << 20
+
+
+@pytest.mark.parametrize("kind", [list, lambda spans: spans], ids=["objects", "SpanList"])
+def test_a_resource_that_is_too_large(receiver, exporter, kind, caplog):
+    """One above 4 MiB is not sent at all: its spans have failed, once, with the reason and the way out."""
+    assert exporter.export(kind(with_resource(5_000_000, 8))) is FAILURE
+    assert exporter.stats == ExportStats(failed_spans=8, last_error=exporter.stats.last_error)
+    assert "resource and scope take 50000" in exporter.stats.last_error
+    assert "give the resource fewer or shorter attributes" in exporter.stats.last_error
+    assert [message.count("8 spans were not delivered: cannot be encoded") for message in caplog.messages] == [1]
+
+
+@pytest.mark.parametrize("kind", [list, lambda spans: spans], ids=["objects", "SpanList"])
+def test_a_resource_that_is_too_large_for_the_receiver(receiver, exporter, kind):
+    """Where a single span with its resource is, the others of a batch that are no smaller are not tried one by one."""
+    receiver.turns = [receiver.turn("too large")] * 1000
+    assert exporter.export(kind(with_resource(100_000, 256))) is FAILURE
+    assert (exporter.stats.failed_spans, exporter.stats.requests) == (256, 9)
+    receiver.turns = []
+    assert exporter.export(kind(with_resource(100_000, 256))) is SUCCESS

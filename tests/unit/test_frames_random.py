@@ -14,7 +14,6 @@ from frame_trees import recorded, recording
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from model_of_calls import Call, Model, undisturbed
-from other_tracers import tree_by_setprofile, without_address
 from random_calls import CAUGHT_AFTER_CLOSE, RESUMES_ITSELF, Program, drawn_programs
 
 from examples import random_examples
@@ -33,6 +32,36 @@ _filters = st.fixed_dictionaries(
     }
 )
 _recordings = st.sampled_from([[None]]) | st.lists(st.none() | _filters, min_size=1, max_size=2)
+
+
+def tree_by_setprofile(program):
+    """Every call inside a program: how many are around it there, and its name as a recording has it without the path."""
+    found = []
+    depth = 0
+
+    def profile(frame, event, argument):
+        nonlocal depth
+        if event in ("call", "c_call"):
+            found.append((depth, f"({frame.f_lineno}): {frame.f_code.co_name}" if event == "call" else repr(argument)))
+            depth += 1
+        else:
+            depth -= 1
+
+    sys.setprofile(profile)
+    try:
+        program()
+    finally:
+        sys.setprofile(None)
+    # Whether the return from setprofile is told of depends on what the process has traced before.
+    first = f"({program.__code__.co_firstlineno}): {program.__name__}"
+    start, base = next((at, depth) for at, (depth, name) in enumerate(found) if name == first)
+    end = next(at for at, (depth, _) in enumerate([*found[start + 1 :], (base, "")]) if depth <= base)
+    return [(depth - base, without_address(name)) for depth, name in found[start + 1 : start + 1 + end]]
+
+
+def without_address(name):
+    """A name without what is another in each run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", name)
 
 
 def _part_of(name):
