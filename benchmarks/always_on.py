@@ -5,7 +5,6 @@ Few steps are recorded, and these take longer: so what counts is the mean over m
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING
@@ -18,12 +17,13 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from receiver import Receiver
-from workloads import gpt2_step, small_operators_step
+from recorders import instrumented
+from workloads import gpt2_step, small_model, small_operators_step
 
 import otel_torchprof as otp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _SECONDS = 2.0
 """Of a run: some recorded steps. Runs are short and many, since a machine drifts by more than a percent within a minute."""
@@ -57,14 +57,14 @@ def measure(settings: Settings) -> list[Row]:
         tracers = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
         tracers.add_span_processor(otp.TorchSpanProcessor(otp.OTLPExporter(endpoint=receiver.grpc)))
         contestants = {
-            f"{OURS}, {detail}": functools.partial(_instrumented, tracers, meters, detail)
+            f"{OURS}, {detail}": functools.partial(instrumented, tracers, detail, meter_provider=meters)
             for detail in ("metrics", "steps")
         }
         budget = {who: Budget(plus=_LIMIT_PERCENT) for who in contestants}
         table: list[Row] = []
         for what, work, usual in (
             ("GPT-2 training step", gpt2_step(), _ROUNDS),
-            ("request to a model of 4 modules", _request(), _REQUEST_ROUNDS),
+            ("request to a model of 4 modules", torch.inference_mode()(small_model()), _REQUEST_ROUNDS),
         ):
             run = functools.partial(_run, work, _SECONDS / (5 if settings.quick else 1))
             added = in_abba(run, contestants, settings.rounds_or(usual), percent=True)
@@ -72,7 +72,7 @@ def measure(settings: Settings) -> list[Row]:
             table += rows(f"{what}, always on, mean", "%", added, limits)
         contestants = {
             f"{OURS}, ops{'' if every == 1 else f', every={every}'}": functools.partial(
-                _instrumented, tracers, meters, "ops", otp.SpanPolicy(every=every)
+                instrumented, tracers, "ops", meter_provider=meters, policy=otp.SpanPolicy(every=every)
             )
             for every in _EVERY
         }
@@ -83,17 +83,6 @@ def measure(settings: Settings) -> list[Row]:
         meters.shutdown()
         tracers.shutdown()
     return table
-
-
-@contextlib.contextmanager
-def _instrumented(
-    tracers: TracerProvider, meters: MeterProvider, detail: str, policy: otp.SpanPolicy | None = None
-) -> Iterator[str]:
-    otp.TorchInstrumentor().instrument(tracer_provider=tracers, meter_provider=meters, detail=detail, policy=policy)
-    try:
-        yield detail
-    finally:
-        otp.TorchInstrumentor().uninstrument()
 
 
 def _run(work: Callable[[], None], seconds: float, recorder: Recorder) -> float:
@@ -111,15 +100,3 @@ def _repeated(work: Callable[[], None], seconds: float) -> float:
         work()
         count += 1
     return (now - begin) / count
-
-
-def _request() -> Callable[[], None]:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
-    x = torch.ones(1, 64)
-
-    def request() -> None:
-        with torch.inference_mode():
-            model(x)
-
-    return request

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -127,3 +128,11 @@ def memory_at_a_new_peak() -> int:
     """Resident bytes, from which the peak (``VmHWM``) begins anew (proc(5)); that of the process that started this one is forgotten."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
+
+
+def unused_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from harness import OURS, Recorder, Row, Settings, against_nothing, in_abba, quiet, rows, timed
-from recorders import empty_callback, ours
+from harness import OURS, Recorder, Row, Settings, against_nothing, in_abba, rows, timed
+from recorders import empty_callback, ours, quietly
 from workloads import gpt2_step
 
 if TYPE_CHECKING:
@@ -105,13 +105,8 @@ def kineto_gpu() -> Iterator[Any]:
     """Torch's own profiler, of the CPU and the GPU."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     profiler = torch.profiler.profile(activities=activities)
-    with quiet():
-        profiler.__enter__()
-    try:
+    with quietly(profiler):
         yield profiler
-    finally:
-        with quiet():
-            profiler.__exit__(None, None, None)
 
 
 @contextlib.contextmanager

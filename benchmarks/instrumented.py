@@ -14,7 +14,8 @@ from harness import NONE, OURS, Budget, Recorder, Row, Settings, in_abba, rows, 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from receiver import Receiver
-from workloads import gpt2_step
+from recorders import instrumented
+from workloads import gpt2_step, small_model
 
 import otel_torchprof as otp
 
@@ -52,16 +53,7 @@ def measure(settings: Settings) -> list[Row]:
 
 def _contestants(provider: TracerProvider) -> dict[str, Recorder]:
     details = ("steps", "modules", "ops")
-    return {f"{OURS}, {detail}": functools.partial(_instrumented, provider, detail) for detail in details}
-
-
-@contextlib.contextmanager
-def _instrumented(provider: TracerProvider, detail: str) -> Iterator[None]:
-    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail=detail)
-    try:
-        yield
-    finally:
-        otp.TorchInstrumentor().uninstrument()
+    return {f"{OURS}, {detail}": functools.partial(instrumented, provider, detail) for detail in details}
 
 
 @contextlib.contextmanager
@@ -99,14 +91,12 @@ def _training(provider: TracerProvider, settings: Settings) -> list[Row]:
 
 
 def _serving(provider: TracerProvider, settings: Settings) -> list[Row]:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
-    tracer, x = provider.get_tracer("benchmark"), torch.ones(1, 64)
+    tracer, request = provider.get_tracer("benchmark"), small_model()
 
     def requests(count: int) -> None:
         for _ in range(count):
             with tracer.start_as_current_span("request"):
-                model(x)
+                request()
 
     def run(recorder: Recorder) -> float:
         with recorder(), torch.inference_mode():

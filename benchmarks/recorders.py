@@ -15,6 +15,8 @@ import otel_torchprof as otp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from opentelemetry.sdk.trace import TracerProvider
+
 
 @contextlib.contextmanager
 def empty_callback(*, shapes: bool = False) -> Iterator[None]:
@@ -53,10 +55,27 @@ def kineto(
         with_stack=with_stack,
         experimental_config=_ExperimentalConfig(verbose=True) if verbose else None,
     )
+    with quietly(profiler):
+        yield profiler
+
+
+@contextlib.contextmanager
+def quietly(profiler: Any) -> Iterator[None]:
+    """Records with a profiler of torch, which writes to standard error when it starts and stops."""
     with quiet():
         profiler.__enter__()
     try:
-        yield profiler
+        yield
     finally:
         with quiet():
             profiler.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def instrumented(provider: TracerProvider, detail: str, **options: Any) -> Iterator[str]:
+    """Torch is instrumented in this detail while a block runs."""
+    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail=detail, **options)
+    try:
+        yield detail
+    finally:
+        otp.TorchInstrumentor().uninstrument()

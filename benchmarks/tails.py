@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from children import Child, answer
+from children import Child, answer, unused_port
 from harness import Budget, Row, Settings, rows, timed
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -79,7 +78,7 @@ def _bad_backends(settings: Settings) -> list[Row]:
             _HEALTHY: ("grpc", healthy.grpc),
             "answers 503": ("http/protobuf", unavailable.http),
             "never answers": ("grpc", silent.grpc),
-            "nobody listens": ("grpc", f"http://127.0.0.1:{_unused_port()}"),
+            "nobody listens": ("grpc", f"http://127.0.0.1:{unused_port()}"),
         }
         children = {
             who: start(Child(__file__, _train_large.__name__, *endpoint)) for who, endpoint in endpoints.items()
@@ -104,13 +103,6 @@ def _train(children: dict[str, Child], rounds: int) -> dict[str, list[float]]:
         if bool(sent) != (who == _HEALTHY):
             raise RuntimeError(f"{who}: {sent} spans were sent")
     return times
-
-
-def _unused_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _train_large(protocol: str, endpoint: str) -> None:

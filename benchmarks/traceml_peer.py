@@ -7,13 +7,13 @@ automatic. It is started by ``traceml run`` and writes ``final_summary.json``.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import sysconfig
 import venv
 from typing import TYPE_CHECKING, Any
 
+from children import unused_port
 from faults import straggler
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def command(traceml: Path, logs: Path, ranks: int, script: Path, argument: str) 
     """The command line of one run."""
     return [
         str(traceml), "run", str(script), "--logs-dir", str(logs), "--run-name", "run", "--no-save-training-output",
-        "--nproc-per-node", str(ranks), "--aggregator-port", str(_unused_port()), "--master-port", str(_unused_port()),
+        "--nproc-per-node", str(ranks), "--aggregator-port", str(unused_port()), "--master-port", str(unused_port()),
         "--args", argument,
     ]  # fmt: skip
 
@@ -73,10 +73,3 @@ def said(logs: Path) -> dict[str, Any] | None:
         "abstentions": [primary["summary"]] if kind in _NO_VERDICT else [],
         "steady_steps": primary["evidence"].get("steps_analyzed"),
     }
-
-
-def _unused_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

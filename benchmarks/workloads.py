@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING
 
@@ -83,3 +84,10 @@ def transformer_step() -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def small_model() -> Callable[[], torch.Tensor]:
+    """The answer to a request by a model of 4 modules."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    return functools.partial(model, torch.ones(1, 64))
