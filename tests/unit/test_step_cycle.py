@@ -8,134 +8,23 @@ from step_programs import Program, check
 from otel_torchprof._model.step_cycle import StepCycle
 from otel_torchprof._model.step_walk import Walk
 
-
-def trainer(p):
-    """The Hugging Face Trainer: it fetches all batches of an accumulation at once."""
-    for epoch in range(3):
-        p("[ N N N N F B F B F B F B C S", 5)
-        p("[ N N N F B F B C S")
-        p("< n E n E n E n { V V V" if epoch else "< n E n E n E n")
-    p("|")
-
-
-def lightning(p):
-    """Lightning checks itself with an evaluation first, then gives the optimizer a closure."""
-    p("( n I n I n")
-    for _ in range(2):
-        p("[ N S*", 6)
-        p("N < n E n E n { V")  # the training loader has no more
-    p("|")
-
-
-def gan(p):
-    """One step of each optimizer for each batch."""
-    p("[ N Z F F1 B S Z1 F1 B S1", 9)("|")
-
-
-def wgan(p):
-    """Five steps of the critic for one of the generator."""
-    for _ in range(6):
-        p("[")("N F F1 Z B S", 5)("F F1 Z1 B S1")
-    p("|")
-
-
-def mixed_precision(p):
-    """The scaler skips its optimizer's first steps; nothing but what is in GradScaler.step shows that."""
-    p("[ N Z F B A U", 12)("|")
-
-
-def lbfgs(p):
-    """The closure's passes are inside the step."""
-    p("[ N S*", 8)("|")
-
-
-def lbfgs_without_loader(p):
-    """The same with one tensor as the data."""
-    p("[ S*", 8)("|")
-
-
-def optimizer_in_backward(p):
-    """Optimizers of parameters step inside the backward pass."""
-    p("[ N F B", 50)("|")
-
-
-def two_optimizers(p):
-    """Two optimizers of one model step one after another."""
-    p("[ N Z Z1 F B S S1", 8)("|")
-
-
-def manual_update(p):
-    """The program updates its parameters itself."""
-    for _ in range(2):
-        p("[ N F B", 30)
-        p("N < n E n E n")
-    p("|")
-
-
-def manual_update_without_loader(p):
-    """The same with one tensor as the data."""
-    p("[ F B", 50)("|")
-
-
-def plain(p):
-    """Compiled, or on several ranks: what is compiled or reduced is inside of the same calls."""
-    p("[ Z N F B C S".replace("[ Z N", "[ N Z"), 9)("|")
-
-
-def diffusion(p):
-    """A model and its average, which draws a picture now and then."""
-    for _ in range(5):
-        p("[ N F B S Z", 5)("I", 20)
-    p.expected.append((p.tokens[-21].end, None))
-
-
-PROGRAMS = (
-    trainer,
-    lightning,
-    gan,
-    wgan,
-    mixed_precision,
-    lbfgs,
-    lbfgs_without_loader,
-    optimizer_in_backward,
-    two_optimizers,
-    manual_update,
-    manual_update_without_loader,
-    plain,
-    diffusion,
-)
-
-
-@pytest.mark.parametrize("write", PROGRAMS, ids=lambda write: write.__name__)
-def test_boundaries_are_those_of_the_program(write):
-    """Each step begins where the program counts it, and so do evaluations and checkpoints."""
-    program = Program()
-    write(program)
-    check(program)
-
-
-def test_inference_alone_has_no_steps():
-    """A million calls without gradients give no boundary, and hold nothing."""
-    program = Program()("I", 1000)
-    cycle = StepCycle()
-    for token in program.tokens:
-        assert cycle.feed([token], token.end) == []
-        assert cycle.is_settled
-    assert cycle.finish(program.time) == []
-    assert cycle.rule == "no steps: no backward pass was seen"
-
-
-@pytest.mark.parametrize("period", ["N Z F B S", "F B S", "S*", "N F B N F B S"])
-def test_a_loop_that_repeats_itself_is_not_walked(period, monkeypatch):
-    """Once a period leaves the walk as it was, only a period that differs is walked."""
-    walked, walk = [], Walk.walk
-    monkeypatch.setattr(Walk, "walk", lambda self, token: (walked.append(token), walk(self, token)))
-    program = Program()(f"[ {period}", 1000)
-    assert len(StepCycle().feed(program.tokens, program.time)) == 1000
-    assert len(walked) < 50
-
-
 TEXTS = {
+    "Hugging Face Trainer": ["[ N N N N F B F B F B F B C S"] * 5
+    + ["[ N N N F B F B F B C S", "< n E n E n E n"]
+    + (["[ N N N N F B F B F B F B C S"] * 5 + ["[ N N N F B F B F B C S", "< n E n E n E n { V V V"]) * 2
+    + ["|"],
+    "Lightning": ["( n I n I n", *(["[ N S*"] * 6 + ["N < n E n E n { V"]) * 2, "|"],
+    "GAN": ["[ N Z F F1 B S Z1 F1 B S1"] * 9 + ["|"],
+    "WGAN": ["[", *["N F F1 Z B S"] * 5, "F F1 Z1 B S1"] * 6 + ["|"],
+    "the scaler skips its optimizer's first steps": ["[ N Z F B A U"] * 12 + ["|"],
+    "LBFGS, whose closure is inside the step": ["[ N S*"] * 8 + ["|"],
+    "LBFGS without a loader": ["[ S*"] * 8 + ["|"],
+    "optimizers of parameters in the backward pass": ["[ N F B"] * 50 + ["|"],
+    "two optimizers of one model": ["[ N Z Z1 F B S S1"] * 8 + ["|"],
+    "parameters updated by the program": (["[ N F B"] * 30 + ["N < n E n E n"]) * 2 + ["|"],
+    "parameters updated by the program, without a loader": ["[ F B"] * 50 + ["|"],
+    "compiled, or on several ranks": ["[ N Z F B C S"] * 9 + ["|"],
+    "diffusion, with pictures": (["[ N F B S Z"] * 5 + ["I"] * 20) * 4 + ["[ N F B S Z"] * 5 + ["|"] + ["I"] * 20,
     "Accelerate asks one batch ahead": ["[ N N F B S", "[ N F B S", "[ N F B S", "[ N F B S", "[ F B S |"],
     "Accelerate, zeroing at the end": ["[ N N F B S Z", "[ N F B S Z", "[ N F B S Z", "[ F B S Z |"],
     "Accelerate, zeroing first": ["[ N N Z F B S", "[ N Z F B S", "[ N Z F B S", "[ Z F B S |"],
@@ -193,10 +82,31 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_boundaries_where_a_rule_might_trip(text):
-    """Each step begins where the program counts it."""
+def test_boundaries_are_those_of_the_program(text):
+    """Each step begins where the program counts it, and so do evaluations and checkpoints."""
     program = Program()
     for part in text:
         program(part)
     program.expected = [one for one in program.expected if one[1] is not None or one is program.expected[-1]]
     check(program)
+
+
+def test_inference_alone_has_no_steps():
+    """A million calls without gradients give no boundary, and hold nothing."""
+    program = Program()("I", 1000)
+    cycle = StepCycle()
+    for token in program.tokens:
+        assert cycle.feed([token], token.end) == []
+        assert cycle.is_settled
+    assert cycle.finish(program.time) == []
+    assert cycle.rule == "no steps: no backward pass was seen"
+
+
+@pytest.mark.parametrize("period", ["N Z F B S", "F B S", "S*", "N F B N F B S"])
+def test_a_loop_that_repeats_itself_is_not_walked(period, monkeypatch):
+    """Once a period leaves the walk as it was, only a period that differs is walked."""
+    walked, walk = [], Walk.walk
+    monkeypatch.setattr(Walk, "walk", lambda self, token: (walked.append(token), walk(self, token)))
+    program = Program()(f"[ {period}", 1000)
+    assert len(StepCycle().feed(program.tokens, program.time)) == 1000
+    assert len(walked) < 50
