@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from providers import new_provider  # noqa: E402
+from providers import instrumented, new_provider  # noqa: E402
 from torch.nn.modules import module as torch_modules  # noqa: E402
 from torch.optim import optimizer as torch_optimizers  # noqa: E402
 
@@ -57,14 +57,10 @@ def test_hooks_are_found_while_they_are_there(detail):
     """What the other tests look for is there while instrumented, so that its not being found means something."""
     processor = otp.TorchSpanProcessor()
     before, threads = hooks(), set(threading.enumerate())
-    otp.TorchInstrumentor().instrument(tracer_provider=new_provider(processor), detail=detail)
-    try:
+    with instrumented(new_provider(processor), detail=detail):
         assert hooks() != before
         assert observed() == (detail == "ops")
         assert set(threading.enumerate()) > threads
-    finally:
-        otp.TorchInstrumentor().uninstrument()
-        processor.shutdown()
 
 
 def test_threads_that_train_meanwhile():

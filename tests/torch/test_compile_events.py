@@ -7,8 +7,8 @@ import os
 import sys
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import instrumented, new_provider
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -194,23 +194,16 @@ def test_a_compiled_backward_pass():
 def test_steps_of_a_service():
     """The instrumentation says the same of its steps, also where a step is drained in parts."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider()
     processor = otp.TorchSpanProcessor(exporter)
-    provider.add_span_processor(processor)
     compiled = torch.compile(broken, backend="eager")
     compiled(X)
-    instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(tracer_provider=provider, detail="ops")
-    try:
+    with instrumented(new_provider(processor), detail="ops") as instrumentor:
         instrumentor.step()  # else what is drained before the first one is in no step, unless the process has made optimizers
         for _ in range(3):
             compiled(X)
             processor.force_flush()
             X.sin()
             instrumentor.step()
-    finally:
-        instrumentor.uninstrument()
-    processor.force_flush()
     shares = [found for found in roots(exporter.get_finished_spans()) if found[0] is not None]
     assert [captured for captured, _ in shares] == [4, 4, 4]
     assert all(share < 1 for _, share in shares)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from providers import instrumented
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -119,18 +120,8 @@ def test_as_torchs(function, fullgraph):
         assert outcome(function, otp, fullgraph=fullgraph) == [[2.0, 2.0]] * 2
 
 
-@contextlib.contextmanager
-def instrumented():
-    instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(sigterm_timeout=0)
-    try:
-        yield instrumentor
-    finally:
-        instrumentor.uninstrument()
-
-
 def stepped(x, _path):
-    with instrumented() as instrumentor:
+    with instrumented(sigterm_timeout=0) as instrumentor:
         y = x * 2
         instrumentor.step({"torch.step.loss": 1.5})
         instrumentor.keep_step()

@@ -11,6 +11,7 @@ from device_profiles import DEVICE, tensor
 from instrumented import Instrumented
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from providers import instrumented
 from torch_metrics import points
 
 import otel_torchprof as otp
@@ -115,17 +116,13 @@ def test_operators_as_metrics(simulated):
     simulated.duration(31_000, "aten::mm")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(meter_provider=provider, detail="metrics", overhead=1.0, use_device=DEVICE)
-    try:
+    with instrumented(meter_provider=provider, detail="metrics", overhead=1.0, use_device=DEVICE) as instrumentor:
         for _ in range(3):
             torch.mm(a, a)
             instrumentor.step()
         found = {at["torch.op.name"]: value for at, value in points(reader, "torch.op.device.time")}
         assert instrumentor.health.sources["devices"] == "on"
-    finally:
-        instrumentor.uninstrument()
-        provider.shutdown()
+    provider.shutdown()
     assert found["aten::mm"] == pytest.approx(93e-6)
     assert simulated.counts()["alive"] == 0
 
@@ -152,11 +149,8 @@ def test_gpu_metrics_come_with_a_meter_provider(simulated, nvml):
     for requested, expected in ((None, 1), (False, 0)):
         reader = InMemoryMetricReader()
         provider = MeterProvider([reader], shutdown_on_exit=False)
-        otp.TorchInstrumentor().instrument(meter_provider=provider, detail="metrics", gpu_metrics=requested)
-        try:
+        with instrumented(meter_provider=provider, detail="metrics", gpu_metrics=requested):
             assert len(points(reader, "hw.power")) == expected
-        finally:
-            otp.TorchInstrumentor().uninstrument()
         assert not points(reader, "hw.power")
         provider.shutdown()
 
@@ -194,10 +188,7 @@ def test_why_a_device_is_not_timed(simulated, detail, options, said):
 def test_metrics_read_no_energy(simulated, monkeypatch):
     """With metrics, where no span could have joules, nobody reads the counters."""
     monkeypatch.setattr(device_source, "_is_in_use", lambda device: True)
-    instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(meter_provider=MeterProvider(), detail="metrics", use_device="cuda", gpu_metrics=False)
-    try:
+    options = {"detail": "metrics", "use_device": "cuda", "gpu_metrics": False}
+    with instrumented(meter_provider=MeterProvider(), **options) as instrumentor:
         assert "energy" not in instrumentor.health.sources
         assert "otel-torchprof-energy" not in [thread.name for thread in threading.enumerate()]
-    finally:
-        instrumentor.uninstrument()

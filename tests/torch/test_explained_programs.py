@@ -7,7 +7,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
-from providers import new_provider
+from providers import instrumented, new_provider
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
@@ -117,14 +117,9 @@ def test_what_a_processor_says_of_its_last_steps():
     processor = otp.TorchSpanProcessor()
     with pytest.raises(otp.TorchProfError, match="no step has ended yet"):
         processor.explain()
-    provider = new_provider(processor)
-    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="steps", skip_dep_check=True)
-    try:
+    with instrumented(new_provider(processor), detail="steps", skip_dep_check=True):
         faulty_programs.slow_loader(lambda: None, Path())
         found = processor.explain()
-    finally:
-        otp.TorchInstrumentor().uninstrument()
-        provider.shutdown()
     assert verdicts(found) == ("input-bound",)
     assert found.steady_steps >= 50
     assert verdicts(processor.explain()) == verdicts(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from providers import instrumented
 
 torch = pytest.importorskip("torch", minversion="2.6")
 pytest.importorskip("transformers")
@@ -132,14 +133,10 @@ def test_a_processor_that_comes_later(reader, model, monkeypatch):
     """Requests are counted once, also where another processor gets the spans from then on."""
     monkeypatch.setattr(default_processor, "exporters_from_environment", list)
     provider, meters = TracerProvider(shutdown_on_exit=False), MeterProvider([reader], shutdown_on_exit=False)
-    otp.TorchInstrumentor().instrument(tracer_provider=provider, meter_provider=meters, detail="steps")
-    try:
+    with instrumented(provider, meter_provider=meters, detail="steps"):
         provider.add_span_processor(otp.TorchSpanProcessor(Collecting()))
         assert provider.force_flush()
         generate(model)
-    finally:
-        otp.TorchInstrumentor().uninstrument()
-        provider.shutdown()
     (point,) = data_points(reader, SERVER[0])
     assert point.count == 1
 

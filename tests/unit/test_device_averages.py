@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from live_batches import Event, Service, label
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from providers import instrumented, new_provider
 
 import otel_torchprof as otp
 from otel_torchprof import EventList
@@ -159,19 +159,15 @@ def test_an_instrumented_program(monkeypatch):
     """What is drained while a label is open, its own span afterwards, and the averages' table all have device times."""
     monkeypatch.delenv("OTEL_TORCHPROF_HIDDEN_ATTRIBUTES", raising=False)
     exporter = InMemorySpanExporter()
-    processor, provider = otp.TorchSpanProcessor(exporter), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="modules", skip_dep_check=True)
-    try:
+    processor = otp.TorchSpanProcessor(exporter)
+    provider = new_provider(processor)
+    with instrumented(provider, detail="modules", skip_dep_check=True):
         with otp.record_function("outer"):
             with otp.record_function("inner"):
                 pass
             provider.force_flush()
             assert not exporter.get_finished_spans()
         averages = processor.key_averages()
-    finally:
-        otp.TorchInstrumentor().uninstrument()
-    provider.shutdown()
     spans = {span.name: span.attributes for span in exporter.get_finished_spans()}
     assert spans["inner"]["torch.device.duration"] == 20e-6
     assert spans["outer"]["torch.device.duration"] == 50e-6

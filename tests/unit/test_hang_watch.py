@@ -9,9 +9,9 @@ import time
 import forked_programs
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, TraceFlags
+from providers import instrumented, new_provider
 
 import otel_torchprof as otp
 from otel_torchprof._files import box as box_module
@@ -101,11 +101,9 @@ def test_a_log_record_says_it(monkeypatch, step):
 def test_the_step_that_runs_is_the_span_of_the_record():
     """What a hang's log record belongs to is the span of the running step, as it is sent once the step has ended."""
     pytest.importorskip("torch", reason="only torch is instrumented")
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(otp.TorchSpanProcessor(exporter))
-    instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(tracer_provider=provider, detail="steps")
-    try:
+    exporter = InMemorySpanExporter()
+    provider = new_provider(otp.TorchSpanProcessor(exporter))
+    with instrumented(provider, detail="steps") as instrumentor:
         instrumentor.step()
         instrumentor.step()
         with otp.record_function("in the step"):
@@ -114,9 +112,6 @@ def test_the_step_that_runs_is_the_span_of_the_record():
         running = instrumentor._running_step()
         instrumentor.step()
         provider.force_flush()
-    finally:
-        instrumentor.uninstrument()
-        provider.shutdown()
     sent = {span.context.span_id: span for span in exporter.get_finished_spans() if span.name == "torch.step"}
     assert running is not None
     assert sent[running.span_id].context.trace_id == running.trace_id

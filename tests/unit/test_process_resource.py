@@ -10,6 +10,7 @@ from forked import in_child
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import ProcessResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
+from providers import instrumented
 
 import otel_torchprof as otp
 from otel_torchprof._encode.process_resource import of_this_process
@@ -38,7 +39,6 @@ def test_a_forked_child_tells_its_own_process_id(tmp_path):
     otlp, chrome = otp.OTLPFileExporter(tmp_path / "t.otlp"), otp.ChromeTraceExporter(tmp_path / "t.json")
     processor = otp.TorchSpanProcessor(otlp, chrome)
     provider.add_span_processor(processor)
-    otp.TorchInstrumentor().instrument(tracer_provider=provider, detail="ops", gpu_metrics=False, skip_dep_check=True)
 
     def work():
         with otp.record_function("label"):
@@ -58,13 +58,10 @@ def test_a_forked_child_tells_its_own_process_id(tmp_path):
             labels,
         )
 
-    try:
+    with instrumented(provider, detail="ops", gpu_metrics=False, skip_dep_check=True):
         assert work() == (True, True, [])
         assert in_child(work) == repr((True, True, []))
         assert in_child(lambda: in_child(work)) == repr(repr((True, True, [])))
-    finally:
-        otp.TorchInstrumentor().uninstrument()
-        provider.shutdown()
 
 
 def test_an_id_that_the_program_gave_stays():

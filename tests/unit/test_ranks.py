@@ -13,7 +13,7 @@ import pytest
 from fake_c10d import C10d, NoStore, Store
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from providers import new_provider
+from providers import instrumented, new_provider
 
 import otel_torchprof as otp
 from otel_torchprof._export.provider import Provider
@@ -319,36 +319,26 @@ def test_a_rank_that_does_not_export_records_nothing(monkeypatch):
         monkeypatch.setenv(name, value)
     processor = otp.TorchSpanProcessor()
     provider = new_provider(processor)
-    instrumentor = otp.TorchInstrumentor()
     monkeypatch.setenv("OTEL_TORCHPROF_RANKS", "export=one")
-    instrumentor.instrument(tracer_provider=provider, skip_dep_check=True)
-    try:
+    with instrumented(provider, skip_dep_check=True) as instrumentor:
         assert instrumentor.health.sources == {"recording": "off: rank 1 of 2 does not export: export_ranks is 'one'"}
         assert processor.health.sources["recording"].startswith("off")
         assert otp.rank_resource().attributes["torch.distributed.rank"] == 1
         assert otp.step_context(0, 0) is None
-    finally:
-        instrumentor.uninstrument()
 
 
 def test_a_rank_that_turns_out_not_to_export_stops():
     """Where only the process group tells the rank, recording ends there, nothing stays in torch, and health says why."""
-    process, instrumentor = C10d(), otp.TorchInstrumentor()
+    process = C10d()
     provider = new_provider(otp.TorchSpanProcessor())
-    with torch_of(process):
-        instrumentor.instrument(tracer_provider=provider, skip_dep_check=True, export_ranks="one")
-        try:
-            assert instrumentor.health.sources["recording"] == "on"
-            process.init(1, 2, Store())
-            for thread in threading.enumerate():
-                if thread.name == "otel-torchprof-silence":
-                    thread.join(60)
-            assert instrumentor.health.sources == {
-                "recording": "off: rank 1 of 2 does not export: export_ranks is 'one'"
-            }
-            assert process._update_default_pg.__func__ is C10d._update_default_pg
-        finally:
-            instrumentor.uninstrument()
+    with torch_of(process), instrumented(provider, skip_dep_check=True, export_ranks="one") as instrumentor:
+        assert instrumentor.health.sources["recording"] == "on"
+        process.init(1, 2, Store())
+        for thread in threading.enumerate():
+            if thread.name == "otel-torchprof-silence":
+                thread.join(60)
+        assert instrumentor.health.sources == {"recording": "off: rank 1 of 2 does not export: export_ranks is 'one'"}
+        assert process._update_default_pg.__func__ is C10d._update_default_pg
 
 
 @pytest.mark.parametrize(
