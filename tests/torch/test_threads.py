@@ -1,4 +1,4 @@
-"""Which threads a profile sees, and what is left behind when it stops."""
+"""Which threads a profile sees, what ends on another thread than it began on, and what is left behind when it stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from threaded import in_threads
 torch = pytest.importorskip("torch", minversion="2.6")
 
 from followed_calls import is_followed  # noqa: E402
-from observed import callbacks, recorded_names, run  # noqa: E402
+from observed import callbacks, info, recorded_names, run, torchs  # noqa: E402
+from odd_programs import left_elsewhere, misnested  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import recorder  # noqa: E402
@@ -278,3 +279,50 @@ def test_a_profile_that_has_ended_goes_with_its_last_reference(arguments, read):
         assert reference() is None
     finally:
         gc.enable()
+
+
+# ---- operators and labels of torch that end on another thread ----
+
+
+def ended_by_future():
+    """A label of torch that ends when a future does."""
+    future = torch.futures.Future()
+    with torch.profiler.record_function("until the future") as label:
+        X.neg()
+        label._call_end_callbacks_on_future(future)
+    X.tan()
+    in_threads(lambda: future.set_result(X))
+    X.sin()
+
+
+def fast():
+    """The label that dynamo's generated code uses."""
+    with torch._C._profiler._RecordFunctionFast("fast", [X], {"key": 1}):
+        X.neg()
+
+
+def through_the_dispatcher():
+    """The operators behind record_function, used directly."""
+    record = torch.ops.profiler._record_function_enter_new("by hand", None)
+    X.neg()
+    torch.ops.profiler._record_function_exit._RecordFunction(record)
+
+
+@pytest.mark.parametrize("body", [ended_by_future, fast, through_the_dispatcher, left_elsewhere, misnested])
+def test_what_ends_elsewhere_is_as_in_torchs_profiler(body):
+    """The same tree and the same asynchronous events as in torch's profiler."""
+    body()
+    with otp.profile() as ours, torchs() as theirs:
+        run(body)
+    assert info(ours.events()) == info(theirs.events())
+
+
+def test_an_end_on_another_thread_says_where():
+    """The columns name the thread that ended an event, and flag the event as asynchronous."""
+    with otp.profile() as ours:
+        ended_by_future()
+    row = [ours.names[name] for name in ours.columns["name"]].index("until the future")
+    assert ours.columns["flags"][row] == 1
+    began, ended = (ours.threads[ours.columns[column][row]] for column in ("thread", "end_thread"))
+    assert began.ident == threading.get_ident() != ended.ident
+    assert (ours.columns["end"] > 0).all()
