@@ -32,13 +32,7 @@ TESTS = [
         *("unit/test_frames_lifetimes", "unit/test_gc_pauses"),
         *("unit/test_labels", "unit/test_context_source", "unit/test_module_source", "unit/test_stack_reader"),
         # Torch's operators: on threads, with inputs, memory, calls, modules and contexts, under all orders of several profiles.
-        *(
-            "torch/test_bare_operators",
-            "torch/test_threads",
-            "torch/test_async",
-            "torch/test_info",
-            "torch/test_contexts",
-        ),
+        *("torch/test_bare_operators", "torch/test_threads", "torch/test_info", "torch/test_contexts"),
         *("torch/test_memory_events", "torch/test_memory_slot", "torch/test_all_orders", "torch/test_coexistence"),
         *("torch/test_frames_parity", "torch/test_with_modules", "torch/test_ranges"),
         *("torch/test_label_traces", "torch/test_record_function_fast", "torch/test_torchrun_collectives"),

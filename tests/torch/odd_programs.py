@@ -10,6 +10,17 @@ from threaded import in_threads
 X = torch.ones(3)
 
 
+def ended_by_future():
+    """A label of torch that ends when a future does, which another thread completes."""
+    future = torch.futures.Future()
+    with torch.profiler.record_function("until the future") as label:
+        X.neg()
+        label._call_end_callbacks_on_future(future)
+    X.tan()
+    in_threads(lambda: future.set_result(X))
+    X.sin()
+
+
 def left_elsewhere():
     """A label of torch that another thread leaves."""
     record = torch.ops.profiler._record_function_enter_new("left elsewhere", None)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 
 import models  # noqa: E402
 from observed import recorded_names  # noqa: E402
+from odd_programs import ended_by_future, left_elsewhere, misnested  # noqa: E402
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: E402
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData  # noqa: E402
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult  # noqa: E402
@@ -143,12 +144,10 @@ def test_chrome_trace_of_real_steps(trained, tmp_path):
 
 def test_chrome_trace_of_odd_events(tmp_path):
     """Asynchronous, misnested, unfinished and failed events, on several threads, make a trace that keeps every rule."""
-    import test_async
-
     with otp.profile(all_threads=True, record_shapes=True) as prof:
-        test_async.ended_by_future()
-        test_async.misnested()
-        test_async.exited_elsewhere()
+        ended_by_future()
+        misnested()
+        left_elsewhere()
         with pytest.raises(KeyError), otp.record_function("fails"):
             raise KeyError
         otp.record_function("open").__enter__()

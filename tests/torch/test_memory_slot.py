@@ -10,8 +10,8 @@ from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from forked import in_child  # noqa: E402
 from observed import torchs  # noqa: E402
-from test_fork import in_child  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._record.recording import ProfileSegment  # noqa: E402

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from forked import in_child  # noqa: E402
 from instrumented import Collecting  # noqa: E402
 from observed import callbacks, counts  # noqa: E402
 from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
@@ -17,7 +18,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
 from providers import new_provider  # noqa: E402
-from test_fork import in_child  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch_metrics import data_points, points, value  # noqa: E402
 

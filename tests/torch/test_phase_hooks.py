@@ -12,8 +12,8 @@ from threaded import in_threads
 torch = pytest.importorskip("torch", minversion="2.6")
 
 import torch.utils.checkpoint as checkpointing  # noqa: E402
+from forked import in_child  # noqa: E402
 from phase_events import model_and, recorded, state_of_torch  # noqa: E402
-from test_fork import in_child  # noqa: E402
 from torch import nn  # noqa: E402
 
 from otel_torchprof._columns.schema import Kind  # noqa: E402

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", minversion="2.6")
 
 from followed_calls import is_followed  # noqa: E402
 from observed import callbacks, info, recorded_names, run, torchs  # noqa: E402
-from odd_programs import left_elsewhere, misnested  # noqa: E402
+from odd_programs import ended_by_future, left_elsewhere, misnested  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native import recorder  # noqa: E402
@@ -282,17 +282,6 @@ def test_a_profile_that_has_ended_goes_with_its_last_reference(arguments, read):
 
 
 # ---- operators and labels of torch that end on another thread ----
-
-
-def ended_by_future():
-    """A label of torch that ends when a future does."""
-    future = torch.futures.Future()
-    with torch.profiler.record_function("until the future") as label:
-        X.neg()
-        label._call_end_callbacks_on_future(future)
-    X.tan()
-    in_threads(lambda: future.set_result(X))
-    X.sin()
 
 
 def fast():
