@@ -417,8 +417,8 @@ def drained_spans(
         callers: likewise.
         options: of :func:`~otel_torchprof._model.live_table.live_table`.
     """
-    table = with_samples(live_table(placed, ended, flows, **options), placed, ended)
-    return add_attributes(
+    table = live_table(placed, ended, flows, **options)
+    table = add_attributes(
         table,
         placed.batch,
         dropped_on=_last_root(table) if any(placed.batch.dropped.values()) else None,
@@ -427,6 +427,8 @@ def drained_spans(
         callers=callers,
         device_times=placed.devices,
     )
+    # Last, and with them their texts: see ``most_bytes`` of limits.
+    return with_samples(table, placed, ended)
 
 
 def _last_root(table: SpanTable) -> int | None:

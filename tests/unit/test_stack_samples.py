@@ -27,6 +27,7 @@ from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.records import MalformedError
 from otel_torchprof._files.stack_samples import LONGEST_TEXT, parsed_chunk, parsed_samples
 from otel_torchprof._files.trace_events import joined
+from otel_torchprof._model.limits import most_bytes
 from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
 from otel_torchprof._model.step_spans import RecordedStep
@@ -82,6 +83,16 @@ def test_a_long_step_keeps_its_time_in_fewer_samples():
     assert {len(stack) for stack in root["stacks"]} == {16}
     assert len(root["stacks"]) > 10
     assert len(root["samples"]) >= 64
+
+
+def test_long_texts_of_samples_count_on_their_span_only():
+    """The bound by which sizes of traces need not be computed counts the text of a step's samples once, not for each span."""
+    deep = [tuple(Call(f"package/module_{n}.py", line, "function") for line in range(64)) for n in range(20)]
+    taken = samples(range(0, 400 * MS, 10 * MS), [n % 20 for n in range(40)], stacks=deep)
+    recorded = batch(taken, *((at, at + MS // 2, 0) for at in range(0, 300 * MS, MS)))
+    table = drained_spans(*placed(recorded, RecordedStep(0, 0, 500 * MS, 70)), Flows())
+    assert sum(column.key == KEY for column in table.attributes) == 1
+    assert most_bytes(table, len(table)) < len(table) * 400 + MOST_TEXT
 
 
 def test_calls_beyond_64_are_cut():
