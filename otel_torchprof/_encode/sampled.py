@@ -37,7 +37,6 @@ _MOST_SAMPLES = 512
 _MOST_WAITING = 1 << 16
 """Samples that wait for the end of their span: ten minutes of a thread at 100 a second."""
 _FEWEST_SHARED = 3
-_DIGITS = 6
 _SPREAD = 2_654_435_761
 """Knuth's multiplier, whose products have bits without a period."""
 
@@ -96,7 +95,8 @@ def _texts(samples: Samples, taken: _Taken) -> Iterator[tuple[int, str]]:
     order = np.argsort(taken.span, kind="stable")
     order = order[np.searchsorted(taken.span[order], 0) :]
     span = taken.span[order]
-    columns = (samples.time[order] - taken.start[span], samples.duration[order], samples.stack[order])
+    times = samples.time[order] - taken.start[span], samples.duration[order]
+    columns = (*(np.rint(column / 1e3).astype(np.int64) for column in times), samples.stack[order])
     entries = list(zip(*(column.tolist() for column in columns), strict=True))
     edges = [0, *(np.flatnonzero(np.diff(span)) + 1).tolist(), len(order)] if order.size else []
     for begin, end in pairwise(edges):
@@ -104,7 +104,7 @@ def _texts(samples: Samples, taken: _Taken) -> Iterator[tuple[int, str]]:
 
 
 _Entries = Sequence[tuple[int, int, int]]
-"""Times since the span began and durations, ns, and indices of stacks."""
+"""Times since the span began and durations, us, and indices of stacks."""
 
 
 def _text(entries: _Entries, stacks: Sequence[tuple[Call, ...]]) -> str:
@@ -132,11 +132,8 @@ def _halved(entries: _Entries) -> _Entries:
 
 
 def _json(entries: _Entries, stacks: Sequence[tuple[Call, ...]], depth: int) -> str:
-    places: dict[int, int] = {}
-    texts = [
-        f"[{round(time / 1e9, _DIGITS)},{round(duration / 1e9, _DIGITS)},{places.setdefault(stack, len(places))}]"
-        for time, duration, stack in entries
-    ]
+    places = {number: place for place, number in enumerate(dict.fromkeys([stack for _, _, stack in entries]))}
+    texts = [f"[{time / 1e6},{duration / 1e6},{places[stack]}]" for time, duration, stack in entries]
     used = [stacks[number][:depth] for number in places]
     first = _whole_json(used[0])
     others = (_stack_json(stack, before) for before, stack in pairwise(used))

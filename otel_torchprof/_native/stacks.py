@@ -78,9 +78,9 @@ class RecordedStacks(Sequence[tuple[Call, ...]]):
     def __getitem__(self, index: int | slice) -> tuple[Call, ...] | list[tuple[Call, ...]]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        stack = self._known.get(at)
+        stack = self._known.get(index)
         if stack is None:
+            at = range(len(self))[index]
             calls = []
             outer = at
             while outer:
