@@ -134,6 +134,7 @@ _UPDATES = frozenset(
 _FEWEST_UPDATES = 3
 """Fewest different such operators among the longest of a step."""
 _MUCH = 0.5
+_FEWEST_PROCESSORS = 2
 
 
 def loader_of(rank: Rank, chosen: Flags) -> str:
@@ -182,8 +183,12 @@ _BLOCKED = Advice(
 
 
 def _runs_much_besides(rank: Rank, chosen: Flags) -> bool:
-    known = chosen & ~np.isnan(rank.other_threads)
-    return bool(known.any()) and float(rank.other_threads[known].sum()) >= _MUCH * float(rank.seconds[known].sum())
+    """Whether the process's own threads can be what had all processors, two at least, while the loop's thread was ready to run."""
+    known = chosen & ~np.isnan(rank.other_threads) & ~np.isnan(rank.runnable)
+    others, runnable, seconds = (
+        float(column[known].sum()) for column in (rank.other_threads, rank.runnable, rank.seconds)
+    )
+    return bool(known.any()) and others >= max(_MUCH * seconds, _FEWEST_PROCESSORS * runnable)
 
 
 def _is_mostly_blocked(rank: Rank, chosen: Flags) -> bool:

@@ -177,10 +177,11 @@ def test_device_that_waits_for_a_host_without_a_processor(explained):
 
 
 def test_own_threads_or_other_processes(explained):
-    """What to do about a busy machine depends on whether the process's own threads take the processors."""
-    for others, said in ((0.0, "look for other processes"), (0.9, "the process's own threads take processors")):
+    """What to do about a busy machine depends on whether the process's own threads can have had the processors that the loop's waits for."""
+    other, own = "look for other processes", "the process's own threads take processors"
+    for runnable, others, said in ((0.3, 0.0, other), (0.3, 0.9, own), (0.6, 0.9, other)):
         more = {"torch__step__other_threads_duration": others * STEP_MS / 1e3}
-        [found] = explained(Trace().steps(60, **usage(0.3), **more)).faults
+        [found] = explained(Trace().steps(60, **usage(runnable), **more)).faults
         assert found.next_action.startswith(said)
 
 
