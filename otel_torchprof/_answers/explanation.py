@@ -264,7 +264,7 @@ def _slow_lines(explanation: Explanation) -> Iterator[str]:
 def _slow_rows(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:
     """Yields the titles and the rows of the table of the slowest steps; its times have one unit."""
     unit, scale = ("s", 1.0) if explanation.step_median >= 1 else ("ms", 1e3)
-    yield "Slowest step", f"Duration, {unit}", "x median", f"More than usual, {unit}"
+    yield "Slowest step", f"Duration, {unit}", "x median", f"More than usual, {unit} (may overlap)"
     for step in explanation.slow_steps:
         more = (
             *(f"{name} {three_digits(scale * seconds)}" for name, seconds in step.more),

@@ -310,7 +310,7 @@ def test_table_of_slow_steps(explained):
     trace.step(123.456, data=0.95)
     found = explained(trace)
     *_, titles, row = str(found).splitlines()
-    assert titles == "Slowest step  Duration, ms  x median  More than usual, ms"
+    assert titles == "Slowest step  Duration, ms  x median  More than usual, ms (may overlap)"
     assert row.split() == ["step", "59", "123", "12.3", "data", "117"]
     assert found._repr_markdown_().splitlines()[-1] == "| step 59 | 123 | 12.3 | data 117 |"
     [as_json] = found.as_json()["slow_steps"]
