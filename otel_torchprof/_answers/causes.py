@@ -82,9 +82,9 @@ def _always(_rank: Rank, _chosen: Flags) -> bool:
     return True
 
 
-_GAPS = frozenset(("python-gap", "host-bound", "spikes"))
-_OF_LOOP = _GAPS | {"operator-bound", "device-wait-bound"}
-_ANYWHERE = _OF_LOOP | {"input-bound", "optimizer-bound"}
+GAPS = frozenset(("python-gap", "host-bound", "spikes"))
+OF_LOOP = GAPS | {"operator-bound", "device-wait-bound"}
+_ANYWHERE = OF_LOOP | {"input-bound", "optimizer-bound"}
 
 CAUSES = (
     Cause(
@@ -116,7 +116,7 @@ CAUSES = (
     ),
     Cause(
         "clipping",
-        _OF_LOOP | {"optimizer-bound"},
+        OF_LOOP | {"optimizer-bound"},
         "it clips or measures gradients, one after another",
         "torch.nn.utils.clip_grad_norm_(parameters, norm, foreach=True), and read the norm every so many steps",
         "leave clipping out in a trial run: if steps do not become shorter by that much, this is wrong",
@@ -124,7 +124,7 @@ CAUSES = (
     ),
     Cause(
         "scheduler",
-        _OF_LOOP,
+        OF_LOOP,
         "a scheduler computes",
         "compute the schedule ahead of time, or step it every so many steps",
         "leave scheduler.step() out in a trial run: if steps do not become shorter by that much, this is wrong",
@@ -132,7 +132,7 @@ CAUSES = (
     ),
     Cause(
         "metrics",
-        _OF_LOOP,
+        OF_LOOP,
         "it computes metrics",
         "compute metrics every so many steps, on tensors that stay on the device",
         "leave the metric out in a trial run: if steps do not become shorter by that much, this is wrong",
@@ -140,7 +140,7 @@ CAUSES = (
     ),
     Cause(
         "item",
-        _OF_LOOP | {"optimizer-bound"},
+        OF_LOOP | {"optimizer-bound"},
         "it reads values of tensors one by one, each of which waits for the device: .item(), .cpu(), float()",
         "keep values as tensors, and read them together every so many steps: torch.stack(values).tolist()",
         "leave the reads out in a trial run: if steps do not become shorter by that much, this is wrong",
@@ -190,7 +190,7 @@ CAUSES = (
     ),
     Cause(
         "conversions",
-        frozenset(("operator-bound", *_GAPS)),
+        frozenset(("operator-bound", *GAPS)),
         "tensors are converted to other types or copied to other devices",
         "convert once, ahead of the loop; create tensors with the type and on the device that they are used with",
         "leave the conversion out in a trial run: if steps do not become shorter by that much, this is wrong",

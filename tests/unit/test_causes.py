@@ -10,7 +10,7 @@ from explained_files import STEP_MS, Trace
 from sampled_steps import HOME, PYTHON, TORCH, Part, SampledTrace, explanation, main
 
 import otel_torchprof as otp
-from otel_torchprof._answers.causes import CAUSES
+from otel_torchprof._answers.causes import CAUSES, GAPS, OF_LOOP
 from otel_torchprof._columns.samples import Call
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "verdicts.md"
@@ -175,16 +175,29 @@ def test_a_recompilation(tmp_path):
     assert (fault.verdict, fault.cause) == ("compile-bound", "changing-shapes")
 
 
+def listed(verdicts):
+    """Verdicts as text, by name."""
+    return ", ".join(f"`{verdict}`" for verdict in sorted(verdicts))
+
+
+def explained(verdicts):
+    """The verdicts that a cause may explain, with the name of the largest group that is among them."""
+    name, group = next(((name, group) for name, group in GROUPS.items() if group <= verdicts), ("", frozenset()))
+    return ", ".join(filter(None, (name, listed(verdicts - group))))
+
+
+GROUPS = {"loop": OF_LOOP, "gaps": GAPS}
+
+
 def test_every_cause_is_listed():
     """The last table of the page of verdicts is made from that of causes."""
     before, mark, after = PAGE.read_text().partition("<!-- causes -->\n")
     rows = [
         "| Cause | Explains | What the program does | What to do |",
         "| --- | --- | --- | --- |",
-        *(
-            f"| `{cause.name}` | {', '.join(f'`{verdict}`' for verdict in sorted(cause.verdicts))} | {cause.sentence} | {cause.advice} |"
-            for cause in CAUSES
-        ),
+        *(f"| `{cause.name}` | {explained(cause.verdicts)} | {cause.sentence} | {cause.advice} |" for cause in CAUSES),
+        "",
+        *(f"- *{name}*: {listed(group)}" for name, group in GROUPS.items()),
     ]
     text = "\n".join(rows) + "\n"
     if os.environ.get("GOLDEN_ACCEPT"):
