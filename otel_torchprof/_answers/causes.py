@@ -14,7 +14,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.samples import Call
 
-from .findings import BY_PHASE, COMPUTING, WAITING, time
+from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, time
 from .lines import is_own, own_calls, places, rows_in
 from .steps import COUNTERS, PLACE_OF
 
@@ -395,6 +395,8 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
         first, *others = where.places
         finding = finding._replace(line=first.text)
         evidence[1:1] = _evidence(finding.share, first, others)
+        if first.samples and busy_share(rank, chosen) > RULES.most_runnable:
+            evidence.append(_BIASED)
         statement += f", in {first.text}" if finding.verdict not in _ELSEWHERE else ""
     if cause is not None:
         finding = finding._replace(next_action=cause.advice, check=cause.check, cause=cause.name)
@@ -404,6 +406,7 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
     return finding._replace(statement=statement, evidence=tuple(evidence))
 
 
+_BIASED = "beside a busy machine samples lean towards waits: shares of lines that wait are too large"
 _ELSEWHERE = frozenset(("gil",))
 """Verdicts whose line suffers from it, and does not cause it."""
 

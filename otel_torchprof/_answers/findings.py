@@ -265,6 +265,8 @@ class Abstention(NamedTuple):
     reason: str
     way_out: str
     leaves: Leaves = Leaves.NOTHING
+    verdict: str = ""
+    """The verdict that is withheld, if it is one."""
 
 
 def abstentions(rank: Rank) -> list[Abstention]:

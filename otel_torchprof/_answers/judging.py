@@ -145,7 +145,9 @@ def _beside_others(
         between = f"{corrected.low:.0%} to {corrected.high:.0%} without the time in which the machine was busy"
         reason = f"{candidate.verdict} depends on the machine: {measured.value:.0%} of step time, {between}"
         way_out = "record while nothing else runs"
-        return None if candidate.verdict in HARMLESS else Abstention(rank.name, reason, way_out, Leaves.OTHERS)
+        if candidate.verdict in HARMLESS:
+            return None
+        return Abstention(rank.name, reason, way_out, Leaves.OTHERS, candidate.verdict)
     without = f"{corrected.value:.0%} without the time in which the machine was busy"
     finding = _finding(rank, candidate, chosen, measured)
     points = float((taken + others).sum() / of_steps.sum())

@@ -259,7 +259,7 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     findings = with_late_rank(by_rank, late) if late else merged(by_rank)
     findings.sort(key=lambda finding: -finding.recoverable_seconds)
     if late:
-        withheld = [reason for reason in withheld if not reason.reason.startswith("communication-bound")]
+        withheld = [reason for reason in withheld if reason.verdict != "communication-bound"]
         findings.sort(
             key=lambda finding: finding.verdict != late.finding.verdict
         )  # it causes waits, and comes before them

@@ -14,6 +14,7 @@ import numpy as np
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.samples import MOST_CALLS, SAMPLES, Samples
+from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._model.live_table import with_attributes
 from otel_torchprof._model.span_tree import rows_of_spans
 from otel_torchprof._model.step_spans import PROFILE_NAME
@@ -185,12 +186,19 @@ class LiveSamples:
         parts = [replace(waiting, thread=place[waiting.thread]), *([] if batch.samples is None else [batch.samples])]
         return replace(batch, samples=Samples.joined(parts), threads=threads)
 
-    def keep(self, placed: Placed, ended: Sequence[StepSpan]) -> None:
-        """Keeps those that no span has taken that ended in this drain: the latest ten minutes of one thread."""
-        samples = placed.batch.samples
+    def keep(self, placed: Placed, ended: Sequence[StepSpan], since: int) -> None:
+        """Keeps those that no span has taken that ended in this drain, and that one may take that has not ended.
+
+        Args:
+            placed: the drain.
+            ended: the spans of steps and roots that ended in it.
+            since: when the earliest segment began that has not ended, Unix ns; :data:`NEVER` without any.
+        """
+        batch = placed.batch
+        samples = batch.samples
         if samples is not None and len(samples):
+            open_since = np.full(len(batch.threads), NEVER, np.int64)
+            np.minimum.at(open_since, batch.opens.thread, batch.opens.start)
             is_free: Flags = _taken(samples, placed, ended).span < 0
-            self._waiting, self._threads = (
-                samples.chosen(np.flatnonzero(is_free)[-_MOST_WAITING:]),
-                placed.batch.threads,
-            )
+            is_free &= samples.time >= np.minimum(open_since[samples.thread], since)
+            self._waiting, self._threads = samples.chosen(np.flatnonzero(is_free)[-_MOST_WAITING:]), batch.threads

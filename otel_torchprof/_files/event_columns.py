@@ -20,7 +20,7 @@ from .attribute_keys import DURATIONS, JOB, MERGED_RANKS, OTHER, RANK, SELF_DURA
 from .chrome_events import OTHER_EVENTS, SliceKind
 from .records import MalformedError, malformed, object_of
 from .reductions import REDUCTION_KEYS
-from .stack_samples import CHUNK, parsed_chunk, parsed_samples, samples_of
+from .stack_samples import CHUNK, parsed_chunk, parsed_samples, samples_of, within_room
 from .trace_columns import RESOURCE
 from .trace_devices import CODES, other_events, process_names_of, slice_kinds
 from .trace_events import LONGEST_NAME, TraceEventKind, TraceEvents
@@ -239,7 +239,8 @@ class ReadAttributes(NamedTuple):
         for number in distinct_values(trace.attributes["key"]).tolist():
             key, found = trace.names[number], trace.attributes[trace.attributes["key"] == number]
             texts = distinct_values(found["value"])
-            parsed = [_parsed(key, trace.names[text]) for text in texts.tolist()]
+            each = (_parsed(key, trace.names[text]) for text in texts.tolist())
+            parsed = within_room(each, key) if key in {SAMPLES, CHUNK} else list(each)
             of_rows = [parsed[at] for at in np.searchsorted(texts, found["value"]).tolist()]
             of_rows = _within_sum(key, of_rows) if key in REDUCTION_KEYS else of_rows
             is_read = np.ones(len(found), np.bool_)

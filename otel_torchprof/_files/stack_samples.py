@@ -15,7 +15,7 @@ from .records import malformed, object_of, objects
 from .values import LARGEST_NUMBER, rounded, text_in, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from otel_torchprof._columns.arrays import Integers
     from otel_torchprof._columns.batch import Array
@@ -25,6 +25,8 @@ LONGEST_TEXT = 1 << 16
 _MOST_STACKS = 1024
 _MOST_IN_ALL = MOST_CALLS * 512
 """Most calls of the different stacks of an attribute: calls that stacks share are a number in the text, so that a short one may stand for many."""
+_MOST_IN_FILE = 1 << 22
+"""Most calls of the different stacks of a file: a node of a chunk is one call, and a stack of up to 64."""
 _CALL = re.compile(r"(.*):(\d{1,9}) (.*)", re.DOTALL)
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _LATEST = LARGEST_NUMBER // 1000
@@ -99,6 +101,23 @@ def parsed_chunk(value: Any, what: str) -> SpanSamples:
         [min(number, _LATEST) * 1000 for number in numbers] for numbers in (accumulate(deltas), durations)
     )
     return SpanSamples(times, durations, [known[leaf] for leaf in leaves], [nodes.get(leaf, ()) for leaf in known])
+
+
+def within_room(parsed: Iterable[Any], what: str) -> list[Any]:
+    """What was parsed, equal stacks once; and an error instead of samples with which the calls of a file are too many."""
+    known: dict[tuple[Call, ...], tuple[Call, ...]] = {}
+    total, found = 0, []
+    for value in parsed:
+        if not isinstance(value, SpanSamples):
+            found.append(value)
+            continue
+        more = sum(len(stack) for stack in dict.fromkeys(value.stacks) if stack not in known)
+        if total + more > _MOST_IN_FILE:
+            found.append(malformed(total + more, f"calls of {what}", f"at most {_MOST_IN_FILE:,} calls in all"))
+        else:
+            total += more
+            found.append(value._replace(stacks=[known.setdefault(stack, stack) for stack in value.stacks]))
+    return found
 
 
 def _framed(node: dict[str, Any], what: str) -> Call:

@@ -368,7 +368,7 @@ class LiveRecording:
         self._contexts.end_drain(known_until, still_open=batch.opens.context.tolist())
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
-        self._samples.keep(placed, [*step_spans, *roots])
+        self._samples.keep(placed, [*step_spans, *roots], self.steps.open_since(later))
         self.steps.put_back(later)  # last: if anything above fails, all of them are put back
         self._report_steps(step_spans)
         self._undelivered = 0

@@ -279,6 +279,13 @@ class Steps:
         with self._lock:
             return list(self._steps)
 
+    def open_since(self, unsent: Sequence[Step]) -> int:
+        """Start of the earliest step that has not ended or is among some others, Unix ns; :data:`NEVER` without any."""
+        others = {id(step) for step in unsent}
+        with self._lock:
+            steps = [step for step in self._steps if step.end is None or id(step) in others]
+            return min((0 if step.starts_earlier else step.start for step in steps), default=NEVER)
+
     def note_contexts(self, contexts: Iterable[int]) -> None:
         """Stores contexts seen on a thread of the loop: their events belong to steps."""
         with self._lock:

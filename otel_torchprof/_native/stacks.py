@@ -128,6 +128,8 @@ class Sampling:
             raise NativeError("the system has no memory or thread left for it") from error
         self.lost = 0
         """Samples that were not taken in time."""
+        self.cut = 0
+        """Samples of the process, meanwhile, without their innermost calls: there are too many different ones."""
 
     def stop(self) -> None:
         """Stops; the samples until now can be taken. Repeated calls have no effect."""
@@ -135,10 +137,11 @@ class Sampling:
 
     def take(self, until: int) -> npt.NDArray[Any]:
         """Returns the samples before this time (Unix ns) that were not taken yet (:data:`TAKEN`)."""
-        taken, self.lost = python_sources.take_samples(self._user, until)
+        taken, self.lost, self.cut = python_sources.take_samples(self._user, until)
         return np.frombuffer(taken, TAKEN)
 
 
 process_changes.at_exit(process_changes.Order.LAST, python_sources.end_samples)
-# From 3.12 on Python warns of forks beside other threads; it counts them after all that could start this one again.
-process_changes.at_fork(process_changes.Order.LAST, before=python_sources.pause_samples)
+if sys.version_info >= (3, 12):
+    # Python warns of forks beside other threads; it counts them after all that could start this one again.
+    process_changes.at_fork(process_changes.Order.LAST, before=python_sources.pause_samples)

@@ -88,6 +88,13 @@ class StackSamples(Source):
         return {"samples": self.state}
 
     def notes(self) -> list[str]:
-        """A note if samples were lost; else none."""
-        lost = 0 if self._sampling is None else self._sampling.lost
-        return [f"{lost} samples of Python stacks were dropped: they were not read in time"] if lost else []
+        """Notes if samples were lost, or if some name callers only; else none."""
+        lost, cut = (0, 0) if self._sampling is None else (self._sampling.lost, self._sampling.cut)
+        return [
+            *([f"{lost} samples of Python stacks were dropped: they were not read in time"] if lost else []),
+            *(
+                [f"{cut} samples of Python stacks name callers only: the process has too many different calls"]
+                if cut
+                else []
+            ),
+        ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from explained_files import kineto, piece
+from explained_files import STEP_MS, kineto, piece
 from sampled_steps import HOME, PYTHON, TORCH, Part, SampledTrace, explanation, main
 
 import otel_torchprof as otp
@@ -118,6 +118,17 @@ def test_a_comprehension(tmp_path):
     assert fault.line == "train.py:6 rows"
     assert "called from train.py:22 main" in fault.evidence[1]
     assert fault.evidence[2] == "innermost lines: row.py:2 row 10%"
+
+
+def test_samples_beside_a_busy_machine(tmp_path):
+    """Where the loop's thread waited for a processor, the evidence says that samples lean towards waits; else it does not."""
+    for share, said in ((0.0, 0), (0.15, 1)):
+        trace = SampledTrace().of_parts(60, MATMUL, Part(4.0, LOG))
+        for span in trace.spans:
+            if span["name"] == "torch.step":
+                span["attributes"]["torch.step.runnable_duration"] = share * STEP_MS / 1e3
+        [fault] = [each for each in explanation(tmp_path, trace).faults if each.verdict == "python-gap"]
+        assert sum("samples lean towards waits" in text for text in fault.evidence) == said
 
 
 def test_few_samples(tmp_path):

@@ -14,6 +14,7 @@ from otel_torchprof import config
 from otel_torchprof._native import stacks
 from otel_torchprof._native.stacks import STACKS, TAKEN, Sampling
 from otel_torchprof._record.recording import ProfileSegment
+from otel_torchprof._record.samples_source import StackSamples
 from otel_torchprof._record.source import RecordingOptions
 
 DEADLINE = 30.0
@@ -359,3 +360,18 @@ def test_a_fork_ends_the_native_thread_until_the_next_loop():
 
     until(is_enough)
     sampling.stop()
+
+
+def test_losses_are_in_health():
+    """Samples that were dropped, and those that lack calls since there are too many different ones, are each a note."""
+    source = StackSamples(1000.0, all_threads=False, is_live=False)
+    assert source.notes() == []
+    source.start(None)
+    spin(1000)
+    source.stop()
+    assert source.notes() == []
+    source._sampling.lost, source._sampling.cut = 3, 4
+    assert source.notes() == [
+        "3 samples of Python stacks were dropped: they were not read in time",
+        "4 samples of Python stacks name callers only: the process has too many different calls",
+    ]

@@ -15,17 +15,19 @@ from sampled_profiles import DEEP, LOG, MAIN, MS, STACKS, batch, profile_with, s
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._columns.batch import RecordedThread
+from otel_torchprof._columns.batch import OpenEvents, RecordedThread
 from otel_torchprof._columns.samples import Call
+from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.chrome_samples import sample_pieces
 from otel_torchprof._encode.sampled import MOST_TEXT, LiveSamples
 from otel_torchprof._encode.spans import drained_spans
 from otel_torchprof._export.formats import format_of
+from otel_torchprof._files import stack_samples
 from otel_torchprof._files.event_columns import events_of_spans
 from otel_torchprof._files.merge import merge
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.records import MalformedError
-from otel_torchprof._files.stack_samples import LONGEST_TEXT, parsed_chunk, parsed_samples
+from otel_torchprof._files.stack_samples import LONGEST_TEXT, SpanSamples, parsed_chunk, parsed_samples
 from otel_torchprof._files.trace_events import joined
 from otel_torchprof._model.limits import most_bytes
 from otel_torchprof._model.live import placed_recording
@@ -144,10 +146,10 @@ def test_samples_wait_for_the_end_of_their_step():
     """Samples that come with an earlier drain than the end of their step are kept; those of a step that has ended are not kept."""
     live = LiveSamples()
     one, spans = placed(live.joined(batch(samples([5, 25], [0, 1]))), RecordedStep(0, 0, 10, 70))
-    live.keep(one, spans)
+    live.keep(one, spans, 20)
     two = live.joined(batch(samples([27], [2]), (20, 26, 0)))
     assert two.samples.time.tolist() == [25, 27]
-    live.keep(*placed(two, RecordedStep(1, 20, 30, 70)))
+    live.keep(*placed(two, RecordedStep(1, 20, 30, 70)), 30)
     empty = batch(None)
     assert live.joined(empty) is empty
 
@@ -155,7 +157,7 @@ def test_samples_wait_for_the_end_of_their_step():
 def test_waiting_samples_keep_their_thread():
     """Batches number their threads anew: a waiting sample stays with its thread, also where the next batch has not got it."""
     live = LiveSamples()
-    live.keep(*placed(batch(samples([5, 6], [0, 0], [0, 1])), RecordedStep(0, 0, 1, 70)))
+    live.keep(*placed(batch(samples([5, 6], [0, 0], [0, 1])), RecordedStep(0, 0, 1, 70)), 0)
     other = batch(None)
     for threads in (other.threads[::-1], other.threads[1:], ()):
         whole = live.joined(replace(other, threads=threads))
@@ -165,8 +167,20 @@ def test_waiting_samples_keep_their_thread():
 def test_waiting_samples_are_bounded():
     """Samples that no step takes are dropped, the oldest first."""
     live = LiveSamples()
-    live.keep(*placed(batch(samples(range(70_000), [0] * 70_000)), RecordedStep(0, 80_000, 80_001, 70)))
+    live.keep(*placed(batch(samples(range(70_000), [0] * 70_000)), RecordedStep(0, 80_000, 80_001, 70)), 0)
     assert live.joined(batch(None)).samples.time[[0, -1]].tolist() == [70_000 - 65_536, 69_999]
+
+
+def test_samples_of_idle_threads_are_not_kept():
+    """Without a step that runs, only samples inside an event that is open on their thread wait: no other can find its span."""
+    live = LiveSamples()
+    one, spans = placed(batch(samples([5, 7, 8], [0, 1, 2], [1, 1, 0])), RecordedStep(0, 0, 1, 70))
+    opens = OpenEvents(start=np.array([6], np.int64), thread=np.array([1], np.uint32))
+    one = one._replace(batch=replace(one.batch, opens=opens))
+    live.keep(one, spans, NEVER)
+    assert live.joined(batch(None)).samples.time.tolist() == [7]
+    live.keep(one, spans, 8)
+    assert live.joined(batch(None)).samples.time.tolist() == [7, 8]
 
 
 def test_live_steps_have_their_samples():
@@ -353,6 +367,18 @@ def test_a_short_text_is_no_large_stack():
     assert len(parsed_samples(text(others, range(512)), KEY).stacks) == 512
     with pytest.raises(MalformedError, match="at most 32,768 calls in all"):
         parsed_samples(text(others, range(513)), KEY)
+
+
+def test_calls_of_a_file_are_bounded(monkeypatch):
+    """Samples with which the different stacks of a file have too many calls are left out, each alone; equal stacks count once."""
+    monkeypatch.setattr(stack_samples, "_MOST_IN_FILE", 10)
+    few, many = [(LOG, MAIN)], [(MAIN,) * 9]
+    given = [SpanSamples([1], [1], [0], stacks) for stacks in (few, few, many, few)]
+    error = MalformedError("of the file")
+    found = stack_samples.within_room([*given, error], KEY)
+    assert [type(value) for value in found] == [*[SpanSamples] * 2, MalformedError, SpanSamples, MalformedError]
+    assert "at most 10 calls in all" in str(found[2])
+    assert found[1].stacks[0] is found[0].stacks[0]
 
 
 # ---- Chrome JSON of profiles ----

@@ -75,6 +75,7 @@ bool KnownCodes::learn(uintptr_t address, StackTree* tree, Code* out) const {
   // What the interpreter itself puts between a class and its __init__ has its name for a file.
   bool is_own = file.view().substr(0, d_own.size()) == d_own, is_none = head.file == head.name;
   out->function = is_own || is_none ? 0 : tree->function(file.view(), name.view());
+  out->has_no_room = out->function == 0 && !is_own && !is_none;
   out->head = head;
   out->lines = std::move(lines);
   return true;
@@ -124,6 +125,7 @@ void KnownCodes::verify(const StackCopy& stack, StackTree* tree, const std::vect
 uint32_t KnownCodes::stack_of(const StackCopy& stack, StackTree* tree, std::vector<CallCopy>* before) {
   if (d_codes.size() >= kMostCodes) d_codes.clear();
   ++d_stack;
+  d_is_cut = false;
   verify(stack, tree, *before);
   before->assign(stack.calls, stack.calls + stack.count);
   uint32_t number = 0;
@@ -136,13 +138,16 @@ uint32_t KnownCodes::stack_of(const StackCopy& stack, StackTree* tree, std::vect
     // The innermost call may be one that has only been made: it is not there yet.
     if (!is_there) return i == 0 && number != 0 ? number : kTorn;
     const Code& code = found->second;
+    d_is_cut |= code.has_no_room;
     if (code.function == 0) continue;
     auto range = std::upper_bound(code.lines.begin(), code.lines.end(), offset,
                                   [](int64_t at, const LineRange& lines) { return at < lines.end; });
     int line = code.lines.empty() || offset < 0 ? code.head.first_line
                : range == code.lines.end()      ? code.lines.back().line
                                                 : range->line;
-    number = tree->call(number, code.function, line);
+    uint32_t around = number;
+    number = tree->call(around, code.function, line);
+    d_is_cut |= number == around;
   }
   return number;
 }

@@ -54,11 +54,14 @@ class KnownCodes {
   // instruction have the same codes: of those only one is verified each time, since it costs a microsecond.
   static constexpr uint32_t kTorn = UINT32_MAX;
   uint32_t stack_of(const StackCopy& stack, StackTree* tree, std::vector<CallCopy>* before);
+  // Whether the last stack lacks calls that the tree had no room for.
+  bool is_cut() const { return d_is_cut; }
 
  private:
   struct Code {
     CodeHead head;
-    uint32_t function = 0;  // 0: its calls are left out
+    uint32_t function = 0;     // 0: its calls are left out
+    bool has_no_room = false;  // for that reason
     std::vector<LineRange> lines;
     uint64_t seen = 0;  // the number of the stack that it was verified for
   };
@@ -68,6 +71,7 @@ class KnownCodes {
   void check_batch(const uintptr_t* addresses, uint32_t count, StackTree* tree);
 
   std::string d_own;
+  bool d_is_cut = false;
   uint64_t d_stack = 0;
   std::unordered_map<uintptr_t, Code> d_codes;
 };

@@ -51,6 +51,7 @@ struct Sampled {
   uint64_t ran_ns = 0;   // by the time of its latest stack
   bool is_torn = false;  // that could not be read: no more can be, until it runs
   bool has_run = false;  // between the latest two looks
+  bool is_cut = false;   // its latest stack lacks calls
   uint32_t stack = 0;
   StackHints hints;
   std::vector<CallCopy> calls;
@@ -73,6 +74,7 @@ struct User {
   uint64_t next;          // sample, counted since the process began
   uint64_t end = kNoEnd;  // behind the last one
   uint64_t lost = 0;      // that had to make room
+  uint64_t cut = 0;       // Sampler::cut when it began
 };
 
 uint64_t g_last_user = 0, g_last_thread = 0;
@@ -92,6 +94,7 @@ struct Sampler {
   std::deque<Sample> samples;
   uint64_t first = 0;  // number of the oldest sample
   uint64_t torn = 0;
+  uint64_t cut = 0;  // samples without their innermost calls, since there are too many different ones
 
   Sampler() {
     pthread_condattr_t attributes;
@@ -251,6 +254,7 @@ class Looker {
       thread.ran_ns = ran;
       thread.stack = stack;
       thread.is_torn = found == RunningStackReader::Found::kTorn || stack == KnownCodes::kTorn;
+      thread.is_cut = found == RunningStackReader::Found::kStack && d_codes.is_cut();
     }
     if (thread.is_torn) {
       ++*torn;
@@ -284,17 +288,20 @@ class Looker {
 void look_at_all(Sampler& all, Looker& looker, uint64_t interval_ns) {
   std::vector<std::shared_ptr<Sampled>> due = due_threads(all);
   std::vector<Sample> samples;
-  uint64_t torn = 0;
+  uint64_t torn = 0, cut = 0;
   {
     Released released(all);
     for (const auto& thread : due) {
       Sample sample;
-      if (looker.look(*thread, interval_ns, &sample, &torn)) samples.push_back(sample);
+      if (!looker.look(*thread, interval_ns, &sample, &torn)) continue;
+      samples.push_back(sample);
+      cut += thread->is_cut ? 1 : 0;
     }
     looker.processors.stay_off(due);
     due.clear();
   }
   all.torn += torn;
+  all.cut += cut;
   all.samples.insert(all.samples.end(), samples.begin(), samples.end());
   if (all.samples.size() > kMostSamples) forget_taken(all);
 }
@@ -402,23 +409,27 @@ bool add_user(User user, uintptr_t state, const std::string& own) {
   Sampled* thread = state == 0 ? nullptr : &this_thread(all, state);
   user.thread = thread == nullptr ? 0 : thread->number;
   user.next = all.first + all.samples.size();
+  user.cut = all.cut;
   all.users.push_back(user);
   if (thread != nullptr && thread->users++ == 0) begin(*thread);
   pthread_cond_signal(&all.wake);
   return true;
 }
 
-// The samples that a user has not had, up to that time; how many it has lost.
+// The samples that a user has not had, up to that time.
 struct TakenSample {
   int64_t time, duration;
   uint64_t ident;
   uint32_t os_tid, stack;
 };
-uint64_t take(uint64_t number, int64_t until, std::vector<TakenSample>* out) {
+struct Losses {
+  unsigned long long lost = 0, cut = 0;
+};
+Losses take(uint64_t number, int64_t until, std::vector<TakenSample>* out) {
   Sampler& all = sampler();
   Hold hold(all);
   User* user = find_user(all, number);
-  if (user == nullptr) return 0;  // of the parent of this process
+  if (user == nullptr) return {};  // of the parent of this process
   if (user->next < all.first) {
     user->lost += std::min(all.first, user->end) - user->next;
     user->next = std::min(all.first, user->end);
@@ -432,7 +443,7 @@ uint64_t take(uint64_t number, int64_t until, std::vector<TakenSample>* out) {
       out->push_back({time, static_cast<int64_t>(sample.duration_ns), sample.ident, sample.os_tid, sample.stack});
   }
   forget_taken(all);
-  return user->lost;
+  return {user->lost, all.cut - user->cut};
 }
 
 constexpr char kUser[] = "otel_torchprof.samples";
@@ -484,7 +495,7 @@ PyObject* stop_samples(PyObject*, PyObject* capsule) {
   Py_RETURN_NONE;
 }
 
-// take_samples(user, until) -> (bytes, lost); see _python.pyi.
+// take_samples(user, until) -> (bytes, lost, cut); see _python.pyi.
 PyObject* take_samples(PyObject*, PyObject* arguments) {
   PyObject* capsule = nullptr;
   long long until = 0;
@@ -492,15 +503,15 @@ PyObject* take_samples(PyObject*, PyObject* arguments) {
   uint64_t number = number_of(capsule);
   if (number == 0) return nullptr;
   std::vector<TakenSample> taken;
-  unsigned long long lost = 0;
+  Losses losses;
   try {
-    lost = take(number, until, &taken);
+    losses = take(number, until, &taken);
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
   auto* bytes = reinterpret_cast<const char*>(taken.data());
-  return Py_BuildValue("y#K", taken.empty() ? "" : bytes, static_cast<Py_ssize_t>(taken.size() * sizeof taken[0]),
-                       lost);
+  return Py_BuildValue("y#KK", taken.empty() ? "" : bytes, static_cast<Py_ssize_t>(taken.size() * sizeof taken[0]),
+                       losses.lost, losses.cut);
 }
 
 // sampled_stack(number) -> (number of the stack around its innermost call, file, line, function).
