@@ -22,8 +22,9 @@ from otel_torchprof.errors import TorchProfError
 
 from .causes import with_gap
 from .details import Details, StepsOfProcess
+from .lines import Lines
 from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, ProcessSteps, StepList, step_row
-from .steps import COUNTERS, PAUSES, Pause, Rank
+from .steps import COUNTERS, PAUSES, PLACE_OF, Pause, Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from otel_torchprof._files.trace_events import TraceEvents
     from otel_torchprof._model.step_spans import StepSpan
 
+    from .line_reading import TakenSamples
     from .steps import OperatorTime
 
 _PART = re.compile(r"\.\d{6}(?=\.)")
@@ -194,26 +196,35 @@ _OF_SPAN = (
     *attribute_keys.PHASE_OF,
 )
 """The attributes of a step that are stored."""
-_ROW = struct.Struct(f"<Bqqq{len(_OF_SPAN)}f")
-"""Segment, number, begin (Unix ns), duration (ns), and attributes, NaN if unknown."""
+_ROW = struct.Struct(f"<Bqqqq{len(_OF_SPAN)}f")
+"""Segment, number, thread (-1 if unknown), begin (Unix ns), duration (ns), and attributes, NaN if unknown."""
+_MOST_SAMPLES = 1 << 16
 
 
 class LiveSteps:
-    """The last 1,000 steps and segments between steps, 150 bytes each. One thread may add, any thread read."""
+    """The last 1,000 steps and segments between steps, 150 bytes each, and 65,536 samples of Python stacks, 29 bytes each.
+
+    One thread may add, any thread read.
+    """
 
     def __init__(self) -> None:
         self._rows: deque[bytes] = deque(maxlen=_MOST)
+        self._samples: TakenSamples | None = None
 
-    def add(self, spans: Iterable[StepSpan]) -> None:
-        """Adds spans of ended steps and of segments between steps."""
+    def add(self, spans: Iterable[StepSpan], samples: TakenSamples | None = None) -> None:
+        """Adds spans of ended steps and of segments between steps, and samples."""
+        if samples is not None:
+            rows = [samples.rows] if self._samples is None else [self._samples.rows, samples.rows]
+            self._samples = samples._replace(rows=np.concatenate(rows)[-_MOST_SAMPLES:])
         for span in with_pauses(deque((span for span in spans if span.segment is not None), maxlen=_MOST)):
             duration = span.end - span.start
             values = map(span.attributes.get, _OF_SPAN, repeat(NAN))
             kind = _SEGMENTS.index(span.segment)
-            self._rows.append(_ROW.pack(kind, span.number, span.start, duration, *values))
+            thread = -1 if span.thread is None else span.thread
+            self._rows.append(_ROW.pack(kind, span.number, thread, span.start, duration, *values))
 
     def rank(self, *, events: int, dropped: int) -> Rank | None:
-        """The rank of this process, with phases and counters of the operating system; None without a step.
+        """The rank of this process, with phases, lines and counters of the operating system; None without a step.
 
         Without operators: sums over the life of a process include events outside of steps.
 
@@ -223,14 +234,43 @@ class LiveSteps:
         """
         process = ProcessSteps(events=events, dropped=dropped)
         for row in tuple(self._rows):
-            kind, number, start, duration, *values = _ROW.unpack(row)
+            kind, number, thread, start, duration, *values = _ROW.unpack(row)
             segment = _SEGMENTS[kind]
             attributes = {key: value for key, value in zip(_OF_SPAN, values, strict=True) if not math.isnan(value)}
             if segment is Segment.STEP and duration > 0:
+                process.thread = thread
                 process.steps.append(step_row(start, duration, {attribute_keys.STEP: number, **attributes}))
             elif segment.span_name in PAUSES:
                 process.pauses.append(Pause(segment.value, start, duration))
         if not process.steps:
             return None
         operators: list[list[OperatorTime]] = [[] for _ in process.steps]
-        return rank_of_process("this process", process, StepsOfProcess(process, 0), operators, knows_gaps=False)
+        steps, samples = StepsOfProcess(process, 0), self._samples
+        rank = rank_of_process("this process", process, steps, operators, knows_gaps=False)
+        rank.communicates = bool(rank.phases[:, PLACE_OF["collective"]].any())
+        if samples is not None:
+            rank.lines = _lines(samples, process.thread, steps)
+        return with_gap(rank)
+
+
+def _lines(samples: TakenSamples, thread: int, steps: StepsOfProcess) -> tuple[Lines, ...]:
+    """The lines that the loop's thread was in; -1: not known which one it is."""
+    rows = samples.rows if thread < 0 else samples.rows[samples.rows["thread"] == thread]
+    if not len(rows):
+        return ()
+    phase, stack = rows["phase"].astype(np.int64), rows["stack"].astype(np.int64)
+    unknown, step = np.full(len(rows), -1, np.int64), steps.at(rows["time"])
+    names = ("",)
+    return (
+        Lines(
+            rows["time"],
+            rows["duration"] / 1e9,
+            step,
+            phase,
+            unknown,
+            stack,
+            samples.stacks,
+            names,
+            has_operators=False,
+        ),
+    )

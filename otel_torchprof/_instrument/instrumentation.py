@@ -181,7 +181,7 @@ class Instrumentation:
             health=self._health,
             mute=self._session.mute_roots,
             foresight=self._foresight,
-            on_steps=None if self._metrics is None else self._metrics.durations.record_spans,
+            on_steps=None if self._metrics is None else self._metrics.add_spans,
             on_look=control_socket.look,
             needs_all_spans=lambda: self._processor.takes_whole_traces,
             first_step=self._first_step,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._answers.line_reading import taken_samples
 from otel_torchprof._columns.phases import PHASE_PREFIX, UNATTRIBUTED, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.sampled import LiveSamples
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from otel_torchprof._answers.line_reading import TakenSamples
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._export.provider import Provider
     from otel_torchprof._export.root_only import Chosen
@@ -123,6 +125,8 @@ class Drained(NamedTuple):
     """Unix ns: later events come with a later drain; :data:`NEVER` if nothing is left."""
     steps: Sequence[StepSpan] = ()
     """Spans of ended steps and of segments between steps."""
+    samples: TakenSamples | None = None
+    """Samples of Python stacks; None without any."""
 
 
 class LiveRecording:
@@ -148,7 +152,7 @@ class LiveRecording:
         now: returns the time until which job spans and operator roots are ended, Unix ns.
         most_buffered: limit of the span buffer in bytes. Default: None, the limit of the policy.
         id_key: key of the span ids, 64 bits. Default: a unique one.
-        on_steps: called after a drain with the spans of ended steps, if there are any.
+        on_steps: called after a drain with the spans of ended steps and samples of Python stacks, if there are any.
         on_look: called on the drain thread four times a second.
         needs_all_spans: whether an exporter takes whole traces. Default: always.
         first_step: number of the first step.
@@ -174,7 +178,7 @@ class LiveRecording:
         now: Callable[[], int] = now_ns,
         most_buffered: int | None = None,
         id_key: int | None = None,
-        on_steps: Callable[[Sequence[StepSpan]], None] | None = None,
+        on_steps: Callable[[Sequence[StepSpan], TakenSamples | None], None] | None = None,
         on_look: Callable[[], None] | None = None,
         needs_all_spans: Callable[[], bool] = lambda: True,
         first_step: int = 0,
@@ -370,17 +374,17 @@ class LiveRecording:
         self._trees.forget_roots(roots)
         self._samples.keep(placed, [*step_spans, *roots], self.steps.open_since(later))
         self.steps.put_back(later)  # last: if anything above fails, all of them are put back
-        self._report_steps(step_spans)
+        samples = taken_samples(batch)
+        self._report_steps(step_spans, samples)
         self._undelivered = 0
         whole = [span for span in step_spans if span.is_whole and not span.is_running]
-        return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole)
+        return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole, samples)
 
-    def _report_steps(self, spans: Sequence[StepSpan]) -> None:
-        """Logs ended steps, and passes their spans to ``on_steps``; its errors are logged, and no span is lost."""
-        self.step_log.add(spans)
+    def _report_steps(self, spans: Sequence[StepSpan], samples: TakenSamples | None) -> None:
+        """Passes spans of ended steps and samples to ``on_steps``; its errors are logged, and no span is lost."""
         try:
-            if self._on_steps is not None and spans:
-                self._on_steps(spans)
+            if self._on_steps is not None and (spans or samples is not None):
+                self._on_steps(spans, samples)
         except Exception as error:  # noqa: BLE001 - as above
             self._log.warning(
                 "the durations of %d steps were not recorded: %s: %s", len(spans), type(error).__name__, error

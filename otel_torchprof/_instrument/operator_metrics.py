@@ -18,6 +18,7 @@ from otel_torchprof._model.averages import OperatorSums
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof.version import __version__
 
+from .line_metrics import LINE_TIME, LineSums
 from .recorder_metrics import RecorderMetrics
 from .sampler import Allowance
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter, MeterProvider
 
+    from otel_torchprof._answers.line_reading import TakenSamples
     from otel_torchprof._columns.generation import Generation
     from otel_torchprof._model.averages import Average
     from otel_torchprof._model.step_spans import StepSpan
@@ -250,6 +252,7 @@ class TorchMetrics:
     ) -> None:
         self._meter = meter
         self.generations = generations
+        self._is_heard = is_heard
         self.durations = StepDurations(meter, is_heard)
         self.refresh: Callable[[], None] | None = None
         """Called before sums are read, to update them."""
@@ -270,11 +273,17 @@ class TorchMetrics:
             unit="s",
             description="Time with and without recording of operators.",
         )
+        meter.create_observable_counter(
+            LINE_TIME,
+            [self._observe_lines],
+            unit="s",
+            description="Sampled time of loops by phase and line of the program; 20 lines, others together.",
+        )
         self.recorder = RecorderMetrics(meter)
 
     def _make_sums(self, most: int) -> None:
         self._most = most
-        self._operators = OperatorSums(most)
+        self._operators, self._lines = OperatorSums(most), LineSums()
         self._steps = {True: 0, False: 0}
         self._earlier = [0.0, 0.0]
 
@@ -288,6 +297,13 @@ class TorchMetrics:
         """Adds the operators of a drained batch."""
         with self._lock:
             self._operators.add(batch)
+
+    def add_spans(self, steps: Sequence[StepSpan], samples: TakenSamples | None) -> None:
+        """Adds training steps that have spans, and samples of Python stacks."""
+        if self._is_heard():
+            self.durations.record_spans(steps)
+            with self._lock:
+                self._lines.add(samples, {step.thread for step in steps if step.thread is not None})
 
     def add_step(self, *, sampled: bool) -> None:
         """Counts an ended step; ``sampled``: its operators were recorded."""
@@ -327,6 +343,10 @@ class TorchMetrics:
             return [Observation(amount.value(sums), {OPERATOR: sums.name}) for sums in averages]
 
         return observe
+
+    def _observe_lines(self, _options: Any) -> list[Observation]:
+        with self._lock:
+            return [Observation(seconds, attributes) for seconds, attributes in self._lines.read()]
 
     def _observe_steps(self, _options: Any) -> list[Observation]:
         if not any(self._steps.values()):

@@ -245,8 +245,8 @@ class TorchSpanProcessor(SpanProcessor):
     def explain(self) -> Explanation:
         """Explains the last 1,000 steps of this rank, with evidence, as :func:`otel_torchprof.explain` explains a file.
 
-        Uses phases and operating system counters of each step; operators, gaps between them and collectives are only in
-        files. Drains the recorder first; costs about 10 ms. Thread-safe; also works after the shutdown.
+        Uses phases, operating system counters and samples of the Python stack of each step; operators and collectives are
+        only in files. Drains the recorder first; costs about 10 ms. Thread-safe; also works after the shutdown.
 
         Raises:
             TorchProfError: no step has ended.
@@ -398,7 +398,7 @@ class TorchSpanProcessor(SpanProcessor):
                 queue.add(spans, spans.nbytes)
         for queue in self._queues:
             queue.say()
-        self._steps.add(drained.steps)
+        self._steps.add(drained.steps, drained.samples)
         for span_id, time_ns in drained.child_time.items():
             self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
 
