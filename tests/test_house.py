@@ -188,7 +188,8 @@ def column_page() -> str:
             "`prof.energy` has the readings of energy counters, in no order ([measurements.md](measurements.md#energy)).",
             *table(ENERGY_COLUMNS),
             "`prof.samples` has samples of Python stacks, by time, as attributes; `chosen(rows)` takes some of them. `stacks[stack]` is a stack of",
-            "calls, each with `file`, `line` and `function`, the innermost first.",
+            "calls, each with `file`, `line` and `function`, the innermost first. One whose file begins with `<waits for GIL>` stands for a wait for",
+            "Python's lock: the rest is the line of the thread that has it.",
             *table(
                 (
                     Column("time", np.dtype(np.int64), "ns", "time of the sample, Unix time"),

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.samples import Call
+from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call
 
 from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, time
-from .lines import is_own, own_calls, places, rows_in
+from .lines import is_own, own_calls, places, rows_in, text_of_call
 from .steps import COUNTERS, PLACE_OF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from otel_torchprof._columns.arrays import Flags, Floats
+    from otel_torchprof._columns.arrays import Flags, Floats, Integers
 
     from .findings import Finding
     from .lines import LinePlace, Lines
@@ -86,7 +86,17 @@ GAPS = frozenset(("python-gap", "host-bound", "spikes"))
 OF_LOOP = GAPS | {"operator-bound", "device-wait-bound"}
 _ANYWHERE = OF_LOOP | {"input-bound", "optimizer-bound"}
 
+_LET_GO = "move that thread's work into a process, or into code that lets go of the lock"
+
 CAUSES = (
+    Cause(
+        "lock",
+        _ANYWHERE,
+        "it waits for Python's lock (GIL), which another thread has",
+        _LET_GO,
+        "run without that thread: if steps do not become shorter by that much, this is wrong",
+        calls=rf"^{WAITS_FOR_LOCK} ",
+    ),
     Cause(
         "sleep",
         _ANYWHERE,
@@ -357,6 +367,8 @@ class Where:
         keys = np.stack((lines.stack[rows], lines.operator[rows]))
         distinct, of_rows = np.unique(keys, axis=1, return_inverse=True)
         self._weights = np.bincount(of_rows.ravel(), seconds[rows], distinct.shape[1])
+        self.holder = _holder(lines, distinct[0], self._weights)
+        """The line of the thread that has the interpreter's lock, if half of the time waits for it; else empty."""
         recorded = int(lines.time[rows].min())
         place = None if is_of_loader else found[0].call  # what is called by a loader is in a stack with its calls
         texts = {stack: _text(lines.stacks[stack], place, recorded) for stack in set(distinct[0].tolist())}
@@ -373,6 +385,21 @@ class Where:
             for text, operator in self._entries
         ]
         return float(self._weights[matches].sum() / self._weights.sum())
+
+
+def _holder(lines: Lines, stacks: Integers, weights: Floats) -> str:
+    holders: dict[Call, float] = defaultdict(float)
+    for at, weight in zip(stacks.tolist(), weights.tolist(), strict=True):
+        leaf = next(iter(lines.stacks[at]), None)
+        if leaf is not None and leaf.file.startswith(WAITS_FOR_LOCK):
+            holders[leaf] += weight
+    if not holders or sum(holders.values()) < _MOSTLY * float(weights.sum()):
+        return ""
+    call = max(holders, key=lambda each: holders[each])
+    return text_of_call(call._replace(file=call.file.removeprefix(WAITS_FOR_LOCK).lstrip()), lines.folder)
+
+
+_MOSTLY = 0.5
 
 
 # ---- findings with lines ----
@@ -393,11 +420,16 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
         statement = statement.replace("no operator runs", "is in no phase")
     if where is not None:
         first, *others = where.places
-        finding = finding._replace(line=first.text)
+        line = where.holder or first.text
+        finding = finding._replace(line=line)
         evidence[1:1] = _evidence(finding.share, first, others)
-        if first.samples and busy_share(rank, chosen) > RULES.most_runnable:
+        if where.holder:
+            evidence.append(f"the thread that has the lock is in {line}")
+            if finding.verdict == "gil":
+                finding = finding._replace(next_action=f"{_LET_GO}: {line}")
+        if first.samples and not finding.is_note and busy_share(rank, chosen) > RULES.most_runnable:
             evidence.append(_BIASED)
-        statement += f", in {first.text}" if finding.verdict not in _ELSEWHERE else ""
+        statement += f", in {line}" if where.holder or finding.verdict not in _ELSEWHERE else ""
     if cause is not None:
         finding = finding._replace(next_action=cause.advice, check=cause.check, cause=cause.name)
         statement += f": {cause.sentence}"
@@ -408,7 +440,7 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
 
 _BIASED = "beside a busy machine samples lean towards waits: shares of lines that wait are too large"
 _ELSEWHERE = frozenset(("gil",))
-"""Verdicts whose line suffers from it, and does not cause it."""
+"""Verdicts whose line suffers from it, unless it is that of the thread that has the lock."""
 
 
 def _evidence(share: float, first: LinePlace, others: list[LinePlace]) -> Iterator[str]:
@@ -451,7 +483,9 @@ def rows_of(rank: Rank, lines: Lines, finding: Finding, chosen: Flags) -> Flags:
         either: Flags = in_phase | in_pause
         return either
     if verdict in ("python-gap", "gil"):
-        return in_steps & in_gap(rank, lines)
+        gap = in_steps & in_gap(rank, lines)
+        waits = gap & _waits_for_lock(lines)
+        return waits if verdict == "gil" and lines.suffices(waits) else gap
     if verdict == "host-bound":
         return in_steps & ~np.isin(lines.phase, _WAITS)
     if verdict == "spikes":
@@ -461,6 +495,15 @@ def rows_of(rank: Rank, lines: Lines, finding: Finding, chosen: Flags) -> Flags:
         is_meant = [name == of_name if of_name else bool(_ALLOCATES.match(name)) for name in lines.names]
         return in_steps & (lines.operator >= 0) & np.array(is_meant, np.bool_)[lines.operator]
     return np.zeros(len(lines), np.bool_)
+
+
+def _waits_for_lock(lines: Lines) -> Flags:
+    """A mask of the lines in which another thread has the interpreter's lock."""
+    of_stacks = np.zeros(len(lines.stacks), np.bool_)
+    for at in distinct_values(lines.stack).tolist():
+        of_stacks[at] = any(call.file.startswith(WAITS_FOR_LOCK) for call in lines.stacks[at][:1])
+    found: Flags = of_stacks[lines.stack]
+    return found
 
 
 def in_gap(rank: Rank, lines: Lines) -> Flags:

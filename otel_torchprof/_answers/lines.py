@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
+from otel_torchprof._columns.samples import COMPREHENSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -204,14 +205,13 @@ def own_calls(stack: tuple[Call, ...]) -> tuple[Call, ...]:
     ]
     found: list[Call] = []
     for call in reversed(calls):
-        if call.function.rpartition(".")[2] in _COMPREHENSIONS and found and found[-1].file == call.file:
+        if call.function.rpartition(".")[2] in COMPREHENSIONS and found and found[-1].file == call.file:
             found[-1] = call._replace(function=found[-1].function)
         else:
             found.append(call)
     return tuple(found[::-1])
 
 
-_COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 _OF_PYTHON_OR_TORCH = re.compile(
     r"[/\\]lib(64)?[/\\]python\d(\.\d+t?)?[/\\](?!(site|dist)-packages)|(^|[/\\])(torch|otel_torchprof)[/\\]"
     r"|(^|[/\\])(bin|Scripts)[/\\](torchrun|otel-torchprof)(\.exe[/\\]__main__\.py)?\Z"

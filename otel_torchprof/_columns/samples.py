@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 SAMPLES = "torch.samples"
 """Key of the attribute with the samples of a span."""
+WAITS_FOR_LOCK = "<waits for GIL>"
+"""Begin of the file of an innermost call that stands for a wait for the interpreter's lock: the rest is the line of the thread that has it."""
+COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
+"""Names of functions that are a part of the one that calls them."""
 MOST_CALLS = 64
 """Innermost calls of a stack that trace files have."""
 

@@ -169,9 +169,10 @@ def stacks_writer() -> int: ...
 
 # Samples of the stacks of threads that run loops. start_samples(interval_ns, own, here): who wants samples, from now on, until the result is freed; own:
 # directory whose calls are left out; here: of the calling thread only. stop_samples(user): none after now. take_samples(user, until): those before that time
-# (Unix ns) that it has not had, see stacks.TAKEN, how many were dropped, and how many lack calls. sampled_stacks(): how many different stacks there are; 0 is the empty
-# one. sampled_stack(number): the number of the stack around its innermost call, and file, line and function of that. sample_loop(): the calling thread
-# runs a loop. end_samples(): ends the native thread, before the interpreter ends; pause_samples(): until the next phase or step.
+# (Unix ns) that it has not had, see stacks.TAKEN, how many were dropped, and how many lack calls. sampled_stacks(): how many different stacks there
+# are; 0 is the empty one. sampled_stack(number): the number of the stack around its innermost call, and file, line and function of that; of the file
+# samples.WAITS_FOR_LOCK, the line is the number of the stack of the thread that has the lock. sample_loop(): the calling thread runs a loop.
+# end_samples(): ends the native thread, before the interpreter ends; pause_samples(): until the next phase or step.
 def start_samples(interval_ns: int, own: str, here: bool, /) -> object: ...
 def stop_samples(user: object, /) -> None: ...
 def take_samples(user: object, until: int, /) -> tuple[bytes, int, int]: ...

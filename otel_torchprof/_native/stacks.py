@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from otel_torchprof._columns.samples import Call
+from otel_torchprof._columns.samples import COMPREHENSIONS, WAITS_FOR_LOCK, Call
 from otel_torchprof._process import process_changes
 from otel_torchprof.errors import NativeError
 
@@ -58,6 +59,8 @@ def _as_read(text: str) -> str:
 
 
 _MOST_KNOWN = 4096
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+"""The folder of Python's own modules, and of installed packages."""
 
 
 class RecordedStacks(Sequence[tuple[Call, ...]]):
@@ -87,13 +90,22 @@ class RecordedStacks(Sequence[tuple[Call, ...]]):
                 known = self._calls.get(outer)
                 if known is None:
                     number, file, line, function = python_sources.sampled_stack(outer)
-                    known = self._calls[outer] = number, Call(file, line, function)
+                    is_wait = file == WAITS_FOR_LOCK and not function and 0 < line < outer
+                    call = self._holder(line) if is_wait else Call(file, line, function)
+                    known = self._calls[outer] = number, call
                 outer, innermost = known
                 calls.append(innermost)
             if len(self._known) > _MOST_KNOWN:
                 self._known = {0: ()}
             stack = self._known[at] = tuple(calls)
         return stack
+
+    def _holder(self, at: int) -> Call:
+        """The call that stands for a wait for the lock: the innermost line of the program in the stack of the thread that has it."""
+        stack = self[at]
+        call, *others = [call for call in stack if not call.file.startswith((_LIBRARY, "<"))] or stack
+        names = (each.function for each in (call, *others) if each.function.rpartition(".")[2] not in COMPREHENSIONS)
+        return Call(f"{WAITS_FOR_LOCK} {call.file}", call.line, next(names, call.function))
 
 
 STACKS = RecordedStacks()

@@ -10,7 +10,7 @@ from sampled_steps import HOME, PYTHON, TORCH, Part, SampledTrace, explanation, 
 import otel_torchprof as otp
 from otel_torchprof._answers.lines import folder_of, interval, is_own, own_calls, text_of_call
 from otel_torchprof._cli.show_lines import sampled_lines
-from otel_torchprof._columns.samples import Call, Samples
+from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call, Samples
 from otel_torchprof._profile.events import export_sampled
 
 LOG = (Call(f"{HOME}/train.py", 5, "log_metrics"), *main(22))
@@ -118,6 +118,33 @@ def test_a_comprehension(tmp_path):
     assert fault.line == "train.py:6 rows"
     assert "called from train.py:22 main" in fault.evidence[1]
     assert fault.evidence[2] == "innermost lines: row.py:2 row 10%"
+
+
+HELD = (Call(f"{WAITS_FOR_LOCK} {HOME}/hog.py", 12, "busy"), *LOG)
+
+
+def test_the_line_that_has_the_lock(tmp_path):
+    """Where samples say which thread has the interpreter's lock, its line is named, and not the one that waits."""
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, FORWARD, Part(3.0, HELD), Part(1.0, LOG))).faults
+    assert (fault.verdict, fault.line, fault.cause) == ("python-gap", "hog.py:12 busy", "lock")
+    assert fault.sentence.endswith("in hog.py:12 busy: it waits for Python's lock (GIL), which another thread has")
+    assert "40% of step time in train.py:5 log_metrics" in fault.evidence[1]
+    few = SampledTrace().of_parts(60, FORWARD, Part(1.0, HELD), Part(3.0, LOG))
+    [fault] = explanation(tmp_path, few).faults
+    assert (fault.line, fault.cause) == ("train.py:5 log_metrics", "logging")
+
+
+def test_waits_for_the_lock(tmp_path):
+    """A verdict on such waits, by their number and length, names the line of the thread that has it."""
+    trace = SampledTrace().of_parts(60, MATMUL, Part(2.0, HELD), Part(2.0, LOG))
+    for span in trace.spans:
+        if span["name"] == "torch.step":
+            waits = {"context_switches.voluntary": 8, "blocked_duration": 4e-3, "other_threads_duration": 9e-3}
+            span["attributes"] |= {f"torch.step.{name}": value for name, value in waits.items()}
+    [fault] = explanation(tmp_path, trace).faults
+    assert (fault.verdict, fault.line) == ("gil", "hog.py:12 busy")
+    assert fault.sentence.endswith("which another Python thread has, in hog.py:12 busy")
+    assert fault.next_action.endswith("lets go of the lock: hog.py:12 busy")
 
 
 def test_samples_beside_a_busy_machine(tmp_path):

@@ -5,12 +5,14 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import otel_torchprof as otp
 from otel_torchprof import config
+from otel_torchprof._columns.samples import WAITS_FOR_LOCK
 from otel_torchprof._native import stacks
 from otel_torchprof._native.stacks import STACKS, TAKEN, Sampling
 from otel_torchprof._record.recording import ProfileSegment
@@ -79,6 +81,36 @@ def test_a_call_that_holds_the_lock_is_seen():
     """Most of the time of a loop that nearly only sorts in C, with the interpreter's lock held, is at the line of the sort."""
     at_line = lines(sampled(blocks), "blocks")[0]
     assert at_line > 0.5
+
+
+def hog(stop):
+    while not stop.is_set():
+        sum(number for number in range(200))
+
+
+@pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="the system does not show system calls of threads")
+def test_the_thread_that_has_the_lock():
+    """A sample of a thread that waits for the interpreter's lock has the line of the thread that has it as its innermost call."""
+    stop, held = threading.Event(), []
+    thread = threading.Thread(target=hog, args=(stop,), daemon=True)
+    thread.start()
+    sampling = Sampling(1000.0, here=True)
+
+    def is_enough():
+        spin(1000)
+        stacks = [STACKS[stack] for stack in sampling.take(1 << 62)["stack"].tolist()]
+        held.extend(stack for stack in stacks if stack and stack[0].file.startswith(WAITS_FOR_LOCK))
+        return len(held) >= 5
+
+    until(is_enough)
+    stop.set()
+    thread.join()
+    sampling.stop()
+    first = hog.__code__.co_firstlineno
+    assert {call.function for call, *_ in held} == {"hog"}
+    assert {call.file for call, *_ in held} == {f"{WAITS_FOR_LOCK} {__file__}"}
+    assert {call.line for call, *_ in held} <= {first + 1, first + 2}
+    assert all("test_the_thread_that_has_the_lock" in [call.function for call in stack] for stack in held)
 
 
 def recursive(depth):

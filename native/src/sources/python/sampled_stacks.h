@@ -16,6 +16,9 @@
 
 namespace otp_python {
 
+// File of a call that stands for a wait for the interpreter's lock; its line is the number of another stack.
+constexpr std::string_view kWaitsForLock = "<waits for GIL>";
+
 struct SampledFunction {
   std::string file, name;
 };

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "lock_holder.h"
 #include "running_stack.h"
 #include "sampled_stacks.h"
 #include "source.h"
@@ -151,14 +152,6 @@ uint64_t now_ns() {
 
 // ---- the thread that samples ----
 
-// How long a thread has had a processor; 0: not known.
-uint64_t ran_ns(uint32_t os_tid) {
-  constexpr clockid_t kOfThread = 6;  // CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
-  timespec ran;
-  if (clock_gettime(static_cast<clockid_t>(~os_tid << 3) | kOfThread, &ran) != 0) return 0;
-  return static_cast<uint64_t>(ran.tv_sec) * kSecond + static_cast<uint64_t>(ran.tv_nsec);
-}
-
 bool is_wanted(const Sampler& all, const Sampled& thread) {
   if (thread.users != 0) return true;
   if (thread.run != g_loops_run) return false;
@@ -247,6 +240,8 @@ class Looker {
   bool look(Sampled& thread, uint64_t interval_ns, Sample* out, uint64_t* torn) {
     uint64_t ticks = g_api->ticks(), now = now_ns(), ran = ran_ns(thread.os_tid);
     thread.has_run = ran == 0 || ran != thread.ran_ns;
+    bool has_run_always = ran - thread.ran_ns > (now - thread.last_ns) / 8 * 7;
+    bool is_waiting = !has_run_always && d_holder.is_waiting(thread.os_tid);
     if (thread.has_run) {  // else it is where it was
       auto found = d_reader.read(thread.state, thread.ident, &thread.hints, &d_stack);
       uint32_t stack = 0;
@@ -264,8 +259,9 @@ class Looker {
     thread.last_ns = now;
     if (since >= now) return false;  // it began after this look
     uint64_t duration = std::min(now - since, kMostIntervals * interval_ns);
-    *out = {ticks, duration, thread.number, thread.ident, thread.os_tid, thread.stack};
-    return thread.stack != 0;
+    uint32_t stack = is_waiting && thread.stack != 0 ? with_holder(thread) : thread.stack;
+    *out = {ticks, duration, thread.number, thread.ident, thread.os_tid, stack};
+    return stack != 0;
   }
 
   // Between three quarters of the interval and five, so that it does not go with the loop.
@@ -277,6 +273,28 @@ class Looker {
   }
 
  private:
+  // The stack of a thread that waits for the interpreter's lock, with a call that stands for where the thread is that
+  // has it: its line is the number of the stack of that one.
+  uint32_t with_holder(const Sampled& thread) {
+    PythonThreadCopy other{};
+    if (!d_holder.find(thread.os_tid, &other)) return thread.stack;
+    if (other.state != d_holder_state) {
+      d_holder_hints = {};
+      d_holder_calls.clear();
+    }
+    d_holder_state = other.state;
+    auto found = d_reader.read(other.state, other.ident, &d_holder_hints, &d_stack);
+    if (found != RunningStackReader::Found::kStack) return thread.stack;
+    uint32_t stack = d_codes.stack_of(d_stack, &d_tree, &d_holder_calls);
+    if (stack == 0 || stack == KnownCodes::kTorn) return thread.stack;
+    uint32_t function = d_tree.function(kWaitsForLock, "");
+    return function == 0 ? thread.stack : d_tree.call(thread.stack, function, static_cast<int>(stack));
+  }
+
+  LockHolder d_holder;
+  uintptr_t d_holder_state = 0;
+  StackHints d_holder_hints;
+  std::vector<CallCopy> d_holder_calls;
   RunningStackReader d_reader;
   StackCopy d_stack;
   StackTree d_tree;
@@ -514,7 +532,7 @@ PyObject* take_samples(PyObject*, PyObject* arguments) {
                        losses.lost, losses.cut);
 }
 
-// sampled_stack(number) -> (number of the stack around its innermost call, file, line, function).
+// sampled_stack(number) -> (number of the stack around its innermost call, file, line, function); see _python.pyi.
 PyObject* sampled_stack(PyObject*, PyObject* number) {
   unsigned long stack = PyLong_AsUnsignedLong(number);
   if (PyErr_Occurred() != nullptr) return nullptr;
