@@ -25,6 +25,8 @@ _MARK = 0x5EED123
 """First line that no real code has."""
 LONGEST = 512
 """Limit of the characters read from the end of a file's path, and of the calls of a stack."""
+KEPT_OF_LONGER = 64
+"""Of a stack with more calls, how many of the innermost are kept."""
 
 sample_loop = python_sources.sample_loop
 
@@ -47,9 +49,11 @@ class _Probe:
             return problem
         read, line = python_sources.read_stack(threading.get_native_id()), frame.f_lineno
         expected = [(self.run.__code__.co_filename, line, "run")]
-        while frame.f_back is not None and len(expected) < LONGEST:
+        while frame.f_back is not None:
             frame = frame.f_back
             expected.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        if len(expected) > LONGEST:
+            del expected[KEPT_OF_LONGER:]
         same = read == [(_as_read(path), line, _as_read(name)) for path, line, name in expected]
         return None if same else "this interpreter's frames are read in another way than it shows them"
 

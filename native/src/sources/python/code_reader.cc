@@ -1,20 +1,11 @@
 #include "code_reader.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace otp_python {
 
 namespace {
 
-template <typename T>
-T field(const void* copied, int at) {
-  T value;
-  std::memcpy(&value, static_cast<const char*>(copied) + at, sizeof value);
-  return value;
-}
-
-constexpr int kWord = sizeof(uintptr_t);
 constexpr int kTypeAt = kWord, kLengthAt = 2 * kWord, kTextFlagsAt = 4 * kWord;
 constexpr int kBytesAt = 4 * kWord;               // the first of a bytes object
 constexpr int64_t kLongestTable = 1 << 20;        // of lines
@@ -198,6 +189,14 @@ int line_at(const CodeHead& code, int64_t offset) {
     return offset >= end;
   });
   return found;
+}
+
+bool copy_text(const CallCopy& call, CallText* out) {
+  CodeHead code{}, later{};
+  if (!copy_code(call.code, &code)) return false;
+  if (!copy_string(code.file, &out->file) || !copy_string(code.name, &out->name)) return false;
+  out->line = line_at(code, offset_of(call));
+  return is_there(call) && copy_code(call.code, &later) && code == later;
 }
 
 std::vector<LineRange> copy_lines(const CodeHead& code) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "stack_reader.h"
@@ -29,12 +30,28 @@ size_t code_head_bytes();
 bool parse_code(const char* copied, CodeHead* out);
 bool copy_code(uintptr_t code, CodeHead* out);
 
+// In UTF-8, without control characters; of what is too long, the end.
+struct TextCopy {
+  static constexpr uint32_t kMost = 512;  // characters
+  char data[4 * kMost];
+  uint32_t size;
+
+  std::string_view view() const { return {data, size}; }
+};
+
 // False where there is no such text any more.
 bool copy_string(uintptr_t object, TextCopy* out);
 
 // Where a call is in its code, in bytes of instructions; below 0: before the first.
 int64_t offset_of(const CallCopy& call);
 int line_at(const CodeHead& code, int64_t offset);
+
+struct CallText {
+  TextCopy file, name;
+  int line;
+};
+// Some 10 us. False where the call has ended meanwhile.
+bool copy_text(const CallCopy& call, CallText* out);
 
 // Instructions up to `end` that have this line.
 struct LineRange {

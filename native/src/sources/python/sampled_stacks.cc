@@ -1,8 +1,5 @@
 #include "sampled_stacks.h"
 
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 
@@ -82,15 +79,10 @@ bool KnownCodes::learn(uintptr_t address, StackTree* tree, Code* out) const {
 }
 
 void KnownCodes::check_batch(const uintptr_t* addresses, uint32_t count, StackTree* tree) {
-  iovec here[kBatch], there[kBatch];
   char copied[kBatch][kMostOfCodeHead];
-  size_t bytes = code_head_bytes();
-  for (uint32_t i = 0; i < count; ++i) {
-    here[i] = {copied[i], bytes};
-    there[i] = {reinterpret_cast<void*>(addresses[i]), bytes};
-  }
-  ssize_t size = process_vm_readv(getpid(), here, count, there, count, 0);
-  uint32_t done = size < 0 ? 0 : static_cast<uint32_t>(static_cast<size_t>(size) / bytes);
+  Pieces pieces;
+  for (uint32_t i = 0; i < count; ++i) pieces.add(addresses[i], copied[i], code_head_bytes());
+  uint32_t done = pieces.copy();
   for (uint32_t i = 0; i < count; ++i) {
     CodeHead head{};
     Code& code = d_codes[addresses[i]];

@@ -11,7 +11,6 @@ namespace otp_python {
 
 namespace {
 
-constexpr int kWord = sizeof(uintptr_t);
 constexpr int kMostOfThread = 60 * kWord, kMostOfCode = 31 * kWord, kMostOfPthread = 4096;  // that are looked at
 constexpr int kMostOfInterpreter = 1 << 17;
 constexpr int kFrameOfObject = 3 * kWord;  // since Python 3.11

@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "lock_holder.h"
-#include "running_stack.h"
 #include "sampled_stacks.h"
 #include "source.h"
+#include "stack_reader.h"
 
 namespace otp_python {
 
@@ -245,11 +245,11 @@ class Looker {
     if (thread.has_run) {  // else it is where it was
       auto found = d_reader.read(thread.state, thread.ident, &thread.hints, &d_stack);
       uint32_t stack = 0;
-      if (found == RunningStackReader::Found::kStack) stack = d_codes.stack_of(d_stack, &d_tree, &thread.calls);
+      if (found == StackReader::Found::kStack) stack = d_codes.stack_of(d_stack, &d_tree, &thread.calls);
       thread.ran_ns = ran;
       thread.stack = stack;
-      thread.is_torn = found == RunningStackReader::Found::kTorn || stack == KnownCodes::kTorn;
-      thread.is_cut = found == RunningStackReader::Found::kStack && d_codes.is_cut();
+      thread.is_torn = found == StackReader::Found::kTorn || stack == KnownCodes::kTorn;
+      thread.is_cut = found == StackReader::Found::kStack && d_codes.is_cut();
     }
     if (thread.is_torn) {
       ++*torn;
@@ -284,7 +284,7 @@ class Looker {
     }
     d_holder_state = other.state;
     auto found = d_reader.read(other.state, other.ident, &d_holder_hints, &d_stack);
-    if (found != RunningStackReader::Found::kStack) return thread.stack;
+    if (found != StackReader::Found::kStack) return thread.stack;
     uint32_t stack = d_codes.stack_of(d_stack, &d_tree, &d_holder_calls);
     if (stack == 0 || stack == KnownCodes::kTorn) return thread.stack;
     uint32_t function = d_tree.function(kWaitsForLock, "");
@@ -295,7 +295,7 @@ class Looker {
   uintptr_t d_holder_state = 0;
   StackHints d_holder_hints;
   std::vector<CallCopy> d_holder_calls;
-  RunningStackReader d_reader;
+  StackReader d_reader;
   StackCopy d_stack;
   StackTree d_tree;
   KnownCodes d_codes;

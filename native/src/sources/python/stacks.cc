@@ -1,11 +1,12 @@
 // The stacks of Python's threads as text, for the hang watch: from any thread, without Python's lock.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string_view>
 
+#include "code_reader.h"
 #include "stack_layout.h"
-#include "stack_reader.h"
 
 namespace otp_python {
 
@@ -13,6 +14,54 @@ namespace {
 
 constexpr uint32_t kCallsOfHanging = 64, kCallsOfOthers = 20;  // that are written, the innermost ones
 constexpr uint32_t kMostThreads = 4096;
+constexpr size_t kThreadBytes = 512;  // of which a layout has the fields
+constexpr int kAttempts = 4;
+
+struct PythonThreadCopy {
+  uintptr_t state;
+  uintptr_t next;
+  uint64_t ident;
+  uint32_t os_tid;  // 0: not known
+};
+
+bool copy_thread(uintptr_t state, PythonThreadCopy* out) {
+  const StackLayout& layout = g_stack_layout;
+  char copied[kThreadBytes];
+  size_t size = static_cast<size_t>(std::max(layout.thread_ident, layout.thread_tid) + kWord);
+  if (state == 0 || !copy_memory(state, copied, size)) return false;
+  if (field<uintptr_t>(copied, 2 * kWord) != layout.interpreter) return false;
+  *out = {state, field<uintptr_t>(copied, kWord), field<uint64_t>(copied, layout.thread_ident), 0};
+  if (layout.thread_tid != kNone) {
+    out->os_tid = static_cast<uint32_t>(field<uint64_t>(copied, layout.thread_tid));
+  } else if (!copy_value(static_cast<uintptr_t>(out->ident) + static_cast<uintptr_t>(layout.pthread_tid),
+                         &out->os_tid)) {
+    out->os_tid = 0;
+  }
+  return true;
+}
+
+// The newest thread, and the one that is older than it; false where there is none, or it is gone.
+bool copy_first_thread(PythonThreadCopy* out) {
+  uintptr_t state = 0;
+  uintptr_t at = g_stack_layout.interpreter + static_cast<uintptr_t>(g_stack_layout.first_thread);
+  return copy_value(at, &state) && copy_thread(state, out);
+}
+
+bool copy_next_thread(PythonThreadCopy* thread) {
+  PythonThreadCopy next{};
+  if (!copy_thread(thread->next, &next)) return false;
+  *thread = next;
+  return true;
+}
+
+bool copy_thread_of(uint32_t os_tid, PythonThreadCopy* out) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {  // a thread that begins or ends tears the list for a moment
+    bool found = copy_first_thread(out);
+    for (uint32_t i = 0; found && i < kMostThreads; ++i, found = copy_next_thread(out))
+      if (out->os_tid == os_tid) return true;
+  }
+  return false;
+}
 
 // Whole lines, as far as they fit.
 class Lines {
@@ -44,11 +93,23 @@ void write_call(const CallText& text, Lines* lines) {
   lines->add({line, static_cast<size_t>(size)});
 }
 
+// Whole if that is possible in a few attempts. False where the thread runs no Python.
+bool copy_stack(const PythonThreadCopy& thread, StackReader* reader, StackCopy* out) {
+  using Found = StackReader::Found;
+  StackHints hints;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    Found found = reader->read(thread.state, thread.ident, &hints, out);
+    if (found == Found::kNoPython) return false;
+    if (found == Found::kTorn) out->count = 0;
+    if (out->is_whole) break;
+  }
+  return true;
+}
+
 // Nothing of a thread that runs no Python.
-void write_thread(const PythonThreadCopy& thread, uint32_t most, Lines* lines) {
+void write_thread(const PythonThreadCopy& thread, uint32_t most, StackReader* reader, Lines* lines) {
   StackCopy stack;
-  copy_stack(thread, &stack);
-  if (stack.count == 0 && stack.is_whole) return;
+  if (!copy_stack(thread, reader, &stack)) return;
   char head[64];
   int size = std::snprintf(head, sizeof head, "Thread %u (most recent call first):", thread.os_tid);
   lines->add({head, static_cast<size_t>(size)});
@@ -56,24 +117,25 @@ void write_thread(const PythonThreadCopy& thread, uint32_t most, Lines* lines) {
   bool was_gone = false;
   for (uint32_t i = 0; i < stack.count && i < most && !lines->is_full(); ++i) {
     CallText text;
-    bool is_there = copy_text(stack.calls[i], &text);
-    if (is_there) write_call(text, lines);
-    if (!is_there && !was_gone) lines->add("  (calls that ended meanwhile)");
-    was_gone = !is_there;
+    bool is_gone = !copy_text(stack.calls[i], &text);
+    if (!is_gone) write_call(text, lines);
+    if (is_gone && !was_gone) lines->add("  (calls that ended meanwhile)");
+    was_gone = is_gone;
   }
   if (stack.count > most || stack.is_cut) lines->add("  ...");
 }
 
 // As otp_hang_watch_start wants it. The thread that hangs comes first, then the main thread, then the latest.
 uint32_t write_stacks(uint32_t hanging, char* text, uint32_t bytes) {
+  StackReader reader;
   Lines lines(text, bytes);
   auto main = static_cast<uint32_t>(getpid());
   PythonThreadCopy thread{};
-  if (copy_thread_of(hanging, &thread)) write_thread(thread, kCallsOfHanging, &lines);
-  if (main != hanging && copy_thread_of(main, &thread)) write_thread(thread, kCallsOfHanging, &lines);
+  if (copy_thread_of(hanging, &thread)) write_thread(thread, kCallsOfHanging, &reader, &lines);
+  if (main != hanging && copy_thread_of(main, &thread)) write_thread(thread, kCallsOfHanging, &reader, &lines);
   bool found = copy_first_thread(&thread);
   for (uint32_t i = 0; found && i < kMostThreads && !lines.is_full(); ++i, found = copy_next_thread(&thread))
-    if (thread.os_tid != hanging && thread.os_tid != main) write_thread(thread, kCallsOfOthers, &lines);
+    if (thread.os_tid != hanging && thread.os_tid != main) write_thread(thread, kCallsOfOthers, &reader, &lines);
   if (!found && thread.next != 0) lines.add("(other threads are missing: one of them ended meanwhile)");
   return lines.size();
 }
@@ -93,7 +155,8 @@ PyObject* read_stack(PyObject*, PyObject* number) {
   PythonThreadCopy thread{};
   if (calls == nullptr || !copy_thread_of(static_cast<uint32_t>(os_tid), &thread)) return calls;
   StackCopy stack;
-  copy_stack(thread, &stack);
+  static StackReader reader;  // with Python's lock
+  if (!copy_stack(thread, &reader, &stack)) return calls;
   for (uint32_t i = 0; i < stack.count; ++i) {
     CallText text;
     if (!copy_text(stack.calls[i], &text)) continue;
