@@ -333,7 +333,7 @@ def test_programs_end_as_they_should(name, tmp_path):
     """Exit with samplings that run, forks while the sampler works, and an import alone do what they do without us."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAMS[name]))
-    result = subprocess.run([sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=600)
     assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr
 
 

@@ -180,7 +180,7 @@ print("alive")
 def run(tmp_path, name, code):
     program = tmp_path / name
     program.write_text(code)
-    return subprocess.run([sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=600)
 
 
 def test_threads_that_call_and_end_meanwhile_do_no_harm(tmp_path):
