@@ -387,7 +387,7 @@ class Where:
         return float(self._weights[matches].sum() / self._weights.sum())
 
 
-def _holder(lines: Lines, stacks: Integers, weights: Floats) -> str:
+def _holder(lines: Lines, stacks: Integers, weights: Floats | Integers) -> str:
     holders: dict[Call, float] = defaultdict(float)
     for at, weight in zip(stacks.tolist(), weights.tolist(), strict=True):
         leaf = next(iter(lines.stacks[at]), None)

@@ -381,7 +381,8 @@ class LiveRecording:
         return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole, samples)
 
     def _report_steps(self, spans: Sequence[StepSpan], samples: TakenSamples | None) -> None:
-        """Passes spans of ended steps and samples to ``on_steps``; its errors are logged, and no span is lost."""
+        """Logs ended steps, and passes their spans and samples to ``on_steps``; its errors are logged, and no span is lost."""
+        self.step_log.add(spans)
         try:
             if self._on_steps is not None and (spans or samples is not None):
                 self._on_steps(spans, samples)

@@ -16,7 +16,7 @@ namespace otp_python {
 namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
-constexpr uint32_t kMostThreads = 64;
+constexpr uint32_t kMostLookedAt = 64;
 constexpr size_t kMostKnown = 1024;
 
 // What the system says that a thread is in: "running", or the number of a system call and its arguments.
@@ -67,7 +67,7 @@ bool LockHolder::find(uint32_t os_tid, PythonThreadCopy* out) {
   PythonThreadCopy thread{};
   uint32_t found = 0;
   bool is_there = copy_first_thread(&thread);
-  for (uint32_t i = 0; is_there && i < kMostThreads; ++i, is_there = copy_next_thread(&thread)) {
+  for (uint32_t i = 0; is_there && i < kMostLookedAt; ++i, is_there = copy_next_thread(&thread)) {
     if (thread.os_tid == os_tid || thread.os_tid == 0) continue;
     uint64_t ran = ran_ns(thread.os_tid), before = ran;
     std::swap(d_ran[thread.os_tid], before);

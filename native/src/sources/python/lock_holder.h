@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <unordered_map>
 
-#include "stack_reader.h"
+#include "thread_list.h"
 
 namespace otp_python {
 
