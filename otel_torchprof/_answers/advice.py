@@ -163,7 +163,7 @@ def fitting(verdict: str, rank: Rank, chosen: Flags) -> Advice:
         return advice._replace(
             next_action=f"construct the optimizer with fused=True or foreach=True; {advice.next_action}"
         )
-    if verdict == "machine-busy" and _runs_much_besides(rank, chosen):
+    if verdict == "machine-busy" and runs_much_besides(rank, chosen):
         return advice._replace(next_action=_OWN_THREADS)
     if verdict == "compute-bound" and _is_mostly_blocked(rank, chosen):
         return _BLOCKED._replace(next_action=_OF_RANKS) if rank.communicates else _BLOCKED
@@ -182,7 +182,7 @@ _BLOCKED = Advice(
 )
 
 
-def _runs_much_besides(rank: Rank, chosen: Flags) -> bool:
+def runs_much_besides(rank: Rank, chosen: Flags) -> bool:
     """Whether the process's own threads can be what had all processors, two at least, while the loop's thread was ready to run."""
     known = chosen & ~np.isnan(rank.other_threads) & ~np.isnan(rank.runnable)
     others, runnable, seconds = (

@@ -14,6 +14,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call
 
+from .advice import runs_much_besides
 from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, time
 from .lines import is_own, own_calls, places, rows_in, text_of_call
 from .steps import COUNTERS, PLACE_OF
@@ -55,7 +56,6 @@ class Cause(NamedTuple):
 
 _LEAST_OPERATORS = 300
 _SMALL_OPERATOR = 30e-6
-_OTHERS = 0.5
 _VARIATION = 3.0
 
 
@@ -66,10 +66,9 @@ def _has_small_operators(rank: Rank, chosen: Flags) -> bool:
 
 
 def _has_busy_threads(rank: Rank, chosen: Flags) -> bool:
-    """Whether other threads of the process run for half of the time, and take the processor from the loop's."""
+    """Whether other threads of the process take the processor from the loop's."""
     switches = rank.counters[chosen, COUNTERS.index("involuntary context switches")]
-    share = float(np.median(rank.share(rank.other_threads)[chosen]))
-    return share >= _OTHERS and float(np.median(switches)) >= 1
+    return runs_much_besides(rank, chosen) and float(np.median(switches)) >= 1
 
 
 def _has_changing_shapes(rank: Rank, chosen: Flags) -> bool:

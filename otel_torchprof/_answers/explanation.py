@@ -11,7 +11,7 @@ from otel_torchprof._encode.table import three_digits
 from otel_torchprof.errors import printable
 
 from .findings import RULES, STRAGGLERS, Abstention, time, trained
-from .steps import COUNTERS, PLACE_OF
+from .steps import COUNTERS, PLACE_OF, is_operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def _more(rank: Rank, places: np.ndarray, step: int) -> tuple[tuple[str, float],
     compared = [rank.operators[place] for place in places[:: -(-len(places) // _MOST_COMPARED)].tolist()]
     operators = {}
     for operator in rank.operators[step]:
-        if not operator.in_data:
+        if not operator.in_data and is_operator(operator.name):
             usual = np.median(
                 [sum(other.seconds for other in others if other.name == operator.name) for others in compared]
             )

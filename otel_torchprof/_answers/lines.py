@@ -19,7 +19,7 @@ from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.samples import COMPREHENSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from otel_torchprof._columns.arrays import Flags, Floats, Integers
     from otel_torchprof._columns.samples import Call
@@ -159,6 +159,8 @@ class LinePlace(NamedTuple):
 
 _MOST_OF = 0.5
 """Least part of a time that the function has which is named for it."""
+_HOLDS_ALL = 0.9
+"""Part of the other time from which on a line that holds it too says nothing about a verdict."""
 _MOST_LISTED = 3
 _WORTH_LISTING = 0.1
 
@@ -166,8 +168,9 @@ _WORTH_LISTING = 0.1
 def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[LinePlace]:
     """The place where most of the time of some rows is, and more lines; none if it is not known.
 
-    The first is the innermost function of the program with half of the time, in its line with the most of it. The
-    others are innermost lines of the program with a tenth of the time each.
+    The first is the innermost function of the program with half of the time, in its line with the most of it; of a
+    package that drives the program, if that line holds nearly all other time too. The others are innermost lines with
+    a tenth of the time each.
 
     Args:
         lines: the lines.
@@ -178,10 +181,11 @@ def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[Lin
     total, count = float(weights.sum()), int(rows.sum())
     if total <= 0 or not lines.suffices(rows):
         return []
-    sums = _Sums()
-    for stack in np.flatnonzero(weights > 0).tolist():
-        sums.add(own_calls(lines.stacks[stack]), weights.item(stack))
+    sums = _sums(lines, weights, own_calls)
     found = sums.of_most(total)
+    if found is not None and _holds_rest(lines, ~rows, found[0]):  # as fit() of a trainer does
+        sums = _sums(lines, weights, calls_beside_torch)
+        found = sums.of_most(total)
     of = _Total(lines, total, count)
     first = [of.place(*found)] if found else []
     innermost = sorted(sums.innermost.items(), key=lambda item: -item[1])[:_MOST_LISTED]
@@ -193,16 +197,38 @@ def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[Lin
     ]
 
 
+def _sums(lines: Lines, weights: Floats | Integers, chosen: Callable[[tuple[Call, ...]], tuple[Call, ...]]) -> _Sums:
+    """Times of the chosen calls of all stacks."""
+    sums = _Sums()
+    for stack in np.flatnonzero(weights > 0).tolist():
+        sums.add(chosen(lines.stacks[stack]), weights.item(stack))
+    return sums
+
+
+def _holds_rest(lines: Lines, rows: Flags, call: Call) -> bool:
+    """Whether nearly all time of these rows is in a line of the program too."""
+    weights = np.bincount(lines.stack[rows], lines.seconds[rows], len(lines.stacks))
+    holding = [stack for stack in np.flatnonzero(weights > 0).tolist() if call in own_calls(lines.stacks[stack])]
+    total = float(weights.sum())
+    return total > 0 and float(weights[holding].sum()) >= _HOLDS_ALL * total
+
+
 @lru_cache(maxsize=8192)
 def own_calls(stack: tuple[Call, ...]) -> tuple[Call, ...]:
-    """The calls of the program's own code, innermost first; of a program that is installed, those beside Python and torch.
+    """The calls of the program's own code, innermost first; of a program that is installed, those beside Python and torch."""
+    return _without_comprehensions([call for call in stack if is_own(call.file)]) or calls_beside_torch(stack)
 
-    A comprehension, which has a frame of its own up to Python 3.11, is a line of the function that it is in.
-    """
-    calls = [call for call in stack if is_own(call.file)]
-    calls = calls or [
-        call for call in stack if not _OF_PYTHON_OR_TORCH.search(call.file) and not call.file.startswith("<")
-    ]
+
+@lru_cache(maxsize=8192)
+def calls_beside_torch(stack: tuple[Call, ...]) -> tuple[Call, ...]:
+    """The calls that are not of Python or torch, innermost first."""
+    return _without_comprehensions(
+        [call for call in stack if not _OF_PYTHON_OR_TORCH.search(call.file) and not call.file.startswith("<")]
+    )
+
+
+def _without_comprehensions(calls: list[Call]) -> tuple[Call, ...]:
+    """A comprehension, which has a frame of its own up to Python 3.11, is a line of the function that it is in."""
     found: list[Call] = []
     for call in reversed(calls):
         if call.function.rpartition(".")[2] in COMPREHENSIONS and found and found[-1].file == call.file:

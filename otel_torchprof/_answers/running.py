@@ -98,6 +98,8 @@ class ProcessView(NamedTuple):
 
     collectives: float | None = None
     """Share of the time in which a collective was in flight, or the loop waited for other ranks; None if there were none so far."""
+    line: str = ""
+    """Line of the program that the main thread is in; empty if it is not known."""
 
 
 class _Slice(NamedTuple):

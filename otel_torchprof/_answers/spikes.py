@@ -10,7 +10,7 @@ import numpy as np
 from .advice import fitting
 from .causes import with_lines
 from .findings import BY_PHASE, COMPUTING, RULES, finding_for, steady, time, trained, with_runnable
-from .steps import PLACE_OF, is_what_models_do
+from .steps import PLACE_OF, is_operator, is_what_models_do
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Floats, Integers
@@ -114,7 +114,8 @@ def _slow_operator(rank: Rank, step: int) -> dict[str, float]:
     """The operator with the most self time, unless models are expected to spend time there: a delay hits these most often."""
     of_step: dict[str, float] = defaultdict(float)
     for operator in rank.operators[step]:
-        of_step[operator.name] += operator.seconds
+        if is_operator(operator.name):
+            of_step[operator.name] += operator.seconds
     name = max(of_step, key=lambda operator_name: of_step[operator_name], default="")
     return {name: of_step[name]} if name and not is_what_models_do(name) else {}
 

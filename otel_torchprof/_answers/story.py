@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from .findings import RULES
+from .findings import BY_PHASE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +32,16 @@ def one_story(findings: list[Finding]) -> list[Finding]:
         findings = _folded(findings, "device-bound", lambda finding: finding.verdict == "device-wait-bound")
     for cause, following in _FOLLOWS.items():
         findings = _folded(findings, cause, lambda finding, names=following: finding.verdict in names)  # type: ignore[misc]
+    for of_phase in [each for each in findings if each.verdict in BY_PHASE.values() and each.line and _is_fault(each)]:
+        findings = _folded(findings, of_phase.verdict, lambda finding, whole=of_phase: _is_in(finding, whole))  # type: ignore[misc]
     findings = _folded(findings, "allocation-churn", lambda finding: finding.name.removeprefix("aten::") in _FRESH)
     return _with_machine(findings)
+
+
+def _is_in(finding: Finding, of_phase: Finding) -> bool:
+    """Whether a gap or an operator is in the line of a phase that takes as long or longer."""
+    is_same = finding.line == of_phase.line and finding.share <= of_phase.share
+    return is_same and finding.verdict in ("python-gap", "operator-bound")
 
 
 def _folded(findings: list[Finding], cause: str, follows: Callable[[Finding], bool]) -> list[Finding]:

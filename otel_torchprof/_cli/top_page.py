@@ -184,7 +184,7 @@ def _now(view: ProcessView, width: int = 1000) -> str:
     """``LATE data > load_batch 5.2 s``: the root event, the innermost one where there is room, and the time of that."""
     late = "LATE " if view.is_late else ""
     if not view.threads:
-        return f"{late}-"
+        return late + (printable(view.line) or "-")
     names = [printable(call.name).removeprefix(PHASE_PREFIX) for call in view.threads[0].calls]
     lasting = _lasting(view, view.threads[0])
     whole = f"{late}{names[0]}{f' > {names[-1]}' if len(names) > 1 else ''} {lasting}"

@@ -225,11 +225,12 @@ def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView
         None if step is None else int(step) + 1,
         True,
         1 / seconds if seconds else None,
-        {},
+        status.get("phases") or {},
         [],
         [],
         now,
         host_bytes=_resident(Path(f"/proc/{pid}")),
+        line=str(status.get("line") or ""),
     )
 
 

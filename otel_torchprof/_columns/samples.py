@@ -20,7 +20,13 @@ WAITS_FOR_LOCK = "<waits for GIL>"
 COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 """Names of functions that are a part of the one that calls them."""
 MOST_CALLS = 64
-"""Innermost calls of a stack that trace files have."""
+"""Calls of a stack that trace files have."""
+
+
+def kept_calls(stack: tuple[Call, ...], most: int = MOST_CALLS) -> tuple[Call, ...]:
+    """The innermost calls of a stack; of one with more than ``most``, a quarter are the outermost: the program's, around a compiler's."""
+    outer = most // 4
+    return stack if len(stack) <= most else (*stack[: most - outer], *stack[-outer:])
 
 
 class Call(NamedTuple):

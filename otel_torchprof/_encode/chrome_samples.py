@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.samples import MOST_CALLS, SAMPLES
+from otel_torchprof._columns.samples import SAMPLES, kept_calls
 
 from .chrome_json import compact, valid
 
@@ -73,7 +73,7 @@ class _Chunk:
         leaf = self._leaves.get(number)
         if leaf is None:
             leaf = 0
-            for call in stack[MOST_CALLS - 1 :: -1]:
+            for call in reversed(kept_calls(stack)):
                 leaf = self._numbers.get((leaf, call)) or self._node(leaf, call)
             self._leaves[number] = leaf
         if leaf:

@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_torchprof import config
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.samples import MOST_CALLS, SAMPLES, Samples
+from otel_torchprof._columns.samples import MOST_CALLS, SAMPLES, Samples, kept_calls
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._model.live_table import with_attributes
 from otel_torchprof._model.span_tree import rows_of_spans
@@ -135,7 +135,7 @@ def _halved(entries: _Entries) -> _Entries:
 def _json(entries: _Entries, stacks: Sequence[tuple[Call, ...]], depth: int) -> str:
     places = {number: place for place, number in enumerate(dict.fromkeys([stack for _, _, stack in entries]))}
     texts = [f"[{time / 1e6},{duration / 1e6},{places[stack]}]" for time, duration, stack in entries]
-    used = [stacks[number][:depth] for number in places]
+    used = [kept_calls(stacks[number], depth) for number in places]
     first = _whole_json(used[0])
     others = (_stack_json(stack, before) for before, stack in pairwise(used))
     return f'{{"stacks":[{",".join((first, *others))}],"samples":[{",".join(texts)}]}}'

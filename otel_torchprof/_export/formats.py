@@ -82,7 +82,10 @@ class Format(NamedTuple):
 def _chrome(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import chrome, chrome_spans, spans
 
-    if recorded.batch.reductions is not None:  # slices nest in time, which spans that stand for several calls do not
+    has_attributes = any(step.attributes for step in recorded.steps)  # only spans have them
+    if (
+        has_attributes or recorded.batch.reductions is not None
+    ):  # whose spans that stand for several calls do not nest in time
         metadata = chrome.checked_metadata(recorded.metadata) | chrome.dropped_member(recorded.batch)
         reduced = spans.SpanList(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
         encoder = chrome_spans.ChromeSpans(recorded.pid, metadata)

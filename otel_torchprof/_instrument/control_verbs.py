@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._answers.lines import is_own, text_of_call
+from otel_torchprof._columns.samples import Call
 from otel_torchprof._process import process_changes
 from otel_torchprof._ranks.ranks import identity_in
 from otel_torchprof.version import __version__
@@ -33,8 +37,19 @@ def status(request: Request) -> Mapping[str, Any]:
         "otel_torchprof": __version__,
         "time_ns": time.time_ns(),
         **{key: value for key, value in identity_in(os.environ).items() if value is not None},
+        "line": _line(),
         **running.status(),
     }
+
+
+def _line() -> str:
+    """The innermost line of the program that the main thread is in; empty for none."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - there is no other way
+    for each, line in traceback.walk_stack(frame) if frame else ():
+        code = each.f_code
+        if is_own(code.co_filename):
+            return text_of_call(Call(Path(code.co_filename).name, line, code.co_name), "")
+    return ""
 
 
 socket = ControlSocket({"status": status, "record": record, "dump": dump})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._columns.phases import Segment
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Segment
 from otel_torchprof._model.step_spans import RecordedStep
 
 if TYPE_CHECKING:
@@ -25,40 +25,38 @@ class StepLog:
     """
 
     def __init__(self, ahead_ns: Callable[[], int] = int) -> None:
-        self._steps: deque[tuple[int, int, int, int | None]] = deque(maxlen=_MOST)
+        self._steps: deque[RecordedStep] = deque(maxlen=_MOST)
         self._ahead_ns = ahead_ns
 
     def add(self, spans: Iterable[StepSpan]) -> None:
         """Adds the spans of ended steps, as they come with a drain."""
         for span in spans:
             if span.segment is Segment.STEP and span.is_whole and not span.is_running:
-                self.add_step(span.number, span.start, span.end, span.thread)
+                self.add_step(RecordedStep(span.number, span.start, span.end, span.thread, attributes=span.attributes))
 
-    def add_step(self, number: int, start: int, end: int, thread: int | None = None) -> None:
-        """Adds a step: the fields of :class:`RecordedStep`."""
-        self._steps.append((number, start, end, thread))
+    def add_step(self, step: RecordedStep) -> None:
+        """Adds a step."""
+        self._steps.append(step)
 
     def steps_from(self, time_ns: int) -> list[RecordedStep]:
         """The steps that began at a time (Unix ns) or later, in order."""
         steps, ahead = self._steps.copy(), self._ahead_ns()
         latest = []
-        while steps and (step := steps.pop())[1] + ahead >= time_ns:
-            number, start, end, thread = step
-            latest.append(RecordedStep(number, start + ahead, end + ahead, thread))
+        while steps and (step := steps.pop()).start + ahead >= time_ns:
+            latest.append(_later(step, ahead))
         return latest[::-1]
 
     @property
     def last(self) -> RecordedStep | None:
         """The latest step; None without one."""
         steps = list(self._steps)[-1:]
-        ahead = self._ahead_ns() if steps else 0
-        return next((RecordedStep(number, start + ahead, end + ahead, of) for number, start, end, of in steps), None)
+        return _later(steps[0], self._ahead_ns()) if steps else None
 
     @property
     def seconds(self) -> float | None:
         """Mean duration of the last 20 steps, in seconds; None without one."""
         latest = list(self._steps)[-_MEAN_OF:]
-        return sum(end - start for _, start, end, _ in latest) / len(latest) / 1e9 if latest else None
+        return sum(step.end - step.start for step in latest) / len(latest) / 1e9 if latest else None
 
     def status(self) -> dict[str, Any]:
         """The latest step and its speed, for the control socket."""
@@ -67,4 +65,20 @@ class StepLog:
             "step": None if last is None else last.number,
             "step_end_ns": None if last is None else last.end,
             "step_seconds": self.seconds,
+            "phases": self._shares(),
         }
+
+    def _shares(self) -> dict[str, float]:
+        """Shares of the time of the last 20 steps, by phase and the rest; empty if they are not known."""
+        latest = [step for step in list(self._steps)[-_MEAN_OF:] if step.attributes]
+        total = sum(step.end - step.start for step in latest) / 1e9
+        times = {name: sum(_phase_time(step, name) for step in latest) for name in (*PHASES, UNATTRIBUTED)}
+        return {name: time / total for name, time in times.items() if time > 0} if total > 0 else {}
+
+
+def _phase_time(step: RecordedStep, name: str) -> float:
+    return float((step.attributes or {}).get(f"{PHASE_PREFIX}{name}.duration", 0.0))
+
+
+def _later(step: RecordedStep, by_ns: int) -> RecordedStep:
+    return step._replace(start=step.start + by_ns, end=step.end + by_ns)

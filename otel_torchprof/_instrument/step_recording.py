@@ -134,7 +134,6 @@ class StepRecording(ProfileResults):
         self.record_shapes, self.with_stack = request.record_shapes, request.detail == "frames"
         self.use_device = self._window.options.device if self._window.options.times_device else None
         self._has_modules = self._window.options.modules
-        self._has_phases = self._window.options.phases
         self.state = WAITING
         """``waiting`` for its first step, ``recording``, ``reading`` what was recorded, ``done``."""
         self.error = ""

@@ -154,6 +154,8 @@ class RecordedStep(NamedTuple):
     """``threading.get_ident()`` of the thread whose step it is, where that is known."""
     name: str = STEP_NAME
     """Name of its span."""
+    attributes: Mapping[str, Any] | None = None
+    """Of its span, from a recording that has them: times of phases, use of processors."""
 
 
 @untracked

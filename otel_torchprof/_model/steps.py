@@ -269,9 +269,10 @@ class Steps:
         """Adds ended steps, in order. Events between two of them belong to the earlier one."""
         with self._lock:
             self._are_recorded, link = True, None
-            for number, start, end, thread, name in recorded:
+            for number, start, end, thread, name, attributes in recorded:
                 self._steps.append(Step(number, start, name=name, segment=None, link=link))
                 link = self._end(self._steps[-1], end, 0, thread)
+                self._steps[-1].spans[0].attributes |= attributes or {}
                 self.threads |= set() if thread is None else {thread}
 
     def known(self) -> Sequence[Step]:

@@ -24,7 +24,7 @@ from otel_torchprof._model.devices import remaining_times
 from otel_torchprof._model.frame_spans import check_detail, displayed
 from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
-from otel_torchprof._model.step_spans import PROFILE_NAME, RecordedStep, note_phases
+from otel_torchprof._model.step_spans import PROFILE_NAME, RecordedStep
 from otel_torchprof.errors import TorchProfError, warn_caller
 from otel_torchprof.health import ProfilerStats
 
@@ -170,7 +170,7 @@ class ProfileResults(RecordedColumns):
         self._labels_steps = False
         self._learned_steps = ""  # file of a stream that detected the steps of the loop, in a notebook
         self._trace_only = False
-        self._has_modules = self._has_phases = False  # among the events
+        self._has_modules = False  # among the events
         self._started = False
         self._prepared = False
         self._tracing = False
@@ -612,8 +612,6 @@ class ProfileResults(RecordedColumns):
             parent=self._parent,
             device_times=remaining_times(whole, batch),
         )
-        if self._has_phases:
-            note_phases(roots)
         table = drained_spans(placed, roots, Flows(), with_flops=self.with_flops, callers=callers, final=True)
         table = with_reductions(table, placed.batch)
         return table, np.concatenate((table.span_id[: len(roots)], placed.root))

@@ -293,10 +293,11 @@ def test_what_slow_steps_had(explained):
 
 
 def test_causes_of_one_slow_step(explained):
-    """An operator that is most of a phase is named instead of it, and three causes at most, the largest first."""
+    """An operator, and no module, that is most of a phase is named instead of it, and three causes at most, the largest first."""
     trace = Trace()
     for number in range(60):
         slow = number == 40
+        trace.span("0", trace.now + 5 * STEP_MS, 4.5 * STEP_MS if slow else 0.1)
         trace.span("aten::sort", trace.now, 4.0 * STEP_MS if slow else 0.1)
         phases = {"forward": 0.42, "backward": 0.2, "optimizer": 0.18, "gc": 0.15} if slow else {}
         trace.step(10 * STEP_MS if slow else STEP_MS, rest=0.05, **phases)

@@ -77,6 +77,23 @@ def test_the_line_of_a_pause(tmp_path):
     assert (fault.verdict, fault.line, fault.cause) == ("checkpoint-bound", "train.py:31 store", "checkpoint-in-loop")
 
 
+def test_a_program_that_a_package_drives(tmp_path):
+    """Where one line of the program holds all of every step, as ``fit()`` does, the package's line is named."""
+    package = TORCH.replace("torch", "trainer")
+    compute, decode = ((Call(f"{package}/loop.py", line, "run"), *main(20)) for line in (8, 9))
+    trace = SampledTrace().of_parts(60, Part(6.0, compute, "torch.phase.forward"), Part(4.0, decode))
+    [fault] = explanation(tmp_path, trace).faults
+    assert fault.line == "trainer/loop.py:9 run"
+
+
+def test_a_gap_in_the_line_of_a_phase(tmp_path):
+    """A gap in the line that a phase's verdict names is evidence of that verdict, and no other fault."""
+    trace = SampledTrace().of_parts(60, Part(8.0, main(23), "torch.phase.optimizer"), MATMUL)
+    [fault] = explanation(tmp_path, trace).faults
+    assert (fault.verdict, fault.line) == ("optimizer-bound", "train.py:23 main")
+    assert "python-gap" in fault.evidence[-1]
+
+
 def test_a_function_of_several_lines(tmp_path):
     """The function that has most of the time is named, in its line with the most, and its other lines beside it."""
     lines = [(Call(f"{HOME}/train.py", line, "work"), *main(22)) for line in (5, 6, 7)]

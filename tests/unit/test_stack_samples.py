@@ -98,10 +98,10 @@ def test_long_texts_of_samples_count_on_their_span_only():
 
 
 def test_calls_beyond_64_are_cut():
-    """A stack has its 64 innermost calls."""
+    """A stack has its 48 innermost calls, and its 16 outermost ones, which are the program's."""
     stack = tuple(Call("a.py", line, "f") for line in range(100))
     [root] = texts(batch(samples([5], [0], stacks=[stack])), RecordedStep(0, 0, 10, 70))
-    assert root["stacks"] == [[f"a.py:{line} f" for line in range(64)]]
+    assert root["stacks"] == [[f"a.py:{line} f" for line in (*range(48), *range(84, 100))]]
 
 
 def test_outer_calls_are_written_once():

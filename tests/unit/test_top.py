@@ -121,12 +121,22 @@ def test_keys():
 
 def test_a_process_without_a_box():
     """Its answer to ``status`` gives what it knows: the step, the rate, its rank."""
-    status = {"rank": 1, "program": "serve.py", "host": "node", "step": 41, "step_seconds": 0.25, "world_size": 2}
+    status = {
+        "rank": 1,
+        "program": "serve.py",
+        "host": "node",
+        "step": 41,
+        "step_seconds": 0.25,
+        "world_size": 2,
+        "phases": {"data": 0.75, "unattributed": 0.25},
+        "line": "serve.py:5 load",
+    }
     found = view_of_status(os.getpid(), status, NOW)
     assert (found.rank, found.step, found.step_rate, found.run.world_size) == (1, 42, 4.0, 2)
     assert found.host_bytes > 1 << 20
     assert view_of_status(1, {"step": None}, NOW).step is None
-    assert "serve.py" in rows(80, found)
+    assert "ddddddddddddddd....." in rows(80, found)
+    assert "serve.py:5 load" in rows(80, found)
 
 
 def test_a_box_is_displayed(box, capsys):
