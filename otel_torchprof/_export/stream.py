@@ -12,6 +12,8 @@ import stat
 import zlib
 from typing import TYPE_CHECKING
 
+from otel_torchprof._process.descriptors import identity
+
 from .file import GZIP_FORMAT, GZIP_LEVEL
 
 if TYPE_CHECKING:
@@ -129,15 +131,12 @@ class StreamedFile:
                 return False
             os.ftruncate(fd, 0)
         os.set_blocking(fd, True)
-        self.path, self._fd, self._rewritable, self._identity = path, fd, rewritable, _identity(fd)
+        self.path, self._fd, self._rewritable, self._identity = path, fd, rewritable, identity(fd)
         return True
 
     def _is_ours(self) -> bool:
         """Whether the descriptor still is that of the file."""
-        try:
-            return _identity(self._fd) == self._identity
-        except OSError:
-            return False
+        return self._identity is not None and identity(self._fd) == self._identity
 
     def _reopen(self) -> None:
         self._fd = -1
@@ -146,7 +145,7 @@ class StreamedFile:
         except OSError as error:
             raise OSError(errno.ESTALE, _LOST) from error
         # Also the size: the inode of a deleted file may be reused.
-        is_ours = _identity(fd) == self._identity and os.fstat(fd).st_size >= self._size * self._rewritable
+        is_ours = identity(fd) == self._identity and os.fstat(fd).st_size >= self._size * self._rewritable
         if not is_ours or (self._rewritable and _held_by_another(fd)):
             os.close(fd)
             raise OSError(errno.ESTALE, _LOST)
@@ -245,8 +244,3 @@ def is_held(path: str) -> bool:
         return _held_by_another(fd)
     finally:
         os.close(fd)
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    info = os.fstat(fd)
-    return info.st_dev, info.st_ino

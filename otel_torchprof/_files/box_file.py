@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from otel_torchprof._process.descriptors import moved_up
 from otel_torchprof._process.private_folder import FolderError, made_folder
 from otel_torchprof.errors import TorchProfError
 
@@ -36,7 +37,6 @@ _KEPT_BYTES = 1 << 30
 """Total size of the boxes of dead processes, or one eighth of the file system if that is less: repeated crashes must not fill it."""
 _PIECE = 1 << 20
 _MFD_CLOEXEC = 1
-_HIGH = 200
 _MODE, _MODE_SEEN = 0o600, 0o400
 """Mode of a file, and of one whose process is known to be dead."""
 _INFO_AT, _INFO_BYTES = 4096, 8192
@@ -161,7 +161,7 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
     try:
         _prune(folder)
         size = _fitting(size, folder, processes)
-        descriptor = _moved_up(_private(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        descriptor = moved_up(_private(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
     except OSError as error:
         raise BoxFileError(f"{path} cannot be made: {error.strerror}") from error
     file = BoxFile(descriptor, size, path)
@@ -187,16 +187,6 @@ def _has_failed() -> bool:
 def _private(path: str, flags: int) -> int:
     """Opens a file for this user only; it is private from its creation on."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-
-
-def _moved_up(descriptor: int) -> int:
-    """Moves a descriptor to a high number: programs close low descriptors that they do not know, and reuse the numbers."""
-    try:
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
-    except OSError:  # the limit of the process is lower
-        return descriptor
-    os.close(descriptor)
-    return moved
 
 
 def opened(path: Path) -> BinaryIO:

@@ -32,6 +32,7 @@ from otel_torchprof._process.control_wire import (
     peer,
     server_folder,
 )
+from otel_torchprof._process.descriptors import identity, moved_up
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
@@ -174,6 +175,11 @@ class Connection:
         self.send({RESULT: result} if result is not None else {ERROR: error})
         self.close()
 
+    def detach(self) -> None:
+        """Forgets it and its files: other code has closed them."""
+        self._socket.detach()
+        self.files = []
+
     def close(self) -> None:
         """Closes it, with the files that nobody has taken."""
         self._socket.close()
@@ -197,6 +203,7 @@ class ControlSocket:
         self.state = _OFF
         """``on``, or ``off: `` and the reason."""
         self._listener: _socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
         self._closing: list[_socket.socket] = []
         self._taken: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._path: Path | None = None
@@ -235,6 +242,9 @@ class ControlSocket:
         if listener is None or not self._looking.acquire(blocking=False):
             return
         try:
+            if identity(listener.fileno()) != self._identity:
+                self._lose()
+                return
             self._accept(listener)
             for connection in self._connections.copy():
                 self._serve(connection)
@@ -251,7 +261,7 @@ class ControlSocket:
         if not is_supported() or config.CONTROL.read() is None:
             self.state = f"off: {config.CONTROL} is off" if is_supported() else "off: this system has no SO_PEERCRED"
             return
-        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        listener = _moved_up(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC))
         try:
             folder = server_folder().absolute()
             name = f"{os.getpid()}.{os.urandom(4).hex()}{SUFFIX}"
@@ -267,9 +277,10 @@ class ControlSocket:
             _log.warning("this process has no control socket: %s; OTEL_TORCHPROF_CONTROL names another folder", error)
             return
         self._listener, self._path, self.state = listener, folder / name, ON
+        self._identity = identity(listener.fileno())
 
     def _close(self) -> None:
-        listener, self._listener = self._listener, None
+        listener = self._taken_listener()
         path, self._path = self._path, None
         if path is not None:
             with suppress(OSError):
@@ -277,7 +288,24 @@ class ControlSocket:
         if listener is not None:
             self.state = _OFF
             self._closing.append(listener)
-            self._sweep()
+        self._sweep()
+
+    def _taken_listener(self) -> _socket.socket | None:
+        """The listener, which is to be closed; None without one, and if other code has closed it: the number may be that of its own file."""
+        listener, self._listener = self._listener, None
+        if listener is not None and identity(listener.fileno()) != self._identity:
+            listener.detach()
+            return None
+        return listener
+
+    def _lose(self) -> None:
+        """Other code has closed the listener, and all connections with it."""
+        with self._changing:
+            for connection in self._connections:
+                connection.detach()
+            self._connections = []
+            self._close()
+            self.state = "off: other code closed its descriptor"
 
     def _sweep(self) -> None:
         """Closes what is to be closed, or leaves that to the look in progress: a finalizer that ends a recording may run in its middle."""
@@ -296,7 +324,7 @@ class ControlSocket:
                 descriptor, _address = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that the class has
             except OSError:  # nobody is there, or no descriptor is left
                 return
-            accepted = _socket.socket(fileno=descriptor)
+            accepted = _socket.socket(fileno=moved_up(descriptor))
             accepted.setblocking(False)
             connection = Connection(accepted, self._clock() + _SECONDS)
             if peer(accepted)[1] not in {os.geteuid(), 0}:
@@ -347,9 +375,13 @@ class ControlSocket:
 
     def after_fork_in_child(self) -> None:
         """Closes what a forked child has inherited; it has a socket of its own once it is instrumented."""
-        listener, self._listener, self._path, self.state = self._listener, None, None, _OFF
+        listener, self._path, self.state = self._taken_listener(), None, _OFF
         for each in (*self._closing, *self._connections, *self._taken, *((listener,) if listener is not None else ())):
             each.close()
         self._closing, self._connections = [], []
         self._taken.clear()
         self._reset()
+
+
+def _moved_up(opened: _socket.socket) -> _socket.socket:
+    return _socket.socket(fileno=moved_up(opened.detach()))

@@ -138,6 +138,7 @@ class StepRecording(ProfileResults):
         """``waiting`` for its first step, ``recording``, ``reading`` what was recorded, ``done``."""
         self.error = ""
         """Why there is nothing; empty as long as there is no reason."""
+        self._known: list[RecordedStep] = []
         self.is_cut = False
         """Whether it ended before the last step that was asked for: cancelled, at the time limit, or with the instrumentation."""
         self._cancelled, self._over = threads.Event(), threads.Event()
@@ -174,7 +175,7 @@ class StepRecording(ProfileResults):
     @property
     def ended_steps(self) -> int:
         """Number of its steps that have ended."""
-        return len(self._recorded_steps())
+        return len(self._known)
 
     @property
     def health(self) -> Health:
@@ -199,6 +200,7 @@ class StepRecording(ProfileResults):
         self._window.prepare()
         while self._is_early() and not self._is_stopped():
             self._cancelled.wait(_LOOK_SECONDS)
+        self._running.step_log.keep_attributes(of_all=True)
         self._window.start()
         self.state, begun = RECORDING, time.monotonic()
         try:
@@ -210,6 +212,7 @@ class StepRecording(ProfileResults):
                 self._cancelled.wait(_LOOK_SECONDS)
         finally:
             self.state = READING
+            self._running.step_log.keep_attributes(of_all=False)
             self._window.stop()
 
     def _is_stopped(self) -> bool:
@@ -227,24 +230,26 @@ class StepRecording(ProfileResults):
         return (at_step - 1 - latest) * seconds > max(_LEAD_SECONDS, 2 * seconds)
 
     def _recorded_steps(self) -> list[RecordedStep]:
-        """The ended steps that were recorded whole, of those that were asked for."""
+        """The ended steps that were recorded whole, of those that were asked for: the log forgets what is long ago."""
         since, until = self._window.limits()
-        steps = [step for step in self._running.step_log.steps_from(since) if since and step.end <= until]
-        first = self._request.at_step
-        wanted = steps if first is None else [step for step in steps if step.number >= first]
-        return wanted[: self._request.steps]
+        latest = self._known[-1].number if self._known else (self._request.at_step or 0) - 1
+        steps = self._running.step_log.steps_from(since) if since else []
+        self._known += [step for step in steps if step.end <= until and step.number > latest]
+        del self._known[self._request.steps or len(self._known) :]
+        return self._known
 
     def _is_complete(self, seconds: float) -> bool:
         if self._request.seconds is not None and seconds >= self._request.seconds:
             self.is_cut = self._request.steps is not None
             return True
+        ended = len(self._recorded_steps())
         if self._request.steps is None:
             return False
         if self._running.step_log.last is None and seconds > _STEPLESS_SECONDS:
             raise TorchProfError(
                 f"no step has ended for {seconds:.0f} seconds: the program has no steps, or longer ones; record by time (seconds)"
             )
-        return self.ended_steps == self._request.steps
+        return ended == self._request.steps
 
     def _finish(self) -> None:
         steps = self._recorded_steps()

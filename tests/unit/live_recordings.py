@@ -38,6 +38,9 @@ class Recording:
 
     bytes_buffered = 0
 
+    def look(self) -> None:
+        """Looks at nothing."""
+
     @property
     def backlog(self) -> float:
         return 0

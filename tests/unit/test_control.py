@@ -332,6 +332,18 @@ def test_the_last_to_leave_removes_it(folder):
     assert not list(folder.iterdir())
 
 
+def test_a_number_that_is_somebody_elses_now(control, tmp_path):
+    """Where other code has closed the socket and opened a file under its number, that stays open, and the state says so."""
+    listener = control._listener.fileno()
+    with (tmp_path / "own").open("w") as file:
+        os.dup2(file.fileno(), listener)
+        control.look()
+        assert control.state == "off: other code closed its descriptor"
+        assert control.path is None
+        assert os.write(listener, b"text") == 4
+        os.close(listener)
+
+
 def test_a_connection_ends_with_the_socket(control):
     """Whoever waits for an answer is not left waiting."""
     client = connected(control)
