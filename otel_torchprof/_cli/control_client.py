@@ -187,7 +187,7 @@ class _Conversation:
             value = json.loads(line)
             if PROGRESS in value:
                 lines.append(value[PROGRESS])
-            elif RESULT in value:
+            elif RESULT in value and isinstance(value[RESULT], dict):
                 self.answer = value[RESULT]
             else:
                 self._fail(str(value[ERROR]))

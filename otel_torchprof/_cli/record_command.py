@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof._export.file import naming
 from otel_torchprof._export.file_exporter import PID, RANK
 from otel_torchprof._export.formats import ENDINGS, endings_help, format_of
+from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
 
@@ -32,6 +34,9 @@ _PREPARE_SECONDS = 900.0
 """Longest time for a process to build and load what records torch's operators: other work may have the machine."""
 _SILENT_SECONDS = 120.0
 """Longest time without a line of progress; while it writes its file a process reports none."""
+_MOST_UNKNOWN_SECONDS = 2.0
+_ANSWER_SECONDS = 5.0
+"""Time in which a process that does not hang says where it is."""
 _AHEAD_SECONDS = 3.0
 """Time from which on all processes are told a step to its begin."""
 
@@ -99,11 +104,13 @@ def run(options: argparse.Namespace) -> int:
             "no process of this machine is instrumented: start one with otel-torchprof run, opentelemetry-instrument or "
             "TorchInstrumentor().instrument()"
         )
+    living, silent = _asked(found, "status", {}, _ANSWER_SECONDS)
     with display_progress(lambda: "otel-torchprof: loading what records operators", quiet=options.quiet):
-        ready, failed = _asked(found, "record", {"prepare": True}, _PREPARE_SECONDS)
+        ready, failed = _asked([process for process, _ in living], "record", {"prepare": True}, _PREPARE_SECONDS)
     stated, errors = _asked([process for process, _ in ready], "status", {}, _SILENT_SECONDS)
-    targets = _with_paths(stated, options.output)
-    recorded, more = _recorded(targets, _arguments(options, targets), options)
+    targets, now = _with_paths(stated, options.output), time.time_ns()
+    recorded, more = _recorded(targets, [_arguments(options, target, targets, now) for target in targets], options)
+    failed = [*silent, *failed]
     for error in (*failed, *errors, *more):
         say(str(error))
     if options.explain and recorded:
@@ -126,44 +133,60 @@ def _asked(
 def _with_paths(stated: Sequence[tuple[Process, Mapping[str, Any]]], output: str | None) -> list[_Target]:
     """Gives each process a file; of several, each has its rank in its name, or its pid where ranks are not different."""
     targets = []
-    ranks = [status.get("rank") for _, status in stated]
+    ranks = [_rank_of(status) for _, status in stated]
     has_ranks = None not in ranks and len(set(ranks)) == len(ranks)
-    for process, status in stated:
+    for (process, status), rank in zip(stated, ranks, strict=True):
         program = Path(str(status.get("program", ""))).stem.strip("-") or "program"
         name = output or f"{program}.record.trace.json.gz"
-        rank = status.get("rank")
         parts = [] if len(stated) == 1 else [f"rank{rank}" if has_ranks else str(process.pid)]
         if PID in name or RANK in name:
             parts = []
         path = name.replace(PID, str(process.pid)).replace(RANK, str(0 if rank is None else rank))
         targets.append(_Target(process, status, name_with(path, parts) if parts else path))
+    twice = [path for path, count in Counter(target.path for target in targets).items() if count > 1]
+    if twice:
+        raise TorchProfError(
+            f"{twice[0]!r} would be the file of several processes: put {PID} into the name of --output"
+        )
     return targets
 
 
-def _arguments(options: argparse.Namespace, targets: Sequence[_Target]) -> dict[str, Any]:
-    """Returns the arguments of the request, with the step at which all begin."""
+def _rank_of(status: Mapping[str, Any]) -> int | None:
+    rank = status.get("rank")
+    return rank if isinstance(rank, int) and rank >= 0 else None
+
+
+def _arguments(options: argparse.Namespace, target: _Target, targets: Sequence[_Target], now_ns: int) -> dict[str, Any]:
+    """Returns the arguments of a request, with the step at which all processes of the same run and program begin."""
     names = ("steps", "seconds", "detail", "at_step")
     arguments: dict[str, Any] = {name: getattr(options, name) for name in names}
     arguments["record_shapes"] = options.shapes
-    if len(targets) > 1 and options.at_step is None and not (options.seconds and not options.steps):
-        arguments["at_step"] = common_step([target.status for target in targets], time.time_ns())
+    group = [each.status for each in targets if _job_of(each.status) == _job_of(target.status)]
+    has_steps = target.status.get("step") is not None
+    if len(group) > 1 and has_steps and options.at_step is None and not (options.seconds and not options.steps):
+        arguments["at_step"] = common_step(group, now_ns)
     return {name: value for name, value in arguments.items() if value is not None}
 
 
+def _job_of(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    return str(status.get("program")), *run_of(status)
+
+
 def common_step(statuses: Sequence[Mapping[str, Any]], now_ns: int) -> int | None:
-    """The number of a step that no process has begun yet in some seconds; None if one of them has no steps."""
+    """The number of a step that no process has begun yet in some seconds, of those that have steps; None if none has."""
     steps = []
     for status in statuses:
         last, end, seconds = (status.get(name) for name in ("step", "step_end_ns", "step_seconds"))
         if last is None or end is None or seconds is None:
-            return None
-        # The status may be as old as the latest drain.
-        steps.append(last + 2 + math.ceil((max(now_ns - end, 0) / 1e9 + _AHEAD_SECONDS) / max(seconds, 1e-6)))
+            continue
+        # The status may be as old as the latest drain; if it is far older, the loop pauses.
+        old = min(max(now_ns - end, 0) / 1e9, _MOST_UNKNOWN_SECONDS)
+        steps.append(last + 2 + math.ceil((old + _AHEAD_SECONDS) / max(seconds, 1e-6)))
     return max(steps, default=None)
 
 
 def _recorded(
-    targets: Sequence[_Target], arguments: Mapping[str, Any], options: argparse.Namespace
+    targets: Sequence[_Target], arguments: Sequence[Mapping[str, Any]], options: argparse.Namespace
 ) -> tuple[list[str], list[ControlError]]:
     """Has the processes record and write; returns the paths of the files, which appear when they are complete, and the errors."""
     progress: dict[int, Mapping[str, Any]] = {}
@@ -175,8 +198,8 @@ def _recorded(
     with ExitStack() as stack:
         files = [stack.enter_context(_PendingFile(target.path)) for target in targets]
         calls = [
-            ControlCall(target.process, "record", {**arguments, "name": target.path}, (file.descriptor,))
-            for target, file in zip(targets, files, strict=True)
+            ControlCall(target.process, "record", {**of_one, "name": target.path}, (file.descriptor,))
+            for target, file, of_one in zip(targets, files, arguments, strict=True)
         ]
         with display_progress(lambda: _line(progress, arguments), quiet=options.quiet, at_once=True):
             answers = ask_each(calls, seconds=_SILENT_SECONDS, on_progress=note)
@@ -213,14 +236,16 @@ class _PendingFile:
             self._temporary.replace(self._path)
 
 
-def _line(progress: Mapping[int, Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
+def _line(progress: Mapping[int, Mapping[str, Any]], of_each: Sequence[Mapping[str, Any]]) -> str:
     """The line of progress: that of the process that is furthest behind."""
     if not progress:
         return "otel-torchprof: waiting"
+    arguments = of_each[0]
     least = min(progress.values(), key=lambda value: int(value.get("steps", 0)))
     asked = arguments.get("steps", "" if "seconds" in arguments else _DEFAULT_STEPS)
     of_all = f" of {asked}" if asked else ""
-    at = f" (from step {arguments['at_step']})" if "at_step" in arguments else ""
+    begins = {each.get("at_step") for each in of_each}
+    at = f" (from step {arguments['at_step']})" if len(begins) == 1 and "at_step" in arguments else ""
     return f"otel-torchprof: {least.get('state', '')}{at}: {least.get('steps', 0)}{of_all} steps"
 
 

@@ -176,7 +176,7 @@ def _bar(shares: Mapping[str, float], width: int, style: _Style) -> str:
     for at in range(width):
         place = (at + 0.5) / width * total
         name = next((name for end, name in ends if place < end), UNATTRIBUTED)
-        cells += style(_LETTERS[name], f"30;{_COLORS[name]}" if name in _COLORS else "")
+        cells += style(_LETTERS.get(name, "?"), f"30;{_COLORS[name]}" if name in _COLORS else "")
     return cells
 
 

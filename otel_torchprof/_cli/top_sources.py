@@ -165,7 +165,7 @@ class Statuses:
         answers = ask_each([ControlCall(each, "status", {}) for each in asked], seconds=_ANSWER_SECONDS)
         now = time.time_ns()
         for process, answer in zip(asked, answers, strict=True):
-            if not isinstance(answer, Exception):
+            if not isinstance(answer, Exception) and _is_status(answer):
                 self.answers[process.pid] = {**answer, "asked_ns": now}
 
     def _run(self) -> None:
@@ -211,6 +211,17 @@ class Sources:
             if pid not in seen and now - int(answer["asked_ns"]) < _PATIENCE_NS:
                 views.append(view_of_status(pid, answer, now))
         return with_late_ranks(views)
+
+
+def _is_status(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer, which may be that of another version, has what is displayed."""
+    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds"))
+    shares = answer.get("phases") or {}
+    return (
+        all(isinstance(number, (int, float, type(None))) for number in numbers)
+        and isinstance(shares, dict)
+        and all(isinstance(share, (int, float)) for share in shares.values())
+    )
 
 
 def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView:

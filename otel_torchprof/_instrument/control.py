@@ -32,7 +32,7 @@ from otel_torchprof._process.control_wire import (
     peer,
     server_folder,
 )
-from otel_torchprof._process.descriptors import identity, moved_up
+from otel_torchprof._process.descriptors import OwnDescriptor, identity, moved_up
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
@@ -76,14 +76,9 @@ class Request:
         self._connection = connection
 
     @property
-    def file_count(self) -> int:
-        """Number of the client's files."""
-        return len(self._connection.files)
-
-    def take_files(self) -> list[int]:
-        """Returns the descriptors of the client's files, which the caller closes."""
-        files, self._connection.files = self._connection.files, []
-        return files
+    def files(self) -> list[OwnDescriptor]:
+        """The client's files, which are closed with the connection."""
+        return self._connection.files
 
     def take(self) -> Connection:
         """Takes the connection, for a thread of the verb's that replies later. The verb then returns None."""
@@ -96,8 +91,9 @@ class Connection:
 
     def __init__(self, connection: _socket.socket, deadline: float) -> None:
         self._socket = connection
+        self._identity = identity(connection.fileno())
         self.deadline = deadline
-        self.files: list[int] = []
+        self.files: list[OwnDescriptor] = []
         self.is_taken = False
         self._received = bytearray()
         self._unsent = bytearray()
@@ -129,9 +125,9 @@ class Connection:
         for level, kind, data in control:
             if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
                 count = len(data) // 4
-                self.files += struct.unpack(f"{count}i", data[: 4 * count])
+                self.files += map(OwnDescriptor, struct.unpack(f"{count}i", data[: 4 * count]))
         for descriptor in self.files[MAX_FILES:]:
-            os.close(descriptor)
+            descriptor.close()
         del self.files[MAX_FILES:]
 
     def reply(self, value: Mapping[str, Any], now: float) -> None:
@@ -149,6 +145,8 @@ class Connection:
 
     def has_left(self) -> bool:
         """Whether the client has closed its end."""
+        if not self._is_own():
+            return True
         try:
             self._socket.setblocking(False)
             return not self._socket.recv(1, _socket.MSG_PEEK)
@@ -159,6 +157,8 @@ class Connection:
 
     def send(self, value: Mapping[str, Any]) -> bool:
         """Sends a line from a thread that has taken the connection, within five seconds; returns False if the client is not there any more."""
+        if not self._is_own():
+            return False
         try:
             self._socket.settimeout(_SECONDS)
             self._socket.sendall(line_of(value), _socket.MSG_NOSIGNAL)
@@ -175,16 +175,15 @@ class Connection:
         self.send({RESULT: result} if result is not None else {ERROR: error})
         self.close()
 
-    def detach(self) -> None:
-        """Forgets it and its files: other code has closed them."""
-        self._socket.detach()
-        self.files = []
+    def _is_own(self) -> bool:
+        """Whether other code has not closed it: its number may be that of the program's own file then."""
+        return identity(self._socket.fileno()) == self._identity is not None
 
     def close(self) -> None:
-        """Closes it, with the files that nobody has taken."""
-        self._socket.close()
+        """Closes it and its files."""
+        _close_own(self._socket, self._identity)
         for descriptor in self.files:
-            os.close(descriptor)
+            descriptor.close()
         self.files = []
 
 
@@ -204,7 +203,7 @@ class ControlSocket:
         """``on``, or ``off: `` and the reason."""
         self._listener: _socket.socket | None = None
         self._identity: tuple[int, int] | None = None
-        self._closing: list[_socket.socket] = []
+        self._closing: list[tuple[_socket.socket, tuple[int, int] | None]] = []
         self._taken: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._path: Path | None = None
         self._connections: list[Connection] = []
@@ -280,30 +279,23 @@ class ControlSocket:
         self._identity = identity(listener.fileno())
 
     def _close(self) -> None:
-        listener = self._taken_listener()
-        path, self._path = self._path, None
+        path, listener = self._path, self._listener
         if path is not None:
             with suppress(OSError):
                 path.unlink()
+            self._path = None
         if listener is not None:
             self.state = _OFF
-            self._closing.append(listener)
+            self._closing.append((listener, self._identity))  # before it is forgotten: an interrupt may come anywhere
+            self._listener = None
         self._sweep()
-
-    def _taken_listener(self) -> _socket.socket | None:
-        """The listener, which is to be closed; None without one, and if other code has closed it: the number may be that of its own file."""
-        listener, self._listener = self._listener, None
-        if listener is not None and identity(listener.fileno()) != self._identity:
-            listener.detach()
-            return None
-        return listener
 
     def _lose(self) -> None:
         """Other code has closed the listener, and all connections with it."""
         with self._changing:
-            for connection in self._connections:
-                connection.detach()
-            self._connections = []
+            while self._connections:
+                self._connections[-1].close()
+                self._connections.pop()
             self._close()
             self.state = "off: other code closed its descriptor"
 
@@ -312,9 +304,11 @@ class ControlSocket:
         if self._looking.acquire(blocking=False):
             try:
                 while self._closing:
-                    self._closing.pop().close()
+                    _close_own(*self._closing[-1])
+                    self._closing.pop()
                 while self._connections:
-                    self._connections.pop().close()
+                    self._connections[-1].close()
+                    self._connections.pop()
             finally:
                 self._looking.release()
 
@@ -375,9 +369,13 @@ class ControlSocket:
 
     def after_fork_in_child(self) -> None:
         """Closes what a forked child has inherited; it has a socket of its own once it is instrumented."""
-        listener, self._path, self.state = self._taken_listener(), None, _OFF
-        for each in (*self._closing, *self._connections, *self._taken, *((listener,) if listener is not None else ())):
-            each.close()
+        if self._listener is not None:
+            _close_own(self._listener, self._identity)
+        for closing in self._closing:
+            _close_own(*closing)
+        for connection in (*self._connections, *self._taken):
+            connection.close()
+        self._listener, self._path, self.state = None, None, _OFF
         self._closing, self._connections = [], []
         self._taken.clear()
         self._reset()
@@ -385,3 +383,11 @@ class ControlSocket:
 
 def _moved_up(opened: _socket.socket) -> _socket.socket:
     return _socket.socket(fileno=moved_up(opened.detach()))
+
+
+def _close_own(opened: _socket.socket, own: tuple[int, int] | None) -> None:
+    """Closes a socket; where other code has closed it, its number may be that of the program's own file, which is left alone."""
+    if identity(opened.fileno()) == own:
+        opened.close()
+    else:
+        opened.detach()

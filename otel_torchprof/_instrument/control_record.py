@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._export import file
@@ -40,11 +39,11 @@ def record(request: Request) -> None:
     format_name = format_of(name)
     if format_name is None:
         raise ControlError(f"{name!r:.100} names no format: {endings_help()}")
-    if request.file_count != 1:
-        raise ControlError(f"{request.file_count} files came with the request: one is needed")
+    if len(request.files) != 1:
+        raise ControlError(f"{len(request.files)} files came with the request: one is needed")
     recording = _begun(request.running, arguments)
-    (descriptor,), connection = request.take_files(), request.take()
-    _in_background(lambda: _serve(connection, recording, descriptor, name, format_name))
+    connection = request.take()
+    _in_background(lambda: _serve(connection, recording, name, format_name))
 
 
 def _begun(running: Any, arguments: dict[str, Any]) -> StepRecording:
@@ -70,7 +69,7 @@ def _prepare(connection: Connection) -> None:
         connection.end({})
 
 
-def _serve(connection: Connection, recording: StepRecording, descriptor: int, name: str, format_name: str) -> None:
+def _serve(connection: Connection, recording: StepRecording, name: str, format_name: str) -> None:
     """Reports progress until the recording is done, then writes it; if the client leaves, ends the recording and writes nothing."""
     is_there = True
     while not recording.wait(_PROGRESS_SECONDS):
@@ -78,13 +77,13 @@ def _serve(connection: Connection, recording: StepRecording, descriptor: int, na
         if not is_there or connection.has_left():
             is_there = False
             recording.cancel()
-    if recording.error or not is_there:
-        os.close(descriptor)
-        connection.end(None, recording.error)
+    closed = "" if connection.files[0].is_own else "other code of the program has closed the file"
+    if recording.error or closed or not is_there:
+        connection.end(None, recording.error or closed)
         return
     try:
         connection.progress({"state": "writing", "steps": recording.ended_steps})
-        written = file.write_descriptor(descriptor, name, recording.pieces(format_name))
+        written = file.write_descriptor(connection.files[0].number, name, recording.pieces(format_name))
         connection.end(_result(recording, written))
     except Exception as error:  # noqa: BLE001 - told to the client
         connection.end(None, f"the file is incomplete: {error}")

@@ -62,7 +62,13 @@ _LOOK_SECONDS = 0.05
 _LEAD_SECONDS = 1.0
 """Time between the start of the recording and its first step, or two steps if that is more: when it comes is an estimate."""
 _STEPLESS_SECONDS = 30.0
-"""Time for the first step that the process has ever ended."""
+"""Time for the first step that the process has ever ended, and for the next one."""
+_PATIENCE_STEPS = 20
+"""Time for the next step, in steps, if that is more."""
+_SOON = 1_000
+"""Number of a step that may come before the first drain tells how fast steps are."""
+_MOST_UNKNOWN_SECONDS = 2.0
+"""Time since the latest known step for which steps are assumed: drains are asked for more often."""
 DEFAULT_STEPS = 25
 """What an explanation needs for a verdict."""
 
@@ -139,6 +145,7 @@ class StepRecording(ProfileResults):
         self.error = ""
         """Why there is nothing; empty as long as there is no reason."""
         self._known: list[RecordedStep] = []
+        self._waited_since = 0.0
         self.is_cut = False
         """Whether it ended before the last step that was asked for: cancelled, at the time limit, or with the instrumentation."""
         self._cancelled, self._over = threads.Event(), threads.Event()
@@ -201,9 +208,9 @@ class StepRecording(ProfileResults):
         while self._is_early() and not self._is_stopped():
             self._cancelled.wait(_LOOK_SECONDS)
         self._running.step_log.keep_attributes(of_all=True)
-        self._window.start()
-        self.state, begun = RECORDING, time.monotonic()
         try:
+            self._window.start()
+            self.state, begun = RECORDING, time.monotonic()
             while not self._is_complete(time.monotonic() - begun):
                 if self._is_stopped():
                     self.is_cut = True
@@ -212,8 +219,8 @@ class StepRecording(ProfileResults):
                 self._cancelled.wait(_LOOK_SECONDS)
         finally:
             self.state = READING
-            self._running.step_log.keep_attributes(of_all=False)
             self._window.stop()
+            self._running.step_log.keep_attributes(of_all=False)
 
     def _is_stopped(self) -> bool:
         return self._cancelled.is_set() or not self._running.is_running
@@ -221,17 +228,20 @@ class StepRecording(ProfileResults):
     def _is_early(self) -> bool:
         """Whether the first step is so far away that the recording need not begin."""
         at_step, last, seconds = self._request.at_step, self._running.step_log.last, self._running.step_log.seconds
-        if at_step is None or last is None or seconds is None:
+        if at_step is None:
             return False
+        self._running.ask_drain()
+        if last is None or seconds is None:
+            return at_step > _SOON
         if last.number >= at_step:
             raise TorchProfError(f"step {at_step} has ended, the latest is {last.number}: choose a later one")
-        self._running.ask_drain()
-        latest = last.number + (now_ns() - last.end) / 1e9 / max(seconds, 1e-9)
+        since = min((now_ns() - last.end) / 1e9, _MOST_UNKNOWN_SECONDS)  # a pause between steps has none
+        latest = last.number + since / max(seconds, 1e-9)
         return (at_step - 1 - latest) * seconds > max(_LEAD_SECONDS, 2 * seconds)
 
     def _recorded_steps(self) -> list[RecordedStep]:
         """The ended steps that were recorded whole, of those that were asked for: the log forgets what is long ago."""
-        since, until = self._window.limits()
+        since, until = self._window.since, self._window.limits()[1]
         latest = self._known[-1].number if self._known else (self._request.at_step or 0) - 1
         steps = self._running.step_log.steps_from(since) if since else []
         self._known += [step for step in steps if step.end <= until and step.number > latest]
@@ -242,14 +252,17 @@ class StepRecording(ProfileResults):
         if self._request.seconds is not None and seconds >= self._request.seconds:
             self.is_cut = self._request.steps is not None
             return True
-        ended = len(self._recorded_steps())
+        before, ended = len(self._known), len(self._recorded_steps())
+        self._waited_since = seconds if ended != before else self._waited_since
         if self._request.steps is None:
             return False
         if self._running.step_log.last is None and seconds > _STEPLESS_SECONDS:
             raise TorchProfError(
                 f"no step has ended for {seconds:.0f} seconds: the program has no steps, or longer ones; record by time (seconds)"
             )
-        return ended == self._request.steps
+        patience = max(_STEPLESS_SECONDS, _PATIENCE_STEPS * (self._running.step_log.seconds or 0.0))
+        self.is_cut = seconds - self._waited_since > patience
+        return self.is_cut or ended == self._request.steps
 
     def _finish(self) -> None:
         steps = self._recorded_steps()
@@ -302,6 +315,8 @@ class _StepWindow:
         self._segment: ProfileSegment | None = None
         self._batch: Batch | None = None
         self._limits: tuple[int, int] | None = None
+        self.since = 0
+        """When everything was recorded, Unix ns; 0 before."""
 
     def prepare(self) -> None:
         """Builds and loads what the recording needs.
@@ -321,6 +336,7 @@ class _StepWindow:
     def start(self) -> None:
         """Starts it. Raises as :meth:`ProfileSegment.start`."""
         self._started.start()
+        self.since = now_ns()
 
     def stop(self) -> None:
         """Stops it."""

@@ -25,3 +25,25 @@ def identity(descriptor: int) -> tuple[int, int] | None:
         info = os.fstat(descriptor)
         return info.st_dev, info.st_ino
     return None
+
+
+class OwnDescriptor:
+    """A descriptor of this package that is closed only while it is its own.
+
+    Args:
+        descriptor: is moved up.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.number = moved_up(descriptor)
+        self._identity = identity(self.number)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether nobody else has closed it."""
+        return self._identity is not None and identity(self.number) == self._identity
+
+    def close(self) -> None:
+        """Closes it, if it is open and its own."""
+        if self.is_own:
+            os.close(self.number)

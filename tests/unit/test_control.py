@@ -48,11 +48,8 @@ def fail(_request):
 
 def files_of(request):
     """Says what the client's files are, and writes into the first."""
-    files = request.take_files()
-    os.write(files[0], b"written")
-    for descriptor in files:
-        os.close(descriptor)
-    return {"files": len(files)}
+    os.write(request.files[0].number, b"written")
+    return {"files": len(request.files)}
 
 
 def descriptors() -> int:
@@ -243,6 +240,21 @@ def test_the_client_opens_the_files(control, tmp_path):
         assert reply(client) == {"result": {"files": MAX_FILES}}
     assert (tmp_path / "file").read_bytes() == b"written" * 2
     assert descriptors() == before
+
+
+def test_a_file_that_is_somebody_elses_now(control, tmp_path):
+    """Where other code has closed a client's file and opened its own under that number, the end of the request leaves it open."""
+    client = connected(control)
+    with (tmp_path / "client").open("w") as theirs, (tmp_path / "own").open("w") as own:
+        socket.send_fds(client, [b"no request yet"], [theirs.fileno()])
+        control.look()
+        number = control._connections[0].files[0].number
+        os.dup2(own.fileno(), number)
+        client.close()
+        control.look()
+        assert not control._connections
+        assert os.write(number, b"text") == 4
+        os.close(number)
 
 
 def test_other_users_are_not_answered(control, monkeypatch):
