@@ -32,7 +32,7 @@ from otel_torchprof._process.control_wire import (
     peer,
     server_folder,
 )
-from otel_torchprof._process.descriptors import OwnDescriptor, identity, moved_up
+from otel_torchprof._process.descriptors import OwnDescriptor
 from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof.errors import TorchProfError
 from otel_torchprof.health import ON
@@ -86,18 +86,46 @@ class Request:
         return self._connection
 
 
+class _OwnSocket:
+    """A socket that is used and closed only while it is this package's own: its number may be that of the program's own file later.
+
+    Args:
+        descriptor: is moved up.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = OwnDescriptor(descriptor)
+        self.socket = _socket.socket(fileno=self._descriptor.number)
+        self.socket.setblocking(False)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether nobody else has closed it."""
+        return self._descriptor.is_own
+
+    def close(self) -> None:
+        """Closes it, if it is open and its own."""
+        self.socket.detach()
+        self._descriptor.close()
+
+
 class Connection:
     """A connection to a client. Nothing waits, except after :meth:`Request.take`."""
 
-    def __init__(self, connection: _socket.socket, deadline: float) -> None:
-        self._socket = connection
-        self._identity = identity(connection.fileno())
+    def __init__(self, descriptor: int, deadline: float) -> None:
+        self._own = _OwnSocket(descriptor)
+        self._socket = self._own.socket
         self.deadline = deadline
         self.files: list[OwnDescriptor] = []
         self.is_taken = False
         self._received = bytearray()
         self._unsent = bytearray()
         self._has_replied = False
+
+    @property
+    def user(self) -> int:
+        """The client's user."""
+        return peer(self._socket)[1]
 
     def request(self) -> bytes | None:
         """Returns the request once it has come; None before.
@@ -145,7 +173,7 @@ class Connection:
 
     def has_left(self) -> bool:
         """Whether the client has closed its end."""
-        if not self._is_own():
+        if not self._own.is_own:
             return True
         try:
             self._socket.setblocking(False)
@@ -157,7 +185,7 @@ class Connection:
 
     def send(self, value: Mapping[str, Any]) -> bool:
         """Sends a line from a thread that has taken the connection, within five seconds; returns False if the client is not there any more."""
-        if not self._is_own():
+        if not self._own.is_own:
             return False
         try:
             self._socket.settimeout(_SECONDS)
@@ -175,13 +203,9 @@ class Connection:
         self.send({RESULT: result} if result is not None else {ERROR: error})
         self.close()
 
-    def _is_own(self) -> bool:
-        """Whether other code has not closed it: its number may be that of the program's own file then."""
-        return identity(self._socket.fileno()) == self._identity is not None
-
     def close(self) -> None:
         """Closes it and its files."""
-        _close_own(self._socket, self._identity)
+        self._own.close()
         for descriptor in self.files:
             descriptor.close()
         self.files = []
@@ -201,9 +225,8 @@ class ControlSocket:
         self._clock = clock
         self.state = _OFF
         """``on``, or ``off: `` and the reason."""
-        self._listener: _socket.socket | None = None
-        self._identity: tuple[int, int] | None = None
-        self._closing: list[tuple[_socket.socket, tuple[int, int] | None]] = []
+        self._listener: _OwnSocket | None = None
+        self._closing: list[_OwnSocket] = []
         self._taken: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._path: Path | None = None
         self._connections: list[Connection] = []
@@ -241,10 +264,10 @@ class ControlSocket:
         if listener is None or not self._looking.acquire(blocking=False):
             return
         try:
-            if identity(listener.fileno()) != self._identity:
+            if not listener.is_own:
                 self._lose()
                 return
-            self._accept(listener)
+            self._accept(listener.socket)
             for connection in self._connections.copy():
                 self._serve(connection)
         except Exception as error:  # noqa: BLE001 - the drain thread continues
@@ -260,15 +283,14 @@ class ControlSocket:
         if not is_supported() or config.CONTROL.read() is None:
             self.state = f"off: {config.CONTROL} is off" if is_supported() else "off: this system has no SO_PEERCRED"
             return
-        listener = _moved_up(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC))
+        listener = _OwnSocket(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC).detach())
         try:
             folder = server_folder().absolute()
             name = f"{os.getpid()}.{os.urandom(4).hex()}{SUFFIX}"
-            listener.setblocking(False)
             with opened_folder(folder) as descriptor:
                 # Under another name until it listens: a client removes a socket that refuses connections.
-                listener.bind(address(descriptor, f".{name}"))
-                listener.listen(_BACKLOG)
+                listener.socket.bind(address(descriptor, f".{name}"))
+                listener.socket.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
         except (OSError, TorchProfError) as error:
             listener.close()
@@ -276,7 +298,6 @@ class ControlSocket:
             _log.warning("this process has no control socket: %s; OTEL_TORCHPROF_CONTROL names another folder", error)
             return
         self._listener, self._path, self.state = listener, folder / name, ON
-        self._identity = identity(listener.fileno())
 
     def _close(self) -> None:
         path, listener = self._path, self._listener
@@ -286,7 +307,7 @@ class ControlSocket:
             self._path = None
         if listener is not None:
             self.state = _OFF
-            self._closing.append((listener, self._identity))  # before it is forgotten: an interrupt may come anywhere
+            self._closing.append(listener)  # before it is forgotten: an interrupt may come anywhere
             self._listener = None
         self._sweep()
 
@@ -304,7 +325,7 @@ class ControlSocket:
         if self._looking.acquire(blocking=False):
             try:
                 while self._closing:
-                    _close_own(*self._closing[-1])
+                    self._closing[-1].close()
                     self._closing.pop()
                 while self._connections:
                     self._connections[-1].close()
@@ -318,10 +339,8 @@ class ControlSocket:
                 descriptor, _address = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that the class has
             except OSError:  # nobody is there, or no descriptor is left
                 return
-            accepted = _socket.socket(fileno=moved_up(descriptor))
-            accepted.setblocking(False)
-            connection = Connection(accepted, self._clock() + _SECONDS)
-            if peer(accepted)[1] not in {os.geteuid(), 0}:
+            connection = Connection(descriptor, self._clock() + _SECONDS)
+            if connection.user not in {os.geteuid(), 0}:
                 connection.close()
                 continue
             self._connections.append(connection)
@@ -369,25 +388,11 @@ class ControlSocket:
 
     def after_fork_in_child(self) -> None:
         """Closes what a forked child has inherited; it has a socket of its own once it is instrumented."""
-        if self._listener is not None:
-            _close_own(self._listener, self._identity)
-        for closing in self._closing:
-            _close_own(*closing)
+        for listener in (*self._closing, *((self._listener,) if self._listener is not None else ())):
+            listener.close()
         for connection in (*self._connections, *self._taken):
             connection.close()
         self._listener, self._path, self.state = None, None, _OFF
         self._closing, self._connections = [], []
         self._taken.clear()
         self._reset()
-
-
-def _moved_up(opened: _socket.socket) -> _socket.socket:
-    return _socket.socket(fileno=moved_up(opened.detach()))
-
-
-def _close_own(opened: _socket.socket, own: tuple[int, int] | None) -> None:
-    """Closes a socket; where other code has closed it, its number may be that of the program's own file, which is left alone."""
-    if identity(opened.fileno()) == own:
-        opened.close()
-    else:
-        opened.detach()

@@ -25,9 +25,8 @@ class StepLog:
     """
 
     def __init__(self, ahead_ns: Callable[[], int] = int) -> None:
-        self._steps: deque[tuple[int, int, int, int | None]] = deque(
-            maxlen=_MOST
-        )  # of which the collector keeps no account
+        # Tuples of numbers, of which Python's collector keeps no account.
+        self._steps: deque[tuple[int, int, int, int | None]] = deque(maxlen=_MOST)
         self._attributes: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MEAN_OF)
         self._ahead_ns = ahead_ns
 
@@ -43,7 +42,7 @@ class StepLog:
         self._steps.append((number, start, end, thread))
 
     def keep_attributes(self, *, of_all: bool) -> None:
-        """Keeps the attributes of all its steps from now on, for who reads them; otherwise of the last 20, as some kB a step add up."""
+        """Keeps the attributes of all its steps from now on, or of the last 20: they take about 1 kB a step."""
         self._attributes = deque(self._attributes, _MOST if of_all else _MEAN_OF)
 
     def steps_from(self, time_ns: int) -> list[RecordedStep]:

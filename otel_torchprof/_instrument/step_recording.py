@@ -243,6 +243,7 @@ class StepRecording(ProfileResults):
         """The ended steps that were recorded whole, of those that were asked for: the log forgets what is long ago."""
         since, until = self._window.since, self._window.limits()[1]
         latest = self._known[-1].number if self._known else (self._request.at_step or 0) - 1
+        since = self._known[-1].start if self._known else since
         steps = self._running.step_log.steps_from(since) if since else []
         self._known += [step for step in steps if step.end <= until and step.number > latest]
         del self._known[self._request.steps or len(self._known) :]
@@ -283,7 +284,7 @@ class StepRecording(ProfileResults):
     def _why_no_step(self) -> str:
         if not self._running.is_running:
             return "the instrumentation ended before the first step had"
-        return "it was ended before its first step had: steps are longer than that"
+        return "no step had ended when it was: the loop paused, or its steps are longer; ask for more seconds, or again"
 
     # ---- results ----
 

@@ -62,3 +62,17 @@ def written(found: Samples) -> list[tuple[int, int, tuple[Call, ...]]]:
             found.time.tolist(), found.duration.tolist(), found.stack.tolist(), strict=True
         )
     ]
+
+
+def sampled_drains(processor):
+    """Returns a list: times in it become samples of the main thread, with the first stack, with the next drain of the processor."""
+    recording = processor._attached._recording
+    drain, given = recording.drain, []
+
+    def sampled(most):
+        drained, times = drain(most), [given.pop(0) for _ in tuple(given)]
+        thread = [number for number, known in enumerate(drained.threads) if known.name == "MainThread"]
+        return replace(drained, samples=samples(times, [0] * len(times), thread * len(times)))
+
+    recording.drain = sampled
+    return given

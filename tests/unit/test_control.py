@@ -201,7 +201,7 @@ def test_nobody_is_waited_for(control):
 
 
 def test_a_thousand_clients(control):
-    """Some wait, the others are told that there are too many, or find no room; no descriptor is left, and the next is answered."""
+    """Some wait, the others get an error that there are too many, or find no room; no descriptor is left, and the next is answered."""
     before, clients, refused = descriptors(), [], 0
     for number in range(1_000):
         try:
@@ -346,7 +346,7 @@ def test_the_last_to_leave_removes_it(folder):
 
 def test_a_number_that_is_somebody_elses_now(control, tmp_path):
     """Where other code has closed the socket and opened a file under its number, that stays open, and the state says so."""
-    listener = control._listener.fileno()
+    listener = control._listener.socket.fileno()
     with (tmp_path / "own").open("w") as file:
         os.dup2(file.fileno(), listener)
         control.look()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from policy_jobs import job
-from sampled_profiles import LOG, MAIN, MS, STACKS, THREADS, samples
+from sampled_profiles import LOG, MAIN, MS, STACKS, THREADS, sampled_drains, samples
 from torch_metrics import points
 
 from otel_torchprof._answers.line_reading import TAKEN, TakenSamples, taken_samples
@@ -146,15 +144,7 @@ def test_samples_of_the_last_steps_are_kept():
 def test_a_processor_has_the_samples_of_its_drains():
     """Samples that a drain brings are lines of the processor's steps, each once."""
     with job() as found:
-        recording = found.processor._attached._recording
-        drain, given = recording.drain, []
-
-        def sampled(most):
-            drained, times = drain(most), [given.pop(0) for _ in tuple(given)]
-            thread = [number for number, known in enumerate(drained.threads) if known.name == "MainThread"]
-            return replace(drained, samples=samples(times, [0] * len(times), thread * len(times)))
-
-        recording.drain = sampled
+        given = sampled_drains(found.processor)
         for _ in range(3):
             found.step("label")
             given.append(now_ns())

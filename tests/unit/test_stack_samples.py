@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from merged_files import BASE, BEGIN, Meetings, WrongClock
 from policy_jobs import job
-from sampled_profiles import DEEP, LOG, MAIN, MS, STACKS, batch, profile_with, samples, written
+from sampled_profiles import DEEP, LOG, MAIN, MS, STACKS, batch, profile_with, sampled_drains, samples, written
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
@@ -186,15 +186,7 @@ def test_samples_of_idle_threads_are_not_kept():
 def test_live_steps_have_their_samples():
     """While a program runs, samples that one drain brings are on the steps that end in it and in a later one."""
     with job() as found:
-        recording = found.processor._attached._recording
-        drain, given = recording.drain, []
-
-        def sampled(most):
-            drained, times = drain(most), [given.pop(0) for _ in tuple(given)]
-            thread = [number for number, known in enumerate(drained.threads) if known.name == "MainThread"]
-            return replace(drained, samples=samples(times, [0] * len(times), thread * len(times)))
-
-        recording.drain = sampled
+        given = sampled_drains(found.processor)
         found.step("first")
         found.step("second")
         given.append(now_ns())
