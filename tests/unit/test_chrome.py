@@ -94,7 +94,7 @@ def test_line_separators_are_escaped():
 
 @given(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2 << 32 | 1, 9 << 32 | 2])))
 def test_input_words_are_never_read_beyond_their_end(data):
-    """Words that promise more than there is give valid JSON, and offsets that lie outside too."""
+    """Words that promise more than there is give valid JSON, and so do offsets that lie outside; ``trace_of`` asserts it."""
     offsets = [*range(len(data) + 2), 2**63 - 1]
     columns = {"start": [0] * len(offsets), "end": [1] * len(offsets), "inputs": offsets}
     trace_of(Batch.of(columns, [""], inputs=np.array(data, dtype=np.int64)))
@@ -532,7 +532,7 @@ def per_input(inputs: list[Any], of_tensor: Any) -> list[Any]:
 
 
 def as_json(inputs: list[Any]) -> dict[str, Any]:
-    """The arguments that tell of inputs; none where there are none."""
+    """The arguments that describe inputs; empty without inputs."""
     if not inputs:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Numbers of the spans that are current: who gets which, who is muted, when an entry goes; each event has that of when it began."""
+"""Numbers of the spans that are current: who gets which, who is muted, when an entry is removed; each event has the number of its begin."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_a_file_that_is_somebody_elses_now(control, tmp_path):
 
 
 def test_other_users_are_not_answered(control, monkeypatch):
-    """The system says who has connected; root may ask."""
+    """The system reports who has connected; root may ask."""
     users = iter((os.geteuid() + 1, 0))
     monkeypatch.setattr(control_module, "peer", lambda _connection: (1, next(users)))
     stranger = connected(control)

@@ -52,7 +52,7 @@ def tree_by_setprofile(program):
         program()
     finally:
         sys.setprofile(None)
-    # Whether the return from setprofile is told of depends on what the process has traced before.
+    # Whether the return from setprofile is reported depends on what the process has traced before.
     first = f"({program.__code__.co_firstlineno}): {program.__name__}"
     start, base = next((at, depth) for at, (depth, name) in enumerate(found) if name == first)
     end = next(at for at, (depth, _) in enumerate([*found[start + 1 :], (base, "")]) if depth <= base)
