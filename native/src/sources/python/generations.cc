@@ -28,9 +28,10 @@ PyObject* generation(PyObject*, PyObject* model) {
   size_t place = place_of(thread, model);
   if (place == thread->generations.size()) Py_RETURN_NONE;
   const OpenGeneration& open = thread->generations[place];
-  int64_t first = open.first_token == 0 ? -1 : open.first_token - open.begin;
+  int64_t begin = g_api->unix_ns(open.begin);
+  int64_t first = open.first_token == 0 ? -1 : g_api->unix_ns(open.first_token) - begin;
   return Py_BuildValue("KLLn", static_cast<unsigned long long>(open.event),
-                       static_cast<long long>(g_api->unix_ns(0) - open.begin), static_cast<long long>(first),
+                       static_cast<long long>(g_api->unix_ns(0) - begin), static_cast<long long>(first),
                        static_cast<Py_ssize_t>(place));
 }
 
@@ -38,12 +39,11 @@ PyMethodDef g_methods[] = {{"generation", generation, METH_O, nullptr}, {nullptr
 
 }  // namespace
 
-void begin_generation(PythonThread* thread, PyObject* model, uint32_t prefills, bool recorded) {
+void begin_generation(PythonThread* thread, PyObject* model, uint64_t begin, uint32_t prefills, bool recorded) {
   uint32_t consumers = 0;
   uint64_t event = recorded ? g_api->innermost(&consumers) : 0;
   try {
-    thread->generations.push_back(
-        {model, event, g_api->unix_ns(0), 0, prefills, thread->modules.size(), thread->phases.size()});
+    thread->generations.push_back({model, event, begin, 0, prefills, thread->modules.size(), thread->phases.size()});
   } catch (const std::bad_alloc&) {
     // The calls in it are phases like those outside of any.
   }
@@ -65,7 +65,7 @@ uint32_t part_in_generation(PythonThread* thread, PyObject* module, uint32_t par
   if (open.prefills != 0) {
     --open.prefills;
   } else if (open.first_token == 0) {
-    open.first_token = g_api->unix_ns(0);
+    open.first_token = g_api->ticks();
   }
   return found;
 }

@@ -44,7 +44,8 @@ int64_t number_of(PyObject* object) {
   return object == nullptr || object == Py_None ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(object));
 }
 
-bool record(uint32_t part, PyObject* object) {
+// `ticks`: when it began; 0: now.
+bool record(uint32_t part, PyObject* object, uint64_t ticks = 0) {
   PyObject* text = g_names == nullptr ? nullptr : PyTuple_GetItem(g_names, part);
   Py_ssize_t size = 0;
   PyObject* owner = nullptr;
@@ -59,6 +60,7 @@ bool record(uint32_t part, PyObject* object) {
   event.nests = 1;
   event.fwd_thread = part;
   event.sequence_nr = number_of(object);
+  event.ticks = ticks;
   bool recorded = g_api->begin(&event) != 0;
   Py_XDECREF(owner);
   if (recorded) {
@@ -301,9 +303,10 @@ PyObject* generate_begin(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Unraising guard;
   close_left_behind(thread, false);
   uint32_t part = is_evaluated(args[0], false) ? OTP_PHASE_EVALUATING_GENERATE : OTP_PHASE_GENERATE;
-  bool recorded = record(part, args[0]);
+  uint64_t begin = g_api->ticks();
+  bool recorded = record(part, args[0], begin);
   if (recorded) step_may_begin(thread, part);
-  begin_generation(thread, args[0], static_cast<uint32_t>(PyLong_AsUnsignedLong(args[1])), recorded);
+  begin_generation(thread, args[0], begin, static_cast<uint32_t>(PyLong_AsUnsignedLong(args[1])), recorded);
   Py_RETURN_NONE;
 }
 

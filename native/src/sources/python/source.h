@@ -94,8 +94,8 @@ struct OpenPhase {
 struct OpenGeneration {
   const void* model;       // compared only
   uint64_t event;          // id of its event; 0: it has none
-  int64_t begin;           // Unix ns, as first_token
-  int64_t first_token;     // when it was there; 0: it is not yet
+  uint64_t begin;          // ticks, those of its event
+  uint64_t first_token;    // when it was there, ticks; 0: it is not yet
   uint32_t prefills;       // calls of the model that are still to come before its first token
   size_t modules, phases;  // that were open around it
 };
@@ -149,7 +149,7 @@ void end_root(PythonThread* thread, PyObject* module, uint8_t flags, const char*
 // Calls of generate on the calling thread, see generations.cc; what was open around the innermost one is around
 // whatever begins in it, and 0 where there is none. `prefills`: calls of the model up to its first token.
 // end_generation says how many phases were open around it; false where the model has no such call.
-void begin_generation(PythonThread* thread, PyObject* model, uint32_t prefills, bool recorded);
+void begin_generation(PythonThread* thread, PyObject* model, uint64_t begin, uint32_t prefills, bool recorded);
 bool end_generation(PythonThread* thread, PyObject* model, size_t* phases);
 uint32_t part_in_generation(PythonThread* thread, PyObject* module, uint32_t part);
 inline size_t phases_around(const PythonThread* thread) {
