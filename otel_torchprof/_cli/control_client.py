@@ -143,10 +143,9 @@ class _Conversation:
             self._socket = _connected(call.process, self.deadline)
             self._socket.settimeout(seconds)
             line = request_line(call.verb, call.arguments)
-            if call.files:
-                sent = socket.send_fds(self._socket, [line], list(call.files))
-                line = line[sent:]
-            self._socket.sendall(line)
+            with suppress(BrokenPipeError):  # it has answered already: with an error, without reading all of this
+                sent = socket.send_fds(self._socket, [line], list(call.files)) if call.files else 0
+                self._socket.sendall(line[sent:])
             self._socket.setblocking(False)
         except OSError as error:
             self._fail(f"cannot be asked: {error.strerror or error}")

@@ -200,6 +200,21 @@ def test_nobody_is_waited_for(control):
         each.close()
 
 
+def test_an_answer_that_comes_before_the_end_of_the_request(control, tmp_path, monkeypatch):
+    """A process may answer and close the connection while the client still sends: its answer counts."""
+    send_fds = socket.send_fds
+
+    def answered_meanwhile(*arguments):
+        sent = send_fds(*arguments)
+        control.look()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", answered_meanwhile)
+    with (tmp_path / "a").open("wb") as file:
+        answer = ask(Process(os.getpid(), control.path.parent, control.path.name), "record", {}, [file.fileno()])
+    assert answer == {"files": 1}
+
+
 def test_a_thousand_clients(control):
     """Some wait, the others get an error that there are too many, or find no room; no descriptor is left, and the next is answered."""
     before, clients, refused = descriptors(), [], 0
