@@ -3,69 +3,80 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Segment
-from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.step_spans import NO_ATTRIBUTES, RecordedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from otel_torchprof._model.step_spans import StepSpan
 
-_MOST = 1_000
 _MEAN_OF = 20
 
 
+class _Logged(NamedTuple):
+    number: int
+    start: int
+    end: int
+    thread: int | None
+    attributes: Mapping[str, Any]
+
+
 class StepLog:
-    """The last 1,000 ended steps. One thread may add, any thread read.
+    """The last 20 ended steps, and all of them for a recording that follows. One thread may add, any thread read.
 
     Args:
         ahead_ns: returns what is added to the times: the recorder's clock minus that of the steps.
     """
 
     def __init__(self, ahead_ns: Callable[[], int] = int) -> None:
-        # Tuples of numbers, of which Python's collector keeps no account.
-        self._steps: deque[tuple[int, int, int, int | None]] = deque(maxlen=_MOST)
-        self._attributes: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MEAN_OF)
+        self._steps: deque[_Logged] = deque(maxlen=_MEAN_OF)
+        self._followed: deque[_Logged] | None = None
         self._ahead_ns = ahead_ns
 
     def add(self, spans: Iterable[StepSpan]) -> None:
         """Adds the spans of ended steps, as they come with a drain."""
         for span in spans:
             if span.segment is Segment.STEP and span.is_whole and not span.is_running:
-                self._attributes.append((span.number, span.attributes))
-                self.add_step(span.number, span.start, span.end, span.thread)
+                self.add_step(span.number, span.start, span.end, span.thread, span.attributes)
 
-    def add_step(self, number: int, start: int, end: int, thread: int | None = None) -> None:
+    def add_step(
+        self,
+        number: int,
+        start: int,
+        end: int,
+        thread: int | None = None,
+        attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+    ) -> None:
         """Adds a step: the fields of :class:`RecordedStep`."""
-        self._steps.append((number, start, end, thread))
+        step, followed = _Logged(number, start, end, thread, attributes), self._followed
+        self._steps.append(step)
+        if followed is not None:
+            followed.append(step)
 
-    def keep_attributes(self, *, of_all: bool) -> None:
-        """Keeps the attributes of all its steps from now on, or of the last 20: they take about 1 kB a step."""
-        self._attributes = deque(self._attributes, _MOST if of_all else _MEAN_OF)
+    def follow(self, *, on: bool) -> None:
+        """Keeps every step from now on until :meth:`take`, about 1 kB each: a drain may bring any number. Or no longer."""
+        self._followed = deque() if on else None
 
-    def steps_from(self, time_ns: int) -> list[RecordedStep]:
-        """The steps that began at a time (Unix ns) or later, in order."""
-        steps, ahead, attributes = self._steps.copy(), self._ahead_ns(), dict(self._attributes.copy())
-        latest = []
-        while steps and (step := steps.pop())[1] + ahead >= time_ns:
-            number, start, end, thread = step
-            latest.append(RecordedStep(number, start + ahead, end + ahead, thread, attributes=attributes.get(number)))
-        return latest[::-1]
+    def take(self) -> list[RecordedStep]:
+        """The steps since the last call, in order; empty unless they are followed. By one thread."""
+        followed, ahead, taken = self._followed, self._ahead_ns(), []
+        while followed:
+            taken.append(_recorded(followed.popleft(), ahead))
+        return taken
 
     @property
     def last(self) -> RecordedStep | None:
         """The latest step; None without one."""
-        steps = list(self._steps)[-1:]
-        ahead = self._ahead_ns() if steps else 0
-        return next((RecordedStep(number, start + ahead, end + ahead, of) for number, start, end, of in steps), None)
+        return next((_recorded(step, self._ahead_ns()) for step in list(self._steps)[-1:]), None)
 
     @property
     def seconds(self) -> float | None:
         """Mean duration of the last 20 steps, in seconds; None without one."""
-        latest = list(self._steps)[-_MEAN_OF:]
-        return sum(end - start for _, start, end, _ in latest) / len(latest) / 1e9 if latest else None
+        latest = list(self._steps)
+        return sum(step.end - step.start for step in latest) / len(latest) / 1e9 if latest else None
 
     def status(self) -> dict[str, Any]:
         """The latest step and its speed, for the control socket."""
@@ -79,10 +90,14 @@ class StepLog:
 
     def _shares(self) -> dict[str, float]:
         """Shares of the time of the last 20 steps, by phase and the rest; empty if they are not known."""
-        latest = [attributes for _, attributes in list(self._attributes)[-_MEAN_OF:]]
+        latest = list(self._steps)
         times = {
-            name: sum(attributes.get(f"{PHASE_PREFIX}{name}.duration", 0.0) for attributes in latest)
+            name: sum(step.attributes.get(f"{PHASE_PREFIX}{name}.duration", 0.0) for step in latest)
             for name in (*PHASES, UNATTRIBUTED)
         }
         total = sum(times.values())
         return {name: time / total for name, time in times.items() if time > 0}
+
+
+def _recorded(step: _Logged, ahead: int) -> RecordedStep:
+    return RecordedStep(step.number, step.start + ahead, step.end + ahead, step.thread, attributes=step.attributes)

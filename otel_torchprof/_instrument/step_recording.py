@@ -199,6 +199,7 @@ class StepRecording(ProfileResults):
             known = isinstance(error, TorchProfError)
             self.error = str(error) if known else f"the recording failed: {type(error).__name__}: {error}"
         finally:
+            self._running.step_log.follow(on=False)
             self.state = DONE
             _progress.end(self)
             self._over.set()
@@ -207,7 +208,7 @@ class StepRecording(ProfileResults):
         self._window.prepare()
         while self._is_early() and not self._is_stopped():
             self._cancelled.wait(_LOOK_SECONDS)
-        self._running.step_log.keep_attributes(of_all=True)
+        self._running.step_log.follow(on=True)
         try:
             self._window.start()
             self.state, begun = RECORDING, time.monotonic()
@@ -220,7 +221,6 @@ class StepRecording(ProfileResults):
         finally:
             self.state = READING
             self._window.stop()
-            self._running.step_log.keep_attributes(of_all=False)
 
     def _is_stopped(self) -> bool:
         return self._cancelled.is_set() or not self._running.is_running
@@ -239,22 +239,39 @@ class StepRecording(ProfileResults):
         latest = last.number + since / max(seconds, 1e-9)
         return (at_step - 1 - latest) * seconds > max(_LEAD_SECONDS, 2 * seconds)
 
-    def _recorded_steps(self) -> list[RecordedStep]:
-        """The ended steps that were recorded whole, of those that were asked for: the log forgets what is long ago."""
-        since, until = self._window.since, self._window.limits()[1]
-        latest = self._known[-1].number if self._known else (self._request.at_step or 0) - 1
-        since = self._known[-1].start if self._known else since
-        steps = self._running.step_log.steps_from(since) if since else []
-        self._known += [step for step in steps if step.end <= until and step.number > latest]
-        del self._known[self._request.steps or len(self._known) :]
-        return self._known
+    def _take_steps(self) -> None:
+        """Takes over the steps that have ended since the last call, of those that were asked for and recorded whole.
+
+        They are consecutive: after a lost step they begin anew.
+
+        Raises:
+            TorchProfError: they cannot, since the first one was given.
+        """
+        steps, since, until = self._running.step_log.take(), self._window.since, self._window.limits()[1]
+        for step in steps:
+            is_whole = since <= step.start and step.end <= until
+            if self._has_all or not is_whole or step.number < (self._request.at_step or 0):
+                continue
+            lost = self._known[-1].number + 1 if self._known else step.number
+            if step.number != lost and self._request.steps is not None:
+                if self._request.at_step is not None:
+                    raise TorchProfError(
+                        f"step {lost} was lost, since the drain that had it failed: the log says why; record again, from a later step on"
+                    )
+                self._known.clear()
+            self._known.append(step)
+
+    @property
+    def _has_all(self) -> bool:
+        return self._request.steps is not None and len(self._known) >= self._request.steps
 
     def _is_complete(self, seconds: float) -> bool:
         if self._request.seconds is not None and seconds >= self._request.seconds:
             self.is_cut = self._request.steps is not None
             return True
-        before, ended = len(self._known), len(self._recorded_steps())
-        self._waited_since = seconds if ended != before else self._waited_since
+        before = self._known[-1:]
+        self._take_steps()
+        self._waited_since = seconds if self._known[-1:] != before else self._waited_since
         if self._request.steps is None:
             return False
         if self._running.step_log.last is None and seconds > _STEPLESS_SECONDS:
@@ -263,10 +280,11 @@ class StepRecording(ProfileResults):
             )
         patience = max(_STEPLESS_SECONDS, _PATIENCE_STEPS * (self._running.step_log.seconds or 0.0))
         self.is_cut = seconds - self._waited_since > patience
-        return self.is_cut or ended == self._request.steps
+        return self.is_cut or self._has_all
 
     def _finish(self) -> None:
-        steps = self._recorded_steps()
+        self._take_steps()
+        steps = self._known
         if self._request.steps is not None:
             if not steps:
                 raise TorchProfError(f"nothing is recorded: {self._why_no_step()}")

@@ -20,7 +20,11 @@ from otel_torchprof._cli.control_client import ControlCall, ask, ask_each, proce
 from otel_torchprof._cli.main import main
 from otel_torchprof._files.attribute_keys import STEP
 from otel_torchprof._instrument import step_recording
+from otel_torchprof._instrument.step_log import StepLog
+from otel_torchprof._instrument.step_recording import StepRecording, StepRequest
+from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.control_wire import ControlError
+from otel_torchprof._record.source import RecordingOptions
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="control sockets are for Linux")
 
@@ -54,6 +58,27 @@ def service(monkeypatch, tmp_path):
     made = Instrumented(drained_every=50)
     yield made
     made.provider.shutdown()
+
+
+class Scripted:
+    """An instrumentation whose drains bring steps with the numbers of a script."""
+
+    is_running = True
+    raised = RecordingOptions()
+
+    def __init__(self, *drains):
+        self.step_log, self._drains = StepLog(), list(drains)
+
+    def ask_drain(self):
+        for number in self._drains.pop(0) if self._drains else ():
+            self.step_log.add_step(number, now_ns(), now_ns())
+
+    def recorded(self, **request):
+        """A recording of its steps that is over."""
+        recording = StepRecording(self, StepRequest.checked(**request))
+        recording.start()
+        assert recording.wait(60)
+        return recording
 
 
 def in_background(function, *arguments):
@@ -131,6 +156,21 @@ def test_from_a_step_on(service):
     assert "step 2 has ended" in late.error
     with pytest.raises(otp.TorchProfError, match="step 2 has ended"):
         late.key_averages()
+
+
+def test_drains_that_bring_many_steps():
+    """However many steps one drain brings, none is missing between those of the drain before and its own."""
+    recording = Scripted(range(3), range(3, 5_000)).recorded(steps=26)
+    assert not recording.error
+    assert [step.number for step in recording.steps] == list(range(26))
+
+
+def test_lost_steps():
+    """Steps of a recording are consecutive: it begins anew after a lost one, or, if its first step is given, fails and says so."""
+    recording = Scripted([7, 8], [25, 26], [27]).recorded(steps=3)
+    assert [step.number for step in recording.steps] == [25, 26, 27]
+    failed = Scripted([], [7, 8], [25, 26]).recorded(steps=3, at_step=7)
+    assert failed.error.startswith("step 9 was lost")
 
 
 def test_without_steps_by_time(service, monkeypatch):
