@@ -373,8 +373,8 @@ class LiveRecording:
         self.steps.forget_contexts(lambda number: self._contexts.get(number) is not None)
         self._trees.forget_roots(roots)
         self._samples.keep(placed, [*step_spans, *roots], self.steps.open_since(later))
-        self.steps.put_back(later)  # last: if anything above fails, all of them are put back
         samples = taken_samples(batch)
+        self.steps.put_back(later)  # last: if anything above fails, all of them are put back
         self._report_steps(step_spans, samples)
         self._undelivered = 0
         whole = [span for span in step_spans if span.is_whole and not span.is_running]

@@ -73,6 +73,35 @@ def test_steps_that_end_while_a_drain_runs_keep_their_events(monkeypatch):
     ]
 
 
+def test_steps_that_wait_for_the_next_drain_when_one_fails_come_once(monkeypatch):
+    """A step that ended after its drain took the events has one span, also if the last thing that this drain did has failed."""
+
+    def drain(recording, *args):
+        batch = working(recording, *args)
+        monkeypatch.setattr(Recording, "drain", working)
+        loop = threading.Thread(target=program.step, args=("third",))
+        loop.start()
+        loop.join()
+        return batch
+
+    def failing(_batch):
+        monkeypatch.setattr(live_recording, "taken_samples", taken_samples)
+        raise MemoryError
+
+    working, taken_samples = Recording.drain, live_recording.taken_samples
+    with job(otp.SpanPolicy()) as program:
+        program.step("first")
+        program.drain()
+        program.step("second")
+        monkeypatch.setattr(Recording, "drain", drain)
+        monkeypatch.setattr(live_recording, "taken_samples", failing)
+        assert not program.provider.force_flush()
+        program.step("fourth")
+        spans = program.spans()
+    numbers = [s.attributes["torch.step.number"] for s in spans if s.name == "torch.step"]
+    assert numbers == [0, 2, 3]  # that of step 1 was lost with its drain
+
+
 def test_steps_of_a_drain_that_fails_are_judged_once(monkeypatch):
     """A step that was decided on when its drain failed comes with the next one: it is not counted, and not compared, twice."""
     judged, working = [], live_recording.drained_spans
