@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call
+from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call, is_own
 
 from .advice import runs_much_besides
 from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, time
-from .lines import is_own, own_calls, places, rows_in, text_of_call
+from .lines import own_calls, places, rows_in, text_of_call
 from .steps import COUNTERS, PLACE_OF
 
 if TYPE_CHECKING:

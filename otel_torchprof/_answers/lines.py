@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
-import sysconfig
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from otel_torchprof._columns.cached import cached_property
-from otel_torchprof._columns.samples import COMPREHENSIONS
+from otel_torchprof._columns.samples import COMPREHENSIONS, INSTALLED, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,61 +29,6 @@ _Z = 1.959964
 
 # ---- calls of the program's own code ----
 
-_INSTALLED = re.compile(
-    r"\A.*[/\\](site-packages|dist-packages|lib(64)?[/\\]python\d(\.\d+t?)?|python\d+\.zip)[/\\]",
-    re.IGNORECASE | re.DOTALL,
-)
-"""The folder of Python's own modules, or of installed packages."""
-_OURS_OR_LAUNCHER = re.compile(
-    r"[/\\]otel_torchprof[/\\](_\w+[/\\]|integrations[/\\]|\w+\.py)"
-    r"|(^|[/\\])(bin|scripts)[/\\]([^/\\]+(?<!\.py)|[^/\\]+\.exe[/\\]__main__\.py)\Z",
-    re.IGNORECASE,
-)
-"""A module of this package, or a script with which pip starts an installed one: ``bin/torchrun``."""
-_OWN_CODE = ("<ipython-input", "<stdin>")
-"""Begins of names of files that are cells of notebooks and lines of an interactive interpreter."""
-_FOLDERS = (sysconfig.get_paths()["stdlib"] + os.sep, str(Path(__file__).resolve().parents[1]) + os.sep)
-_PACKAGES = frozenset(
-    (
-        *(
-            "accelerate",
-            "cv2",
-            "datasets",
-            "diffusers",
-            "huggingface_hub",
-            "ignite",
-            "joblib",
-            "lightning",
-            "lightning_fabric",
-        ),
-        *(
-            "matplotlib",
-            "mlflow",
-            "numpy",
-            "pandas",
-            "PIL",
-            "pytorch_lightning",
-            "safetensors",
-            "scipy",
-            "sklearn",
-            "tensorboard",
-        ),
-        *("timm", "tokenizers", "torch", "torchaudio", "torchmetrics", "torchvision", "tqdm", "transformers", "wandb"),
-    )
-)
-"""Packages whose calls some traces name without the folder that they are in."""
-
-
-@lru_cache(maxsize=4096)
-def is_own(file: str) -> bool:
-    """Whether code is the program's own: not of Python, of an installed package, what starts one, or made by ``exec``."""
-    if not file or file.startswith("<"):
-        return file.startswith(_OWN_CODE)
-    if _INSTALLED.match(file) or _OURS_OR_LAUNCHER.search(file) or file.startswith(_FOLDERS):
-        return False
-    first = re.split(r"[/\\]", file, maxsplit=1)[0]
-    return first not in _PACKAGES and first.removesuffix(".py") not in sys.stdlib_module_names
-
 
 def folder_of(files: Iterable[str]) -> str:
     """The folder that those of some files are in that are the program's own, with a separator; empty for none, and the root."""
@@ -97,7 +39,7 @@ def folder_of(files: Iterable[str]) -> str:
 
 def text_of_call(call: Call, folder: str) -> str:
     """A call as text, its file without :func:`folder_of` or that of installed packages: ``train.py:5 log_metrics``."""
-    file = _INSTALLED.sub("", call.file).removeprefix(folder)
+    file = INSTALLED.sub("", call.file).removeprefix(folder)
     return f"{file}:{call.line} {call.function}" if call.line else call.function
 
 

@@ -1,8 +1,14 @@
-"""Samples of Python stacks: in which line a loop's thread was, some times a second."""
+"""Samples of Python stacks: in which line a loop's thread was, some times a second; and which calls of a stack are the program's own."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import sysconfig
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,12 +27,6 @@ COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"
 """Names of functions that are a part of the one that calls them."""
 MOST_CALLS = 64
 """Calls of a stack that trace files have."""
-
-
-def kept_calls(stack: tuple[Call, ...], most: int = MOST_CALLS) -> tuple[Call, ...]:
-    """The innermost calls of a stack; of one with more than ``most``, a quarter are the outermost: the program's, around a compiler's."""
-    outer = most // 4
-    return stack if len(stack) <= most else (*stack[: most - outer], *stack[-outer:])
 
 
 class Call(NamedTuple):
@@ -78,3 +78,74 @@ class Samples:
         order = np.argsort(columns[0], kind="stable")
         time, duration, thread, stack = (column[order] for column in columns)
         return cls(time, duration, thread, stack, stacks)
+
+
+# ---- calls of the program's own code ----
+
+INSTALLED = re.compile(
+    r"\A.*[/\\](site-packages|dist-packages|lib(64)?[/\\]python\d(\.\d+t?)?|python\d+\.zip)[/\\]",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The folder of Python's own modules, or of installed packages."""
+_OURS_OR_LAUNCHER = re.compile(
+    r"[/\\]otel_torchprof[/\\](_\w+[/\\]|integrations[/\\]|\w+\.py)"
+    r"|(^|[/\\])(bin|scripts)[/\\]([^/\\]+(?<!\.py)|[^/\\]+\.exe[/\\]__main__\.py)\Z",
+    re.IGNORECASE,
+)
+"""A module of this package, or a script with which pip starts an installed one: ``bin/torchrun``."""
+_OWN_CODE = ("<ipython-input", "<stdin>")
+"""Begins of names of files that are cells of notebooks and lines of an interactive interpreter."""
+_FOLDERS = (sysconfig.get_paths()["stdlib"] + os.sep, str(Path(__file__).resolve().parents[1]) + os.sep)
+_PACKAGES = frozenset(
+    (
+        *(
+            "accelerate",
+            "cv2",
+            "datasets",
+            "diffusers",
+            "huggingface_hub",
+            "ignite",
+            "joblib",
+            "lightning",
+            "lightning_fabric",
+        ),
+        *(
+            "matplotlib",
+            "mlflow",
+            "numpy",
+            "pandas",
+            "PIL",
+            "pytorch_lightning",
+            "safetensors",
+            "scipy",
+            "sklearn",
+            "tensorboard",
+        ),
+        *("timm", "tokenizers", "torch", "torchaudio", "torchmetrics", "torchvision", "tqdm", "transformers", "wandb"),
+    )
+)
+"""Packages whose calls some traces name without the folder that they are in."""
+
+
+@lru_cache(maxsize=4096)
+def is_own(file: str) -> bool:
+    """Whether code is the program's own: not of Python, of an installed package, what starts one, or made by ``exec``."""
+    if not file or file.startswith("<"):
+        return file.startswith(_OWN_CODE)
+    if INSTALLED.match(file) or _OURS_OR_LAUNCHER.search(file) or file.startswith(_FOLDERS):
+        return False
+    first = re.split(r"[/\\]", file, maxsplit=1)[0]
+    return first not in _PACKAGES and first.removesuffix(".py") not in sys.stdlib_module_names
+
+
+def kept_calls(stack: tuple[Call, ...], most: int = MOST_CALLS) -> tuple[Call, ...]:
+    """The innermost calls of a stack with more than ``most``, and a quarter around them.
+
+    Half of these are the nearest of the program's own code, which may have called a compiler; the others are the outermost.
+    """
+    if len(stack) <= most:
+        return stack
+    inner, around = most - most // 4, range(most - most // 4, len(stack))
+    own = [place for place in around if is_own(stack[place].file)][: most // 8]
+    outer = [place for place in around[::-1] if place not in own][: most // 4 - len(own)]
+    return (*stack[:inner], *(stack[place] for place in sorted((*own, *outer))))

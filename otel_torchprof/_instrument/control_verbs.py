@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._answers.lines import is_own, text_of_call
-from otel_torchprof._columns.samples import Call
+from otel_torchprof._answers.lines import text_of_call
+from otel_torchprof._columns.samples import Call, is_own
 from otel_torchprof._process import process_changes
 from otel_torchprof._ranks.ranks import identity_in
 from otel_torchprof.version import __version__

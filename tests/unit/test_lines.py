@@ -8,9 +8,9 @@ from explained_files import STEP_MS, kineto, piece
 from sampled_steps import HOME, PYTHON, TORCH, Part, SampledTrace, explanation, main
 
 import otel_torchprof as otp
-from otel_torchprof._answers.lines import folder_of, interval, is_own, own_calls, text_of_call
+from otel_torchprof._answers.lines import folder_of, interval, own_calls, text_of_call
 from otel_torchprof._cli.show_lines import sampled_lines
-from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call, Samples
+from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call, Samples, is_own
 from otel_torchprof._profile.events import export_sampled
 
 LOG = (Call(f"{HOME}/train.py", 5, "log_metrics"), *main(22))

@@ -16,7 +16,7 @@ from sampled_profiles import DEEP, LOG, MAIN, MS, STACKS, batch, profile_with, s
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._columns.batch import OpenEvents, RecordedThread
-from otel_torchprof._columns.samples import Call
+from otel_torchprof._columns.samples import Call, kept_calls
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._encode.chrome_samples import sample_pieces
 from otel_torchprof._encode.sampled import MOST_TEXT, LiveSamples
@@ -98,10 +98,21 @@ def test_long_texts_of_samples_count_on_their_span_only():
 
 
 def test_calls_beyond_64_are_cut():
-    """A stack has its 48 innermost calls, and its 16 outermost ones, which are the program's."""
-    stack = tuple(Call("a.py", line, "f") for line in range(100))
-    [root] = texts(batch(samples([5], [0], stacks=[stack])), RecordedStep(0, 0, 10, 70))
-    assert root["stacks"] == [[f"a.py:{line} f" for line in (*range(48), *range(84, 100))]]
+    """A stack has its 48 innermost calls, the 8 nearest of the program around them, and its 8 outermost ones."""
+    calls = [Call("torch/a.py" if line < 60 else "a.py", line, "f") for line in range(100)]
+    [root] = texts(batch(samples([5], [0], stacks=[tuple(calls)])), RecordedStep(0, 0, 10, 70))
+    assert root["stacks"] == [[str(calls[line]) for line in (*range(48), *range(60, 68), *range(92, 100))]]
+
+
+@pytest.mark.parametrize("most", [64, 32, 16])
+def test_the_line_that_a_compiler_was_called_from_is_kept(most):
+    """However deep a compiler is, and whatever has started the program, the program's nearest lines are in a stack that was cut."""
+    compiler = [Call("torch/_dynamo/a.py", line, "f") for line in range(80)]
+    program = [Call("train.py", line, "g") for line in (7, 9)]
+    launcher = [Call("runpy.py", line, "h") for line in range(20)]
+    kept = kept_calls((*compiler, *program, *launcher), most)
+    assert len(kept) == most
+    assert [call for call in kept if call in program] == program
 
 
 def test_outer_calls_are_written_once():
