@@ -15,7 +15,7 @@ from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call, is_own
 
 from .advice import runs_much_besides
-from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, time
+from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, span, time
 from .lines import own_calls, places, rows_in, text_of_call
 from .steps import COUNTERS, PLACE_OF
 
@@ -444,7 +444,7 @@ _ELSEWHERE = frozenset(("gil",))
 
 def _evidence(share: float, first: LinePlace, others: list[LinePlace]) -> Iterator[str]:
     caller = f", called from {first.caller}" if first.caller else ""
-    error = f" (95 % interval {first.low * share:.0%} to {first.high * share:.0%}, {first.samples} samples)"
+    error = f" (95 % interval {span(first.low * share, first.high * share)}, {first.samples} samples)"
     yield f"{first.share * share:.0%} of step time in {first.text}{caller}{error if first.samples else ''}"
     if others:
         yield "innermost lines: " + ", ".join(f"{place.text} {place.share * share:.0%}" for place in others)

@@ -245,9 +245,11 @@ def as_markdown(explanation: Explanation) -> str:
 def _doubts(explanation: Explanation) -> Iterator[str]:
     """Yields notes and reasons for no verdict."""
     for note in explanation.notes:
-        yield f"note: {note.sentence}; {'; '.join(note.evidence)}"
+        yield f"note: {note.sentence}"
+        yield from _evidence_lines(note)
     for abstention in explanation.abstentions[:_LISTED]:
-        yield f"no verdict{_of(abstention.subject, explanation)}: {abstention.reason}; {abstention.way_out}"
+        yield f"no verdict{_of(abstention.subject, explanation)}: {abstention.reason}"
+        yield f"  next      {abstention.way_out}"
     if len(explanation.abstentions) > _LISTED:
         yield f"and {len(explanation.abstentions) - _LISTED} more reasons: --json"
 
@@ -276,12 +278,15 @@ def _slow_rows(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:
 
 def _finding_lines(finding: Finding) -> Iterator[str]:
     yield f"{finding.sentence}  [severity {finding.severity}, {finding.confidence}{_on_ranks(finding)}]"
-    for text in finding.evidence:
-        yield f"  evidence  {text}"
+    yield from _evidence_lines(finding)
     if finding.recoverable_seconds:
         yield f"  at stake  at most {time(finding.recoverable_seconds)} of the recording"
     yield f"  next      {finding.next_action}"
     yield f"  check     {finding.check}"
+
+
+def _evidence_lines(finding: Finding) -> Iterator[str]:
+    return (f"  evidence  {text}" for text in finding.evidence)
 
 
 def _phase_lines(explanation: Explanation, *, is_plain: bool) -> Iterator[str]:

@@ -244,6 +244,11 @@ def time(seconds: float) -> str:
     return brief_time(seconds * 1e6)
 
 
+def span(low: float, high: float) -> str:
+    """Formats an interval of shares: one number if its ends are one."""
+    return " to ".join(dict.fromkeys((f"{low:.0%}", f"{high:.0%}")))
+
+
 STRAGGLERS = "stragglers"
 
 

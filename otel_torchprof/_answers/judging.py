@@ -16,6 +16,7 @@ from .findings import (
     busy_share,
     finding_for,
     median_share,
+    span,
     time,
     whole_time,
     with_runnable,
@@ -100,7 +101,7 @@ def _finding(rank: Rank, candidate: Candidate, chosen: Flags, share: _Share) -> 
     typical = np.mean if candidate.comes_in_bursts else np.median
     count = int(chosen.sum())
     evidence = (
-        f"{share.value:.0%} of {count} steady steps, 95 % interval {share.low:.0%} to {share.high:.0%}",
+        f"{share.value:.0%} of {count} steady steps, 95 % interval {span(share.low, share.high)}",
         f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
         *candidate.evidence,
     )
@@ -142,8 +143,8 @@ def _beside_others(
     is_firm = measured.is_bound and least.is_bound
     is_tentative = corrected.low >= RULES.bound_share or (corrected.is_bound and least.is_bound)
     if (measured.is_bound or corrected.is_bound) and not (is_firm or is_tentative):
-        between = f"{corrected.low:.0%} to {corrected.high:.0%} without the time in which the machine was busy"
-        reason = f"{candidate.verdict} depends on the machine: {measured.value:.0%} of step time, {between}"
+        without = f"{span(corrected.low, corrected.high)} without the time in which the machine was busy"
+        reason = f"{candidate.verdict} depends on the machine: {measured.value:.0%} of step time, {without}"
         way_out = "record while nothing else runs"
         if candidate.verdict in HARMLESS:
             return None

@@ -50,6 +50,15 @@ def test_how_large_a_share(explained, share, bound, noted):
     assert [each.verdict for each in found.notes] == noted
 
 
+def test_an_interval_of_one_number(explained):
+    """An interval whose ends are printed alike is one number; notes are printed as verdicts are, a line for each part."""
+    text = str(explained(Trace().steps(60, data=0.12)))
+    assert (
+        "note: input-bound: 12% of step time waits for data\n  evidence  12% of 55 steady steps, 95 % interval 12%\n"
+        in text
+    )
+
+
 def test_a_share_that_is_not_sure(explained):
     """A median over a fifth is a note where the interval reaches below 15 %: half of the steps wait, half do not."""
     trace = Trace()
@@ -164,7 +173,7 @@ def test_a_verdict_that_depends_on_the_machine(explained):
     found = explained(Trace().steps(60, collective=0.25, **usage(0.15, 0.25)))
     assert verdicts(found) == []
     [reason] = found.abstentions
-    said = "communication-bound depends on the machine: 25% of step time, 14% to 14% without the time in which the machine was busy"
+    said = "communication-bound depends on the machine: 25% of step time, 14% without the time in which the machine was busy"
     assert (reason.reason, reason.way_out) == (said, "record while nothing else runs")
     assert found.headline == f"no verdict: {said}"
 
