@@ -17,7 +17,7 @@ from otel_torchprof._columns.samples import WAITS_FOR_LOCK, Call, is_own
 from .advice import runs_much_besides
 from .findings import BY_PHASE, COMPUTING, RULES, WAITING, busy_share, span, time
 from .lines import own_calls, places, rows_in, text_of_call
-from .steps import COUNTERS, PLACE_OF
+from .steps import COUNTERS, PLACE_OF, SMALL_OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,14 +55,13 @@ class Cause(NamedTuple):
 
 
 _LEAST_OPERATORS = 300
-_SMALL_OPERATOR = 30e-6
 _VARIATION = 3.0
 
 
 def _has_small_operators(rank: Rank, chosen: Flags) -> bool:
     """Whether steps have many operators that take little time each."""
     count, seconds = (float(np.median(column[chosen])) for column in (rank.operations, rank.operating))
-    return count >= _LEAST_OPERATORS and seconds <= _SMALL_OPERATOR * count
+    return count >= _LEAST_OPERATORS and seconds <= SMALL_OPERATOR * count
 
 
 def _has_busy_threads(rank: Rank, chosen: Flags) -> bool:
@@ -145,7 +144,8 @@ CAUSES = (
         "it computes metrics",
         "compute metrics every so many steps, on tensors that stay on the device",
         "leave the metric out in a trial run: if steps do not become shorter by that much, this is wrong",
-        calls=r"(^|[/\\])(torchmetrics|sklearn|torcheval|evaluate)[/\\]|metrics?\.py | \w*(accuracy|metric|f1_score|auroc|confusion|perplexity)\w*$",
+        calls=r"(^|[/\\])(torchmetrics|sklearn|torcheval|evaluate)[/\\]|metrics?\.py | \w*(accuracy|metric|f1_score|auroc|confusion|perplexity)\w*$|"
+        r"source: .*\b\w*(accuracy|metric|f1_score|auroc|confusion|perplexity)\w*\(",
     ),
     Cause(
         "item",
@@ -164,6 +164,15 @@ CAUSES = (
         "remove the call; for timing use events: torch.cuda.Event(enable_timing=True)",
         "remove the call in a trial run: if steps do not become shorter, the device is what they wait for",
         calls=r" synchronize($|\n)|source: .*\bsynchronize\(",
+    ),
+    Cause(
+        "gc-by-hand",
+        frozenset(("gc-bound", "input-bound", "spikes")),
+        "the program calls gc.collect()",
+        "call gc.collect() less often: every so many hundred steps, or after evaluations",
+        "leave the call out in a trial run: if steps do not become shorter by that much, this is wrong",
+        calls=r"source: .*\bgc\.collect\(|<built-in function collect>",
+        least=0.3,
     ),
     Cause(
         "workers",
@@ -213,15 +222,6 @@ CAUSES = (
         "write checkpoints less often, to a faster disk, or in the background (torch.distributed.checkpoint.async_save)",
         "turn checkpoints off in a trial run: if steps do not become shorter by that much, this is wrong",
         calls=r"[/\\]?serialization\.py |safetensors[/\\]|pickle|source: .*\bsave\w*\(",
-    ),
-    Cause(
-        "gc-by-hand",
-        frozenset(("gc-bound", "spikes")),
-        "the program calls gc.collect()",
-        "call gc.collect() less often: every so many hundred steps, or after evaluations",
-        "leave the call out in a trial run: if steps do not become shorter by that much, this is wrong",
-        calls=r"source: .*\bgc\.collect\(|<built-in function collect>",
-        least=0.3,
     ),
     Cause(
         "gc-often",
@@ -415,8 +415,9 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
     where = next(_wheres(rank, finding, chosen), None)
     cause = cause_of(rank, finding, chosen, where)
     evidence, statement = list(finding.evidence), finding.statement
-    if rank.gap_is_rest:
-        statement = statement.replace("no operator runs", "is in no phase")
+    if rank.gap_is_rest or rank.gap_has_operators:
+        text = "is in no phase" if rank.gap_is_rest else "is Python, or short operators in no phase"
+        statement = statement.replace("no operator runs", text)
     if where is not None:
         first, *others = where.places
         line = where.holder or first.text
@@ -458,7 +459,7 @@ def _wheres(rank: Rank, finding: Finding, chosen: Flags) -> Iterator[Where]:
         if finding.verdict == "spikes":
             seconds = _excess(rank, lines, chosen)
             rows &= seconds > 0
-        found = places(lines, rows, seconds)
+        found = places(lines, rows, seconds, is_of_models=finding.verdict == "evaluation-bound")
         if found:
             yield Where(lines, rows, found, seconds, is_of_loader=finding.verdict == "input-bound")
 
@@ -468,7 +469,11 @@ _WAITS = [PLACE_OF[phase] for phase in WAITING]
 _OF_OPERATORS = [PLACE_OF[phase] for phase in (*COMPUTING, "optimizer")]
 _ALLOCATES = re.compile(r"aten::(empty|zeros|ones|full|fill_|zero_|clone|copy_|rand|new_|cat|stack|_to_copy)")
 _COMPUTES = re.compile(r"(^|[/\\])torch[/\\](nn[/\\](functional|modules[/\\])|functional|_tensor|autograd[/\\])")
-_COMMUNICATES = re.compile(r"(^|[/\\])torch[/\\](distributed[/\\]|autograd[/\\]graph\.py)")
+_ENGINE = r"autograd[/\\]graph\.py"
+"""Calls the autograd engine, which is not Python: what it takes between operators is the model's."""
+_IS_NO_GAP = re.compile(rf"(^|[/\\])torch[/\\]{_ENGINE}")
+_COMMUNICATES = re.compile(rf"(^|[/\\])torch[/\\](distributed[/\\]|{_ENGINE})")
+_LOADS = re.compile(r"(^|[/\\])torch[/\\]utils[/\\]data[/\\]")
 
 
 def rows_of(rank: Rank, lines: Lines, finding: Finding, chosen: Flags) -> Flags:
@@ -476,7 +481,7 @@ def rows_of(rank: Rank, lines: Lines, finding: Finding, chosen: Flags) -> Flags:
     verdict = finding.verdict
     in_steps = _in_steps(lines, chosen)
     if verdict in _PHASE_OF:
-        in_phase = in_steps & (lines.phase == _PHASE_OF[verdict])
+        in_phase = in_steps & _in_phase(rank, lines, _PHASE_OF[verdict])
         kind = verdict.removesuffix("-bound")
         in_pause = rows_in([(pause.start, pause.duration) for pause in rank.pauses if pause.kind == kind], lines.time)
         either: Flags = in_phase | in_pause
@@ -496,6 +501,18 @@ def rows_of(rank: Rank, lines: Lines, finding: Finding, chosen: Flags) -> Flags:
     return np.zeros(len(lines), np.bool_)
 
 
+def _in_phase(rank: Rank, lines: Lines, phase: int) -> Flags:
+    """A mask of the lines in a phase, as ``Rank.seconds_of`` has it."""
+    found: Flags = lines.phase == phase
+    if rank.collected and phase in (_DATA, _GC):
+        collected = (lines.phase == _GC) & lines.within(_LOADS)
+        found = found | collected if phase == _DATA else found & ~collected
+    return found
+
+
+_DATA, _GC = PLACE_OF["data"], PLACE_OF["gc"]
+
+
 def _waits_for_lock(lines: Lines) -> Flags:
     """A mask of the lines in which another thread has the interpreter's lock."""
     of_stacks = np.zeros(len(lines.stacks), np.bool_)
@@ -506,13 +523,14 @@ def _waits_for_lock(lines: Lines) -> Flags:
 
 
 def in_gap(rank: Rank, lines: Lines) -> Flags:
-    """A mask of the lines in no operator and in no phase that has none; where operators are not known, of those in no phase."""
+    """A mask of the lines in no operator and in no phase that has none, and in short ones; where operators are not known, in no phase."""
     leaves = [stack[0].file if stack else "" for stack in lines.stacks]
-    pattern = _COMMUNICATES if rank.communicates else None
-    is_other = np.array([bool(pattern and pattern.search(file)) for file in leaves], np.bool_)
+    pattern = _COMMUNICATES if rank.communicates else _IS_NO_GAP
+    is_other = np.array([bool(pattern.search(file)) for file in leaves], np.bool_)
     is_gap: Flags
     if lines.has_operators:
         is_gap = (lines.operator == -1) & ((lines.phase == -1) | np.isin(lines.phase, _OF_OPERATORS))
+        is_gap |= lines.in_short_operators & rank.gap_has_operators
     else:
         is_gap = lines.phase == -1
         is_other |= np.array([bool(_COMPUTES.search(file)) for file in leaves], np.bool_)
@@ -520,14 +538,20 @@ def in_gap(rank: Rank, lines: Lines) -> Flags:
     return is_gap
 
 
-def with_gap(rank: Rank) -> Rank:
-    """The rank, with gaps from its lines: where operators are not known, or where a gap may be a wait for other ranks."""
+def with_lines_read(rank: Rank) -> Rank:
+    """The rank, with what its lines tell of the times of its steps.
+
+    Gaps are those of Python: where operators are not known, a part of the time in no phase; else the time without operators, with short
+    ones in no phase. Collections of garbage while batches are made belong to these. A part of the optimizer's time is what it needs.
+    """
     lines = rank.lines[0] if rank.lines else None
     if lines is None or not lines.is_sampled:
         return rank
-    rank.rest_has_lines = lines.suffices((lines.step >= 0) & (lines.phase == -1))
+    rank.collected, rank.needed = _collected(rank, lines), _needed(lines)
+    rest = (lines.step >= 0) & (lines.phase == -1)
+    rank.rest_has_lines = lines.suffices(rest)
     is_rest = not lines.has_operators and bool(np.isnan(rank.gap).all())
-    if not is_rest and not (rank.communicates and lines.has_operators):
+    if not is_rest and not lines.has_operators:
         return rank
     of_all = lines.operator == -1 if lines.has_operators else lines.phase == -1
     of_all &= (lines.step >= 0) & ((lines.phase == -1) | np.isin(lines.phase, _OF_OPERATORS))
@@ -535,7 +559,27 @@ def with_gap(rank: Rank) -> Rank:
         total, own = (float(lines.seconds[rows].sum()) for rows in (of_all, of_all & in_gap(rank, lines)))
         rank.gap = (rank.unattributed if is_rest else rank.gap) * (own / total)
         rank.gap_is_rest, rank.gap_is_own = is_rest, True
+    if rank.rest_has_lines and (of_loops := rest & lines.in_short_operators).any():
+        more = rank.unattributed * float(lines.seconds[of_loops].sum() / lines.seconds[rest].sum())
+        rank.gap, rank.gap_has_operators = np.minimum(rank.gap + more, rank.seconds), True
     return rank
+
+
+def _collected(rank: Rank, lines: Lines) -> float:
+    """The part of the garbage collector's time in a loader that takes enough time to be worth a note."""
+    rows = (lines.step >= 0) & (lines.phase == _GC)
+    if not lines.suffices(rows) or rank.phases[:, _DATA].sum() < RULES.note_share * rank.seconds.sum():
+        return 0.0
+    return float(lines.seconds[rows & lines.within(_LOADS)].sum() / lines.seconds[rows].sum())
+
+
+def _needed(lines: Lines) -> float:
+    """The part of the optimizer's time in the operator that takes most of it: one pass over the parameters, which no optimizer does without."""
+    rows = (lines.step >= 0) & (lines.phase == PLACE_OF["optimizer"]) & (lines.operator >= -1)
+    if not lines.suffices(rows):
+        return 0.0
+    times = np.bincount(lines.operator[rows] + 1, lines.seconds[rows])
+    return float(times[1:].max(initial=0.0) / times.sum())
 
 
 def _excess(rank: Rank, lines: Lines, slow: Flags) -> Floats:

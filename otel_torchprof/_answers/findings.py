@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class VerdictRules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 7
+    version: int = 8
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""

@@ -15,7 +15,7 @@ from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.trace_events import TraceEventKind, nested_in
 
 from .lines import Lines
-from .steps import PAUSES, PLACE_OF, is_operator, phase_of
+from .steps import PAUSES, PLACE_OF, SMALL_OPERATOR, is_operator, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +63,7 @@ def lines_of(
                     samples.stacks,
                     events.names,
                     has_operators,
+                    is_short=_are_short(events, rows, operator),
                 )
             )
     if is_call_of(events)[events.name[rows]].any():
@@ -89,6 +90,14 @@ def lines_of(
 
 _UNKNOWN = -2
 """In place of an operator: there may be one."""
+
+
+def _are_short(events: TraceEvents, rows: Integers, operators: Integers) -> Flags:
+    """A mask of the names: those of some operators that take little time, as a median."""
+    found, names = np.zeros(len(events.names), np.bool_), events.name[rows]
+    for number in distinct_values(operators[operators >= 0]).tolist():
+        found[number] = np.median(events.duration[rows[names == number]]) <= SMALL_OPERATOR * 1e9
+    return found
 
 
 class _Enclosing:

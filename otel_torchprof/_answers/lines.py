@@ -68,6 +68,8 @@ class Lines:
     has_operators: bool
     """Whether operators are known; otherwise none says nothing."""
     is_sampled: bool = True
+    is_short: Flags | None = None
+    """By index into :attr:`names`, whether it is of short operators; None if that is not known."""
 
     def __len__(self) -> int:
         return len(self.time)
@@ -77,6 +79,20 @@ class Lines:
         """The folder that all files of the program are in, of :func:`folder_of`."""
         used = np.flatnonzero(np.bincount(self.stack)).tolist()
         return folder_of({call.file for at in used for call in self.stacks[at]})
+
+    def within(self, calls: re.Pattern[str]) -> Flags:
+        """A mask of the rows in calls of files that match."""
+        of_stacks = np.array([any(calls.search(call.file) for call in stack) for stack in self.stacks], np.bool_)
+        found: Flags = of_stacks[self.stack]
+        return found
+
+    @cached_property
+    def in_short_operators(self) -> Flags:
+        """A mask of the rows in short operators and in no phase: they are what a loop in Python calls."""
+        if self.is_short is None:
+            return np.zeros(len(self), np.bool_)
+        found: Flags = (self.phase == -1) & (self.operator >= 0) & self.is_short[self.operator]
+        return found
 
     def suffices(self, rows: Flags) -> bool:
         """Whether some rows are enough to name a line."""
@@ -102,12 +118,13 @@ class LinePlace(NamedTuple):
 _MOST_OF = 0.5
 """Least part of a time that the function has which is named for it."""
 _HOLDS_ALL = 0.9
-"""Part of the other time from which on a line that holds it too says nothing about a verdict."""
+"""Nearly all: part of the other time from which on a line that holds it too says nothing about a verdict, and part of a line's time from
+which on a function that it calls is named instead."""
 _MOST_LISTED = 3
 _WORTH_LISTING = 0.1
 
 
-def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[LinePlace]:
+def places(lines: Lines, rows: Flags, seconds: Floats | None = None, *, is_of_models: bool = False) -> list[LinePlace]:
     """The place where most of the time of some rows is, and more lines; none if it is not known.
 
     The first is the innermost function of the program with half of the time, in its line with the most of it; of a
@@ -118,12 +135,13 @@ def places(lines: Lines, rows: Flags, seconds: Floats | None = None) -> list[Lin
         lines: the lines.
         rows: a mask of the rows.
         seconds: what each row counts for, if not its own time.
+        is_of_models: whether it is the time of models that are called, of which the line is that of the call.
     """
     weights = np.bincount(lines.stack[rows], (lines.seconds if seconds is None else seconds)[rows], len(lines.stacks))
     total, count = float(weights.sum()), int(rows.sum())
     if total <= 0 or not lines.suffices(rows):
         return []
-    sums = _sums(lines, weights, own_calls)
+    sums = _sums(lines, weights, calls_around_models if is_of_models else own_calls)
     found = sums.of_most(total)
     if found is not None and _holds_rest(lines, ~rows, found[0]):  # as fit() of a trainer does
         sums = _sums(lines, weights, calls_beside_torch)
@@ -162,6 +180,17 @@ def own_calls(stack: tuple[Call, ...]) -> tuple[Call, ...]:
 
 
 @lru_cache(maxsize=8192)
+def calls_around_models(stack: tuple[Call, ...]) -> tuple[Call, ...]:
+    """The calls of the program's own code around the outermost call of a module; all of them if there is none, or none of a module."""
+    inside = max((place for place, call in enumerate(stack) if _CALLS_MODULE.search(call.file)), default=-1)
+    around = stack[inside + 1 :]
+    return own_calls(around if any(is_own(call.file) for call in around) else stack)
+
+
+_CALLS_MODULE = re.compile(r"(^|[/\\])torch[/\\]nn[/\\]modules[/\\]module\.py\Z")
+
+
+@lru_cache(maxsize=8192)
 def calls_beside_torch(stack: tuple[Call, ...]) -> tuple[Call, ...]:
     """The calls that are not of Python or torch, innermost first."""
     return _without_comprehensions(
@@ -194,6 +223,7 @@ class _Sums:
         self._lines: dict[tuple[str, str], dict[Call, float]] = defaultdict(lambda: defaultdict(float))
         self._depths: dict[tuple[str, str], float] = defaultdict(float)
         self._callers: dict[Call, dict[Call | None, float]] = defaultdict(lambda: defaultdict(float))
+        self._callees: dict[Call, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
 
     def add(self, calls: Sequence[Call], seconds: float) -> None:
         """Adds a stack, innermost call first."""
@@ -209,17 +239,28 @@ class _Sums:
             self._depths[function] += seconds * (len(calls) - place)
             outer = calls[place + 1] if place + 1 < len(calls) else None
             self._callers[call][outer] += seconds
+            if place:
+                self._callees[call][calls[place - 1].file, calls[place - 1].function] += seconds
 
     def of_most(self, total: float) -> tuple[Call, Call | None, float] | None:
-        """The innermost function with most of the time: its line with the most of it, the caller of that, and its time."""
+        """The innermost function with most of the time: its line with the most of it, the caller of that, and its time.
+
+        A line that only hands its time on, nearly all of it to one function, is not where the time is: that function is.
+        """
         times = {function: sum(of_lines.values()) for function, of_lines in self._lines.items()}
-        large = [function for function, seconds in times.items() if seconds >= _MOST_OF * total]
-        if not large:
-            return None
-        function = max(large, key=lambda each: self._depths[each] / times[each])
-        of_lines = self._lines[function]
-        call = max(of_lines, key=lambda line: of_lines[line])
-        return call, self.caller(call), times[function]
+        function = max(
+            (each for each in times if times[each] >= _MOST_OF * total),
+            key=lambda each: self._depths[each] / times[each],
+            default=None,
+        )
+        passed = set()
+        while function is not None and function not in passed:
+            passed.add(function)
+            named, of_lines = function, self._lines[function]
+            call = max(of_lines, key=lambda line: of_lines[line])
+            callees = self._callees[call]
+            function = next((each for each in callees if callees[each] >= _HOLDS_ALL * of_lines[call]), None)
+        return (call, self.caller(call), times[named]) if passed else None
 
     def caller(self, call: Call) -> Call | None:
         """The line that calls it most of the time."""

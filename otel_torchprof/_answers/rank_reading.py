@@ -20,7 +20,7 @@ from otel_torchprof._files.records import check_given_once
 from otel_torchprof._process.give_way import with_pauses
 from otel_torchprof.errors import TorchProfError
 
-from .causes import with_gap
+from .causes import with_lines_read
 from .details import Details, StepsOfProcess
 from .lines import Lines
 from .step_list import MOST_PROCESSES, MOST_STEPS, NAN, ProcessSteps, StepList, step_row
@@ -134,7 +134,7 @@ def _ranks_of(name: str, events: TraceEvents, listed: StepList) -> list[tuple[in
             if listed.device_slices:
                 rank.device = np.minimum(details.device_times(len(process.steps)), rank.seconds)
         rank.lines = details.lines(place)
-        ranks.append((process.rank, with_gap(rank)))
+        ranks.append((process.rank, with_lines_read(rank)))
     return ranks
 
 
@@ -250,7 +250,7 @@ class LiveSteps:
         rank.communicates = bool(rank.phases[:, PLACE_OF["collective"]].any())
         if samples is not None:
             rank.lines = _lines(samples, process.thread, steps)
-        return with_gap(rank)
+        return with_lines_read(rank)
 
 
 def _lines(samples: TakenSamples, thread: int, steps: StepsOfProcess) -> tuple[Lines, ...]:

@@ -56,7 +56,7 @@ def _phases_of_time(rank: Rank) -> dict[str, Floats]:
     known = with_runnable(rank, trained(rank))
     if known.any():
         columns[_RUNNABLE] = np.where(np.isnan(rank.runnable), float(np.median(rank.runnable[known])), rank.runnable)
-    return columns | {phase: rank.phases[:, place] for phase, place in PLACE_OF.items() if phase not in COMPUTING}
+    return columns | {phase: rank.seconds_of(phase) for phase in PLACE_OF if phase not in COMPUTING}
 
 
 def _causes(rank: Rank, places: Integers, slow: Integers) -> dict[str, Integers]:

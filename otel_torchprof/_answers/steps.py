@@ -20,6 +20,8 @@ PLACE_OF = {phase: place for place, phase in enumerate(PHASES)}
 """Column of each phase."""
 COUNTERS = ("minor page faults", "major page faults", "voluntary context switches", "involuntary context switches")
 """Counters of the operating system, in the order of columns."""
+SMALL_OPERATOR = 30e-6
+"""Most seconds of a short operator, as a median or a mean."""
 TOP_OPERATORS = 8
 """Number of operators per step that are stored, those with the most self time."""
 
@@ -90,10 +92,16 @@ class Rank:
     """Whether work was launched on a device whose duration is unknown."""
     lines: tuple[Lines, ...] = ()
     """The lines that its loop's thread was in: those of samples, and those of recorded calls."""
+    collected: float = 0.0
+    """Part of the time of the garbage collector in which the loop makes its batches, if that takes enough time by itself."""
+    needed: float = 0.0
+    """Part of the optimizer's time that an update needs, at least: one pass over the parameters."""
     rest_has_lines: bool = False
     """Whether the lines of the time in no phase are known."""
     gap_is_rest: bool = False
     """Whether gaps are the time in no phase, since operators are not known."""
+    gap_has_operators: bool = False
+    """Whether short operators in no phase are a part of gaps."""
     gap_is_own: bool = False
     """Whether gaps are known to be no waits for other ranks."""
     step_rule: str = ""
@@ -106,6 +114,14 @@ class Rank:
         """Seconds of each step outside of all phases."""
         rest: Floats = np.maximum(self.seconds - self.phases.sum(axis=1), 0)
         return rest
+
+    def seconds_of(self, phase: str) -> Floats:
+        """Seconds of each step in a phase, of which a collection of garbage while the loop makes a batch is a part."""
+        seconds: Floats = self.phases[:, PLACE_OF[phase]]
+        if phase not in ("data", "gc") or not self.collected:
+            return seconds
+        part = self.collected * self.phases[:, PLACE_OF["gc"]]
+        return seconds + part if phase == "data" else seconds - part
 
     def share(self, seconds: Floats) -> Floats:
         """Converts seconds to fractions of the steps' durations."""

@@ -190,10 +190,22 @@ def _of_phase(rank: Rank, chosen: Flags, phase: str) -> Candidate:
         evidence = (
             *(text for name, text in LOADERS.items() if name in names),
             *_longest(rank, chosen, in_data=True),
+            *_collected(rank, chosen),
         )
-    seconds = rank.phases[:, PLACE_OF[phase]]
+    seconds = rank.seconds_of(phase)
+    if phase == "optimizer" and rank.needed:
+        share = rank.needed * float(seconds[chosen].sum() / rank.seconds[chosen].sum())
+        evidence = (f"besides, {share:.0%} is what an update needs at least: the longest of its operators",)
+        seconds = seconds * (1 - rank.needed)
     blocked = np.minimum(seconds, np.nan_to_num(rank.blocked)) if phase in WAITING else None
     return Candidate(BY_PHASE[phase], seconds, evidence, comes_in_bursts=True, blocked=blocked)
+
+
+def _collected(rank: Rank, chosen: Flags) -> tuple[str, ...]:
+    """Evidence on collections of garbage that are a part of making batches."""
+    seconds = rank.seconds_of("data") - rank.phases[:, PLACE_OF["data"]]
+    share = float(seconds[chosen].sum() / rank.seconds[chosen].sum())
+    return (f"{share:.0%} of step time are garbage collections that making batches sets off",) if share > _SMALL else ()
 
 
 def _longest(rank: Rank, chosen: Flags, *, in_data: bool) -> tuple[str, ...]:

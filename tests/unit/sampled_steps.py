@@ -32,7 +32,7 @@ class Part(NamedTuple):
     duration: float
     stack: tuple[Call, ...]
     event: str = ""
-    """Name of a phase or an operator; none for a gap."""
+    """Name of a phase or an operator, or of both with a slash between; none for a gap."""
     period: int = 1
     """Steps from one with it to the next."""
 
@@ -43,6 +43,7 @@ class SampledTrace(Trace):
     def __init__(self, rank: int | None = None, interval: float = 1.0) -> None:
         super().__init__(rank)
         self.interval, self.samples = interval, []
+        self._parents: dict[int, int] = {}
 
     def of_parts(self, count: int, *parts: Part) -> SampledTrace:
         """Steps of parts, one after another."""
@@ -52,10 +53,13 @@ class SampledTrace(Trace):
             for part in parts:
                 if number % part.period != part.period - 1:
                     continue
-                if part.event:
-                    self.span(part.event, now, part.duration)
-                phase = part.event.removeprefix("torch.phase.")
-                if phase != part.event:
+                outer, _, inner = part.event.partition("/")
+                for name in filter(None, (outer, inner)):
+                    self.span(name, now, part.duration)
+                if inner:
+                    self._parents[len(self.spans) - 1] = len(self.spans) - 2
+                phase = outer.removeprefix("torch.phase.")
+                if phase != outer:
                     phases[phase] = phases.get(phase, 0.0) + part.duration
                 at = now + self.interval / 2
                 while at < now + part.duration:
@@ -64,6 +68,9 @@ class SampledTrace(Trace):
                 now += part.duration
             self._end(now - begin, phases)
         return self
+
+    def _parent(self, number: int) -> str:
+        return f"{self._parents[number] + 1:x}" if number in self._parents else super()._parent(number)
 
     def _end(self, duration: float, phases: dict[str, float]) -> None:
         shares = {phase: time / duration for phase, time in phases.items()}

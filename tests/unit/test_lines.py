@@ -94,6 +94,86 @@ def test_a_gap_in_the_line_of_a_phase(tmp_path):
     assert "python-gap" in fault.evidence[-1]
 
 
+def test_a_line_that_hands_its_time_on(tmp_path):
+    """Where no function has half of the time, the line of the loop with the most of it hands that on to a function, which is named."""
+    clip = Call(f"{HOME}/clip.py", 52, "clip"), Call(f"{HOME}/clip.py", 32, "reduce"), *main(25)
+    rest = [Part(1.0, main(line)) for line in (26, 27, 28, 29)]
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, FORWARD, Part(3.0, clip), *rest)).faults
+    assert fault.line == "clip.py:52 clip"
+    assert "23% of step time in clip.py:52 clip, called from clip.py:32 reduce" in fault.evidence[1]
+    scale = Call(f"{HOME}/clip.py", 60, "scale"), *clip[1:]
+    parts = Part(2.0, clip), Part(2.0, scale)
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, FORWARD, *parts, *rest)).faults
+    assert fault.line == "clip.py:32 reduce"
+
+
+def test_the_line_of_an_evaluation(tmp_path):
+    """An evaluation is in the line that calls the model, whose own code is what every step runs; without a module, in its innermost line."""
+    call = Call(f"{TORCH}/nn/modules/module.py", 1789, "_call_impl")
+    inside = Call(f"{TORCH}/nn/functional.py", 9, "linear"), call, Call(f"{HOME}/model.py", 8, "forward"), call
+    around = Call(f"{HOME}/train.py", 31, "evaluate"), *main(24)
+    work = Call(f"{HOME}/measure.py", 4, "measure"), *around
+    for stack, line in (((*inside, *around), "train.py:31 evaluate"), (work, "measure.py:4 measure")):
+        trace = SampledTrace().of_parts(60, FORWARD, Part(4.0, stack, "torch.phase.evaluation"))
+        [fault] = explanation(tmp_path, trace).faults
+        assert (fault.verdict, fault.line) == ("evaluation-bound", line)
+
+
+def test_the_autograd_engine_is_no_gap(tmp_path):
+    """Between operators of a backward pass the engine runs and not Python: it is no part of a gap."""
+    engine = Part(4.0, (Call(f"{TORCH}/autograd/graph.py", 979, "_engine_run_backward"), *main(21)))
+    assert explanation(tmp_path, SampledTrace().of_parts(60, MATMUL, engine)).faults == ()
+    [fault] = explanation(tmp_path, SampledTrace().of_parts(60, MATMUL, engine, Part(5.0, LOG))).faults
+    assert (fault.verdict, fault.line, round(fault.share, 2)) == ("python-gap", "train.py:5 log_metrics", 0.33)
+
+
+def test_short_operators_of_a_loop_in_python(tmp_path):
+    """Short operators in no phase are a part of the gap that their loop makes; a long one is a fault of its own."""
+    compute, trace = Part(3.0, main(20), "torch.phase.forward/aten::mm"), SampledTrace(interval=0.02)
+    pieces = [Part(0.02, LOG, event) for event in ("aten::clamp_", "", "aten::mul_", "")]
+    [fault] = explanation(tmp_path, trace.of_parts(40, compute, *pieces * 25)).faults
+    assert (fault.verdict, round(fault.share, 2)) == ("python-gap", 0.4)
+    assert "is Python, or short operators in no phase, in train.py:5 log_metrics" in fault.sentence
+    long = Part(1.0, LOG, "aten::sort"), Part(1.0, LOG)
+    faults = explanation(tmp_path, SampledTrace(interval=0.1).of_parts(40, compute, *long)).faults
+    assert {fault.verdict: round(fault.share, 2) for fault in faults} == {"operator-bound": 0.2, "python-gap": 0.2}
+
+
+COLLATE = Call(f"{HOME}/data.py", 7, "pad_collate"), Call(f"{TORCH}/utils/data/_utils/fetch.py", 5, "fetch"), *main(19)
+COLLECT = Call("<built-in>", 0, "<built-in function collect>"), *COLLATE
+
+
+@pytest.mark.parametrize(
+    ("making", "stack", "verdicts", "cause"),
+    [
+        (3.0, COLLATE, {"input-bound": 0.5}, "collate"),
+        (3.0, COLLECT, {"input-bound": 0.5}, "gc-by-hand"),
+        (0.1, COLLATE, {"gc-bound": 0.36}, "gc-often"),
+        (3.0, LOG, {"gc-bound": 0.29, "input-bound": 0.21}, "gc-often"),
+    ],
+)
+def test_collections_while_batches_are_made(tmp_path, making, stack, verdicts, cause):
+    """Collections of garbage are a part of making a batch if it sets them off and is slow without them; else they are a fault of their own."""
+    parts = Part(making, COLLATE, "torch.phase.data"), Part(4.0, stack, "torch.phase.gc")
+    faults = explanation(
+        tmp_path, SampledTrace().of_parts(60, Part(7.0, main(20), "torch.phase.forward"), *parts)
+    ).faults
+    assert {fault.verdict: round(fault.share, 2) for fault in faults} == pytest.approx(verdicts, abs=0.03)
+    assert faults[0].cause == cause
+    said = sum("garbage collections that making batches sets off" in text for text in faults[0].evidence)
+    assert said == (len(faults) == 1 and making > 1)
+
+
+def test_what_an_update_needs(tmp_path):
+    """One pass over the parameters is no fault of an optimizer: the longest of its operators is left out of its share."""
+    stack = Call(f"{TORCH}/optim/sgd.py", 300, "sgd"), *main(23)
+    parts = [Part(time, stack, f"torch.phase.optimizer/aten::{name}") for time, name in ((2.0, "add_"), (1.0, "mul_"))]
+    trace = SampledTrace().of_parts(60, MATMUL, *parts, Part(3.0, stack, "torch.phase.optimizer"))
+    [fault] = explanation(tmp_path, trace).faults
+    assert (fault.verdict, round(fault.share, 2)) == ("optimizer-bound", 0.33)
+    assert "besides, 17% is what an update needs at least: the longest of its operators" in fault.evidence
+
+
 def test_a_function_of_several_lines(tmp_path):
     """The function that has most of the time is named, in its line with the most, and its other lines beside it."""
     lines = [(Call(f"{HOME}/train.py", line, "work"), *main(22)) for line in (5, 6, 7)]
