@@ -101,7 +101,7 @@ def test_what_run_says_at_the_end(tmp_path):
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = preloaded.run(("-m", "otel_torchprof"), *words, environment=environment, folder=tmp_path, has_package=True)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(otp.explain(tmp_path / "t.otlp").headline)
+    assert done.stderr.startswith(otp.explain(tmp_path / "t.otlp").findings[0].sentence)
 
 
 def test_steps_whose_details_are_not_kept(tmp_path):
