@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _DETAILS, _DEFAULT_STEPS = ("ops", "frames"), 25
 """As in the recorded process, whose modules this command does not import."""
+_AWAITED = {"slow": "a slow step", "wait": "a step that waits long for other ranks"}
+"""By value of --keep, the step that ends the recording."""
 _PREPARE_SECONDS = 900.0
 """Longest time for a process to build and load what records torch's operators: other work may have the machine."""
 _SILENT_SECONDS = 120.0
@@ -47,7 +49,8 @@ last step it falls to what it was. Ctrl-C ends it; nothing is written then.
 examples:
   otel-torchprof record --pid 4711 --explain
   otel-torchprof record --all --steps 10 --detail frames -o slow.json.gz
-  otel-torchprof record --pid 4711 --seconds 5 -o service.otlp"""
+  otel-torchprof record --pid 4711 --seconds 5 -o service.otlp
+  otel-torchprof record --pid 4711 --keep slow --explain"""
 
 
 def add_parser(commands: Any) -> None:
@@ -69,6 +72,15 @@ def add_parser(commands: Any) -> None:
     add("--steps", type=int, metavar="N", help="number of steps (default: 25, unless --seconds is given)")
     add("--seconds", type=float, metavar="S", help="longest time; without --steps, all of it is recorded")
     add("--at-step", type=int, metavar="N", help="number of the first step (default: the next one)")
+    add(
+        "--keep",
+        choices=("all", *_AWAITED),
+        default="all",
+        help="slow: record until a step takes three times the median of the last 200, and keep it "
+        "and those before it, at most --steps, 25 by default; wait: the same for a step that waits long for other ranks; "
+        "all: the first steps (default: all)",
+    )
+    add("--slow-limit", type=float, metavar="S", help="with --keep, seconds from which on a step, or its wait, is slow")
     add("--detail", choices=_DETAILS, default="ops", help="level of detail (default: ops)")
     add("--shapes", action="store_true", help="record the shapes of operators' inputs")
     add(
@@ -158,7 +170,7 @@ def _rank_of(status: Mapping[str, Any]) -> int | None:
 
 def _arguments(options: argparse.Namespace, target: _Target, targets: Sequence[_Target], now_ns: int) -> dict[str, Any]:
     """Returns the arguments of a request, with the step at which all processes of the same run and program begin."""
-    names = ("steps", "seconds", "detail", "at_step")
+    names = ("steps", "seconds", "detail", "at_step", "keep", "slow_limit")
     arguments: dict[str, Any] = {name: getattr(options, name) for name in names}
     arguments["record_shapes"] = options.shapes
     group = [each.status for each in targets if _job_of(each.status) == _job_of(target.status)]
@@ -242,6 +254,10 @@ def _line(progress: Mapping[int, Mapping[str, Any]], of_each: Sequence[Mapping[s
         return "otel-torchprof: waiting"
     arguments = of_each[0]
     least = min(progress.values(), key=lambda value: int(value.get("steps", 0)))
+    if arguments["keep"] in _AWAITED:
+        is_over = least.get("state") not in ("waiting", "recording")
+        state = least["state"] if is_over else f"waiting for {_AWAITED[arguments['keep']]}"
+        return f"otel-torchprof: {state}, {least.get('steps', 0):,} steps seen"
     asked = arguments.get("steps", "" if "seconds" in arguments else _DEFAULT_STEPS)
     of_all = f" of {asked}" if asked else ""
     begins = {each.get("at_step") for each in of_each}

@@ -219,7 +219,7 @@ class SlowDetector:
     """Detects slow durations among those of the same name. Not thread-safe; memory is bounded.
 
     Args:
-        quantile: quantile of recent durations above which one is slow; with too few durations, three times their median.
+        quantile: quantile of recent durations above which one is slow; with too few durations, and for 1.0, three times their median.
             None: no such rule.
         limit_ns: duration from which on one is always slow; None: no such rule.
     """
@@ -241,6 +241,10 @@ class SlowDetector:
         recent.add(duration_ns)
         return above or (self._limit_ns is not None and duration_ns >= self._limit_ns)
 
+    def median(self, name: str) -> int:
+        """Median of the recent durations of a name; 0 without any."""
+        return self._recent[name].median if name in self._recent else 0
+
 
 class _Recent:
     """Recent durations, by time and by length."""
@@ -261,7 +265,12 @@ class _Recent:
         at = int(quantile * known)
         if known >= ENOUGH and at < known - 1:
             return duration > self._sorted[at]
-        return known >= _ENOUGH_FOR_MEDIAN and duration > _MEDIANS * self._sorted[(known - 1) // 2]
+        return known >= _ENOUGH_FOR_MEDIAN and duration > _MEDIANS * self.median
+
+    @property
+    def median(self) -> int:
+        """The lower median; there is one duration at least."""
+        return self._sorted[(len(self._sorted) - 1) // 2]
 
 
 # ---- Tail sampling: samples ended steps that were slow, failed or were requested ----

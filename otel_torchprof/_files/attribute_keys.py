@@ -34,6 +34,8 @@ RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "serv
 
 PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
 """By attribute of a step, the phase whose duration it is."""
+COLLECTIVE_PHASE = f"{PHASE_PREFIX}collective.duration"
+"""Attribute of a step: how long it waited for other ranks."""
 DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )

@@ -223,6 +223,8 @@ class TorchInstrumentor(BaseInstrumentor):
         detail: Literal["ops", "frames"] = "ops",
         record_shapes: bool = False,
         at_step: int | None = None,
+        keep: Literal["all", "slow", "wait"] = "all",
+        slow_limit: float | None = None,
     ) -> StepRecording:
         """Records the next steps in more detail, on a recording of their own, as ``otel-torchprof record`` does.
 
@@ -236,9 +238,16 @@ class TorchInstrumentor(BaseInstrumentor):
             detail: ``"ops"`` or ``"frames"``.
             record_shapes: whether to record the shapes of operators' inputs.
             at_step: number of the first step. Default: the next one.
+            keep: ``"all"``, or ``"slow"``: records until a step is slow, and keeps that step and at most
+                ``steps - 1`` before it; the rest is dropped as the job runs. ``"wait"``: the same for a
+                step that waits long for other ranks. If there is none in ``seconds``, nothing is kept, and ``error``
+                says so. Default: ``"all"``.
+            slow_limit: with ``keep``, seconds from which on a step, or its wait, is slow. Default: three times the
+                median of the last 200.
 
         Raises:
-            TorchProfError: torch is not instrumented or not imported, or another recording of steps is in progress.
+            TorchProfError: torch is not instrumented or not imported, another recording of steps is in progress, or
+                ``keep="wait"`` and the instrumentation has ``detail="metrics"``.
             TypeError, ValueError: a bad argument; the message names it.
         """
         given = {
@@ -247,6 +256,8 @@ class TorchInstrumentor(BaseInstrumentor):
             "detail": detail,
             "record_shapes": record_shapes,
             "at_step": at_step,
+            "keep": keep,
+            "slow_limit": slow_limit,
         }
         request, running = StepRequest.checked(**given), self._running
         if running is None or not running.is_running:

@@ -70,7 +70,13 @@ class StepLog:
     @property
     def last(self) -> RecordedStep | None:
         """The latest step; None without one."""
-        return next((_recorded(step, self._ahead_ns()) for step in list(self._steps)[-1:]), None)
+        return next(iter(self.latest[-1:]), None)
+
+    @property
+    def latest(self) -> list[RecordedStep]:
+        """The last 20 steps, in order."""
+        ahead = self._ahead_ns() if self._steps else 0
+        return [_recorded(step, ahead) for step in list(self._steps)]
 
     @property
     def seconds(self) -> float | None:

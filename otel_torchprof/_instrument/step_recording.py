@@ -1,7 +1,8 @@
 """Records some steps of a running instrumentation in more detail, on a recording of their own; the instrumentation's is untouched.
 
 A thread starts the recording shortly before the first step and stops it once the instrumentation knows that the last one has ended:
-nothing is done on the threads of the program. What was recorded before and after the steps is removed.
+nothing is done on the threads of the program. What was recorded before and after the steps is removed: at the end, and while it waits
+for a slow step also as the job runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof import parsers
 from otel_torchprof._columns.joined import without
+from otel_torchprof._encode.table import brief_time
+from otel_torchprof._export.span_policy import SlowDetector
+from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import process_changes, threads
@@ -59,18 +63,24 @@ if TYPE_CHECKING:
 
 DETAILS = ("ops", "frames")
 _LOOK_SECONDS = 0.05
+_WATCH_SECONDS = 1.0
+"""Time between two looks while it waits for a slow step, maybe for hours: each asks for a drain, and may start a part of the recording."""
 _LEAD_SECONDS = 1.0
 """Time between the start of the recording and its first step, or two steps if that is more: when it comes is an estimate."""
 _STEPLESS_SECONDS = 30.0
 """Time for the first step that the process has ever ended, and for the next one."""
 _PATIENCE_STEPS = 20
 """Time for the next step, in steps, if that is more."""
+_LEAST_WAIT = 10
+"""Duration of a step in long waits."""
 _SOON = 1_000
 """Number of a step that may come before the first drain tells how fast steps are."""
 _MOST_UNKNOWN_SECONDS = 2.0
 """Time since the latest known step for which steps are assumed: drains are asked for more often."""
 DEFAULT_STEPS = 25
 """What an explanation needs for a verdict."""
+ALL, SLOW, WAIT = "all", "slow", "wait"
+"""Which steps are kept."""
 
 WAITING, RECORDING, READING, DONE = "waiting", "recording", "reading", "done"
 """States, in order."""
@@ -80,9 +90,13 @@ class StepRequest(NamedTuple):
     """What is to be recorded."""
 
     steps: int | None = None
-    """Number of steps; None: those in ``seconds``."""
+    """Number of steps, with ``keep`` the most; None: those in ``seconds``."""
     seconds: float | None = None
     """Longest time; of a recording without a number of steps, its length."""
+    keep: str = ALL
+    """``all``: the first steps. ``slow``, ``wait``: the steps up to the first that is slow, or that waits long for other ranks."""
+    slow_limit: float | None = None
+    """Seconds from which on a step, or its wait, is slow; None: three times the median of the last 200."""
     detail: str = "ops"
     record_shapes: bool = False
     at_step: int | None = None
@@ -90,7 +104,7 @@ class StepRequest(NamedTuple):
 
     @classmethod
     def checked(cls, **given: Any) -> StepRequest:
-        """Checks the fields; neither ``steps`` nor ``seconds``: :data:`DEFAULT_STEPS` steps.
+        """Checks the fields; without ``steps``, which ``seconds`` take the place of if all are kept: :data:`DEFAULT_STEPS` steps.
 
         Raises:
             TypeError, ValueError: a value is not allowed; the message has its name, its value and the allowed values.
@@ -98,12 +112,18 @@ class StepRequest(NamedTuple):
         check_names("record()", given, cls._fields)
         values = {name: checked(name, value, _CHECKS[name]) for name, value in given.items() if value is not None}
         request = cls(**values)
-        return request._replace(steps=DEFAULT_STEPS) if request.steps is None and request.seconds is None else request
+        if request.slow_limit is not None and request.keep == ALL:
+            raise ValueError(f"slow_limit is {request.slow_limit!r}; it is for keep={SLOW!r} and keep={WAIT!r}")
+        if request.steps is None and (request.seconds is None or request.keep != ALL):
+            return request._replace(steps=DEFAULT_STEPS)
+        return request
 
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "steps": parsers.whole("a whole number above 0, or None", 1),
     "seconds": parsers.number("a number of seconds above 0, or None", lambda value: value > 0),
+    "keep": parsers.one_of(ALL, SLOW, WAIT),
+    "slow_limit": parsers.number("a number of seconds above 0, or None", lambda value: value > 0),
     "detail": parsers.one_of(*DETAILS),
     "record_shapes": parsers.boolean("True or False"),
     "at_step": parsers.whole("a number of a step, or None", 0),
@@ -136,6 +156,9 @@ class StepRecording(ProfileResults):
                 sources={**running.raised.sources, "energy": False},
             )
         )
+        if request.keep == WAIT and not running.raised.phases:
+            raise TorchProfError("keep is 'wait', and no phases are recorded: instrument with detail='steps' or higher")
+        self._choice = _Choice(request, running)
         super().__init__(self._window)
         self.record_shapes, self.with_stack = request.record_shapes, request.detail == "frames"
         self.use_device = self._window.options.device if self._window.options.times_device else None
@@ -144,7 +167,6 @@ class StepRecording(ProfileResults):
         """``waiting`` for its first step, ``recording``, ``reading`` what was recorded, ``done``."""
         self.error = ""
         """Why there is nothing; empty as long as there is no reason."""
-        self._known: list[RecordedStep] = []
         self._waited_since = 0.0
         self.is_cut = False
         """Whether it ended before the last step that was asked for: cancelled, at the time limit, or with the instrumentation."""
@@ -165,7 +187,7 @@ class StepRecording(ProfileResults):
             raise
 
     def cancel(self) -> None:
-        """Ends it before its last step; what was recorded is kept. Does not wait."""
+        """Ends it before its last step; the steps until then are kept, unless it waits for a slow one. Does not wait."""
         self._cancelled.set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -181,13 +203,14 @@ class StepRecording(ProfileResults):
 
     @property
     def ended_steps(self) -> int:
-        """Number of its steps that have ended."""
-        return len(self._known)
+        """Number of its steps that have ended, or with ``keep`` of those that were looked at."""
+        return self._choice.seen
 
     @property
     def health(self) -> Health:
         """State of every source, counts of events, and notes: a :class:`Health`."""
-        return replace(self._window.health(), stats=self._figures)
+        health = self._window.health()
+        return replace(health, stats=self._figures, notes=(*health.notes, *self._choice.notes))
 
     # ---- on its thread ----
 
@@ -205,7 +228,7 @@ class StepRecording(ProfileResults):
             self._over.set()
 
     def _record(self) -> None:
-        self._window.prepare()
+        torch_library.load()
         while self._is_early() and not self._is_stopped():
             self._cancelled.wait(_LOOK_SECONDS)
         self._running.step_log.follow(on=True)
@@ -217,7 +240,7 @@ class StepRecording(ProfileResults):
                     self.is_cut = True
                     break
                 self._running.ask_drain()
-                self._cancelled.wait(_LOOK_SECONDS)
+                self._cancelled.wait(_LOOK_SECONDS if self._request.keep == ALL else _WATCH_SECONDS)
         finally:
             self.state = READING
             self._window.stop()
@@ -240,55 +263,43 @@ class StepRecording(ProfileResults):
         return (at_step - 1 - latest) * seconds > max(_LEAD_SECONDS, 2 * seconds)
 
     def _take_steps(self) -> None:
-        """Takes over the steps that have ended since the last call, of those that were asked for and recorded whole.
-
-        They are consecutive: after a lost step they begin anew.
-
-        Raises:
-            TorchProfError: they cannot, since the first one was given.
-        """
+        """Chooses among the steps that have ended since the last call and are recorded whole. Raises as :meth:`_Choice.add`."""
         steps, since, until = self._running.step_log.take(), self._window.since, self._window.limits()[1]
         for step in steps:
-            is_whole = since <= step.start and step.end <= until
-            if self._has_all or not is_whole or step.number < (self._request.at_step or 0):
-                continue
-            lost = self._known[-1].number + 1 if self._known else step.number
-            if step.number != lost and self._request.steps is not None:
-                if self._request.at_step is not None:
-                    raise TorchProfError(
-                        f"step {lost} was lost, since the drain that had it failed: the log says why; record again, from a later step on"
-                    )
-                self._known.clear()
-            self._known.append(step)
-
-    @property
-    def _has_all(self) -> bool:
-        return self._request.steps is not None and len(self._known) >= self._request.steps
+            if since <= step.start and step.end <= until:
+                self._choice.add(step)
 
     def _is_complete(self, seconds: float) -> bool:
+        before = self._choice.steps[-1:]
+        self._take_steps()
+        if self._choice.is_complete:
+            return True
         if self._request.seconds is not None and seconds >= self._request.seconds:
             self.is_cut = self._request.steps is not None
             return True
-        before = self._known[-1:]
-        self._take_steps()
-        self._waited_since = seconds if self._known[-1:] != before else self._waited_since
+        self._waited_since = seconds if self._choice.steps[-1:] != before else self._waited_since
         if self._request.steps is None:
             return False
         if self._running.step_log.last is None and seconds > _STEPLESS_SECONDS:
             raise TorchProfError(
                 f"no step has ended for {seconds:.0f} seconds: the program has no steps, or longer ones; record by time (seconds)"
             )
+        if self._request.keep != ALL:
+            self._window.renew(self._choice.steps, self._request.steps)
+            return False
         patience = max(_STEPLESS_SECONDS, _PATIENCE_STEPS * (self._running.step_log.seconds or 0.0))
         self.is_cut = seconds - self._waited_since > patience
-        return self.is_cut or self._has_all
+        return self.is_cut
 
     def _finish(self) -> None:
         self._take_steps()
-        steps = self._known
+        steps = [step for step in self._choice.steps if step.start >= self._window.since]
         if self._request.steps is not None:
             if not steps:
                 raise TorchProfError(f"nothing is recorded: {self._why_no_step()}")
-            if self._request.at_step is not None and steps[0].number != self._request.at_step:
+            if self._request.keep != ALL:
+                self._choice.check()
+            elif self._request.at_step is not None and steps[0].number != self._request.at_step:
                 raise TorchProfError(
                     f"step {self._request.at_step} had begun before the recording, whose first one is {steps[0].number}: "
                     "choose a later one"
@@ -323,6 +334,78 @@ class StepRecording(ProfileResults):
         return TorchProfError("no step was recorded whole: record by a number of steps")
 
 
+class _Choice:
+    """Chooses among steps that have ended: the first ones, or the last ones up to one that is slow."""
+
+    def __init__(self, request: StepRequest, running: StepSource) -> None:
+        self._request = request
+        limit = request.slow_limit
+        # Three times the median, not the policy's quantile: that has one step of 20, and this waits for the first.
+        self._slow = SlowDetector(1.0, None) if limit is None else SlowDetector(None, round(limit * 1e9))
+        self.steps: list[RecordedStep] = []
+        """The chosen ones, in order."""
+        self.seen = 0
+        """Number of the chosen ones, or while it waits for a slow one of all that were looked at."""
+        self.is_complete = False
+        """Whether there are as many as requested, or the last one is slow."""
+        self.notes: tuple[str, ...] = ()
+        """How slow that one is."""
+        for step in running.step_log.latest if request.keep != ALL else ():
+            self._is_slow(step)
+
+    def add(self, step: RecordedStep) -> None:
+        """Adds a later step, without effect before the first one that was asked for, and once the choice is complete.
+
+        The chosen steps are consecutive: after a lost one they begin anew.
+
+        Raises:
+            TorchProfError: they cannot, since the first one was given.
+        """
+        if self.is_complete or step.number < (self._request.at_step or 0):
+            return
+        if self.steps and step.number != self.steps[-1].number + 1 and self._request.steps is not None:
+            if self._request.keep == ALL and self._request.at_step is not None:
+                raise TorchProfError(
+                    f"step {self.steps[-1].number + 1} was lost, since the drain that had it failed: the log says why; record again, "
+                    "from a later step on"
+                )
+            self.steps.clear()
+        self.steps.append(step)
+        if self._request.keep == ALL:
+            self.seen = len(self.steps)
+            self.is_complete = self.seen == self._request.steps
+            return
+        self.seen += 1
+        del self.steps[: -(self._request.steps or DEFAULT_STEPS)]
+        self.is_complete = self._is_slow(step)
+        if self.is_complete:
+            what = "took" if self._request.keep == SLOW else "waited for other ranks for"
+            time = brief_time(self._duration(step) / 1e3)
+            self.notes = (f"step {step.number} {what} {time}, the median is {self._median()}",)
+
+    def _is_slow(self, step: RecordedStep) -> bool:
+        """Whether a step is slow among those before it; a short wait is none, however short others are."""
+        duration = self._duration(step)
+        is_slow = self._slow.takes(step.name, duration)
+        return is_slow and (self._request.slow_limit is not None or _LEAST_WAIT * duration >= step.end - step.start)
+
+    def _duration(self, step: RecordedStep) -> int:
+        """What is compared, ns."""
+        if self._request.keep == SLOW:
+            return step.end - step.start
+        seconds: float = (step.attributes or {}).get(COLLECTIVE_PHASE, 0.0)
+        return round(seconds * 1e9)
+
+    def _median(self) -> str:
+        return brief_time(self._slow.median(self.steps[-1].name) / 1e3)
+
+    def check(self) -> None:
+        """Raises TorchProfError if no step was slow."""
+        if not self.is_complete:
+            what = "was slow" if self._request.keep == SLOW else "waited long for other ranks"
+            raise TorchProfError(f"nothing is kept: none of {self.seen:,} steps {what}, the median is {self._median()}")
+
+
 class _StepWindow:
     """The recording of a :class:`StepRecording`, cut to its steps."""
 
@@ -331,39 +414,54 @@ class _StepWindow:
         self.steps: Sequence[RecordedStep] = ()
         self.reading = threads.Lock()
         """Held while results are computed."""
-        self._segment: ProfileSegment | None = None
+        self._parts: list[tuple[int, ProfileSegment]] = []
+        """Recordings that run at the same time, and when each had started, Unix ns: the one that is read, and its successor."""
         self._batch: Batch | None = None
         self._limits: tuple[int, int] | None = None
-        self.since = 0
-        """When everything was recorded, Unix ns; 0 before."""
 
-    def prepare(self) -> None:
-        """Builds and loads what the recording needs.
-
-        Raises:
-            TorchLibraryError: operators cannot be recorded; the message names the fix.
-        """
-        torch_library.load()
-        self._segment = ProfileSegment(self.options)
+    @property
+    def since(self) -> int:
+        """Since when everything is recorded, Unix ns; 0 before the start."""
+        return self._parts[0][0] if self._parts else 0
 
     @property
     def _started(self) -> ProfileSegment:
-        if self._segment is None:
+        if not self._parts:
             raise TorchProfError("the recording has not begun")
-        return self._segment
+        return self._parts[0][1]
 
     def start(self) -> None:
-        """Starts it. Raises as :meth:`ProfileSegment.start`."""
-        self._started.start()
-        self.since = now_ns()
+        """Starts it, or a successor of the latest part. Raises as :class:`ProfileSegment` and its ``start``."""
+        part = ProfileSegment(self.options)
+        part.start()
+        self._parts.append((now_ns(), part))
+
+    def renew(self, steps: Sequence[RecordedStep], count: int | None) -> None:
+        """Starts a successor of the latest part once that has ``count`` whole steps, or fills half of the memory; drops older parts.
+
+        Two parts run at the same time, so that each step that fits into half of the memory is whole in one of them.
+
+        Args:
+            steps: the latest ended steps, at most ``count``.
+            count: number of steps that stay.
+        """
+        since, latest = self._parts[-1]
+        health = latest.health()
+        is_half_full = health.memory_bytes >= health.memory_limit // 2
+        if is_half_full or (len(steps) == count and steps[0].start >= since):
+            self.start()
+            while len(self._parts) > 2:  # noqa: PLR2004 - itself and its successor
+                self._parts.pop(0)[1].stop()
 
     def stop(self) -> None:
-        """Stops it."""
-        self._started.stop()
+        """Stops it; what its successor has recorded is dropped."""
+        for _, part in self._parts:
+            part.stop()
+        del self._parts[1:]
 
     def limits(self) -> tuple[int, int]:
         """When the recording began and ended, Unix ns; until now, if it runs."""
-        return (0, 0) if self._segment is None else self._segment.times()
+        return self._started.times() if self._parts else (0, 0)
 
     def trim(self, steps: Sequence[RecordedStep], *, is_whole: bool) -> None:
         """Reads the recording, and removes what began outside of the steps, unless all of it ``is_whole``."""

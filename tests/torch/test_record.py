@@ -6,8 +6,10 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import record_ranks_program
@@ -16,16 +18,20 @@ from instrumented import Instrumented
 from launched import RANKS, launched
 
 import otel_torchprof as otp
+from otel_torchprof._cli import record_command
 from otel_torchprof._cli.control_client import ControlCall, ask, ask_each, process_of, processes
 from otel_torchprof._cli.main import main
-from otel_torchprof._files.attribute_keys import STEP
+from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE, STEP
 from otel_torchprof._instrument import step_recording
 from otel_torchprof._instrument.step_log import StepLog
 from otel_torchprof._instrument.step_recording import StepRecording, StepRequest
+from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.control_wire import ControlError
+from otel_torchprof._record.recording import ProfileSegment
 from otel_torchprof._record.source import RecordingOptions
 
+LONG_SECONDS = 0.3
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="control sockets are for Linux")
 
 
@@ -188,6 +194,135 @@ def test_without_steps_by_time(service, monkeypatch):
     assert "record by time" in failed.error
 
 
+@pytest.fixture
+def parts(monkeypatch):
+    """The recordings that were started, weakly; a new one is started as soon as possible."""
+    monkeypatch.setattr(step_recording, "_WATCH_SECONDS", 0.01)
+    started, start = [], ProfileSegment.start
+
+    def noted(part):
+        started.append(weakref.ref(part))
+        start(part)
+
+    monkeypatch.setattr(ProfileSegment, "start", noted)
+    return started
+
+
+def test_until_a_step_is_slow(service, parts, monkeypatch):
+    """The slow step is kept whole with some before it; what was recorded long before is dropped as the job runs."""
+    is_slow = threading.Event()
+    monkeypatch.setattr(step_recording._Choice, "_is_slow", lambda _choice, _step: is_slow.is_set())
+    loop = Loop()
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 20)
+        recording = otp.TorchInstrumentor().record(3, keep="slow")
+        loop.until(lambda: len(parts) >= 6)
+        assert sum(part() is not None for part in parts) <= 3  # one is being dropped
+        assert recording.ended_steps >= 4 * 3
+        is_slow.set()
+        loop.until(lambda: recording.wait(0))
+    assert not recording.error
+    first = recording.steps[0].number
+    assert [step.number for step in recording.steps] == [first, first + 1, first + 2]
+    assert {average.key: average.count for average in recording.key_averages()}["aten::mm"] == 3 * 3
+    assert any(note.startswith(f"step {first + 2} took ") for note in recording.health.notes)
+    assert not recording.is_cut
+    assert sum(part() is not None for part in parts) == 1
+
+
+def test_no_step_is_slow(service):
+    """At the time limit nothing is kept, and the error says how many steps were looked at; a limit needs ``keep``."""
+    loop = Loop()
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 20)
+        recording = otp.TorchInstrumentor().record(keep="slow", slow_limit=10**6, seconds=1e-9)
+        loop.until(lambda: recording.wait(0))
+        recording = otp.TorchInstrumentor().record(keep="slow", slow_limit=10**6)
+        loop.until(lambda: recording.ended_steps > 2)
+        recording.cancel()
+        loop.until(lambda: recording.wait(0))
+    assert re.match(r"nothing is kept: none of \d+ steps was slow, the median is \d", recording.error)
+    with pytest.raises(ValueError, match="slow_limit is 1"):
+        otp.TorchInstrumentor().record(slow_limit=1)
+
+
+def test_until_a_step_waits_for_other_ranks(service):
+    """The wait in collectives is what counts, and without phases there is none to be looked at."""
+    loop = Loop()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with service.on("steps"):
+            loop.until(lambda: loop.steps == 20)
+            recording = otp.TorchInstrumentor().record(keep="wait", slow_limit=1e-9)
+            loop.until(lambda: recording.ended_steps > 2)
+            assert not recording.wait(0)
+            torch.distributed.all_reduce(torch.ones(2))
+            loop.until(lambda: recording.wait(0))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not recording.error
+    assert "waited for other ranks for" in recording.health.notes[-1]
+    averages = {average.key: average.count for average in recording.key_averages()}
+    assert averages["gloo:all_reduce"] == 1
+    assert averages["aten::mm"] == len(recording.steps) * 3
+    with service.on("metrics"), pytest.raises(otp.TorchProfError, match="no phases"):
+        otp.TorchInstrumentor().record(keep="wait")
+
+
+def judged(keep, before, later, **request):
+    """Numbers of the steps that are chosen of those with these durations, in ms, after those that the log has; None: none is slow."""
+    log, times = (
+        StepLog(),
+        [(number * 10**9, int(duration * 10**6)) for number, duration in enumerate((*before, *later))],
+    )
+    for number, (start, duration) in enumerate(times[: len(before)]):
+        log.add_step(number, start, start + duration)
+    request = StepRequest.checked(keep=keep, **request)
+    choice = step_recording._Choice(request, SimpleNamespace(step_log=log))
+    for number, (start, duration) in list(enumerate(times))[len(before) :]:
+        choice.add(
+            RecordedStep(number, start, start + max(duration, 10**7), attributes={COLLECTIVE_PHASE: duration / 1e9})
+        )
+    return [step.number for step in choice.steps] if choice.is_complete else None
+
+
+def test_what_is_slow():
+    """A step is slow at more than three times the median, also of the steps before the recording, or from the limit on."""
+    ordinary = [10, 11] * 20
+    assert judged("slow", ordinary, [10, 11, 29, 50]) == [40, 41, 42, 43]
+    assert judged("slow", ordinary, [10, 11, 40], steps=2) == [41, 42]
+    assert judged("slow", ordinary, [10, 11, 30]) is None
+    assert judged("slow", [], [10, 29, 10, 29, 10, 31]) == [0, 1, 2, 3, 4, 5]
+    assert judged("slow", ordinary, [12, 19, 20], slow_limit=0.02, steps=1) == [42]
+    assert judged("slow", ordinary, [50] * 9, at_step=45, steps=1) == [45]
+    assert judged("all", ordinary, [10, 50, 10, 10], steps=3) == [40, 41, 42]
+
+
+def test_what_is_a_long_wait():
+    """A wait is long at more than three times the median, if it is a tenth of its step at least, or from the limit on."""
+    assert judged("wait", [], [0.01] * 5 + [0.9] + [1.0]) == [0, 1, 2, 3, 4, 5, 6]
+    assert judged("wait", [], [0.01] * 5 + [0.9]) is None
+    assert judged("wait", [], [0.01] * 5 + [0.9], slow_limit=0.0009, steps=1) == [5]
+
+
+def test_a_full_memory_starts_anew():
+    """While no step ends, what is recorded is dropped before the memory is full, so that the next step is whole."""
+    window = step_recording._StepWindow(RecordingOptions(operators=True, all_threads=True, memory_limit=4 << 20))
+    window.start()
+    since = window.since
+    while window.since == since:
+        for _ in range(100):
+            torch.ones(1)
+        window.renew((), 1)
+    torch.ones(1).mul(2)
+    window.renew((), 1)
+    window.stop()
+    assert not window.health().dropped
+    batch = window.batch()
+    assert "aten::mul" in {batch.names[name] for name in batch["name"].tolist()}
+    assert len(batch) > 10_000
+
+
 def test_one_at_once_and_only_while_torch_is_instrumented(service):
     """A second one is refused; the end of the instrumentation ends the recording, which says so."""
     with pytest.raises(otp.TorchProfError, match="not instrumented"):
@@ -244,6 +379,29 @@ def test_the_command(service, tmp_path, capfd, name):
     first = profile.steps[0].number
     assert [step.number for step in profile.steps] == list(range(first, first + 26))
     assert {average.key: average.count for average in profile.key_averages()}["aten::mm"] == 26 * 3
+
+
+@LINUX
+def test_the_command_until_a_step_is_slow(service, tmp_path, capfd):
+    """``record --keep slow`` writes the slow step and those before it, says how slow it is, and explains it."""
+    loop = Loop()
+    loop.model = lambda: (
+        (loop.steps % 10 == 9 and threading.Event().wait(LONG_SECONDS)) or loop.parameter @ loop.parameter
+    )
+    words = ["record", "--pid", str(os.getpid()), "--keep", "slow", "--slow-limit", str(LONG_SECONDS), "--steps", "5"]
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 5)
+        is_over, status = in_background(main, [*words, "-o", str(tmp_path / "slow.otlp"), "--explain"])
+        loop.until(is_over)
+    output = capfd.readouterr()
+    assert status == [0], output.err
+    steps = otp.load(tmp_path / "slow.otlp").steps
+    assert 0 < len(steps) <= 5
+    assert steps[-1].end - steps[-1].start >= LONG_SECONDS * 1e9
+    assert f"; step {steps[-1].number} took " in output.err
+    for state, said in (("recording", "waiting for a slow step"), ("reading", "reading")):
+        line = record_command._line({1: {"state": state, "steps": 1200}}, [{"keep": "slow"}])
+        assert line == f"otel-torchprof: {said}, 1,200 steps seen"
 
 
 @LINUX
