@@ -45,7 +45,7 @@ SUBJECTS = (
 )
 
 
-BY_NAME = ("instructions", "verdicts")
+BY_NAME = ("attach", "instructions", "verdicts")
 """Only where they are asked for: these take long, or need a tool that is not everywhere."""
 
 
