@@ -1,17 +1,24 @@
-"""Asks running processes over their control sockets."""
+"""Asks running processes over their control sockets, which a process has that is instrumented, or that Python 3.14 lets instrument."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import select
 import socket
 import stat
+import subprocess
+import sys
+import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof import config
 from otel_torchprof._process import threads
 from otel_torchprof._process.control_wire import (
     ERROR,
@@ -27,8 +34,7 @@ from otel_torchprof._process.control_wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 SECONDS = 5.0
 """Time for a process to answer: it looks four times a second."""
@@ -70,10 +76,10 @@ def process_of(pid: int) -> Process:
         ControlError: there is none; the message says why, and what to do.
         FolderError: the folder of the sockets is not private.
     """
-    for process in processes():
-        if process.pid == pid:
-            return process
-    raise ControlError(_why_not(pid))
+    if (found := _socket_of(pid)) is None:
+        _check_reachable(pid)
+        raise ControlError(f"process {pid} {_NO_SOCKET}")
+    return found
 
 
 def ask(
@@ -258,14 +264,210 @@ def _found(folder: Path, name: str) -> Process:
     return Process(pid or stated, folder, name)
 
 
-def _why_not(pid: int) -> str:
+def _socket_of(pid: int) -> Process | None:
+    return next((process for process in processes() if process.pid == pid), None)
+
+
+def _check_reachable(pid: int) -> None:
     try:
         owner = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 - of the process
     except OSError:
-        return f"there is no process {pid}: otel-torchprof top lists those that are instrumented"
+        raise ControlError(f"there is no process {pid}: otel-torchprof top lists those that are instrumented") from None
     if owner != os.geteuid() and os.geteuid():
-        return f"process {pid} belongs to another user: only that user and root may ask it"
-    return (
-        f"process {pid} is not instrumented, or has no control socket: start it with otel-torchprof run, opentelemetry-instrument or "
-        "TorchInstrumentor().instrument(), without OTEL_TORCHPROF_CONTROL=off"
+        raise ControlError(f"process {pid} belongs to another user: only that user and root may ask it")
+
+
+# ---- A process that is not instrumented ----
+
+
+@contextmanager
+def reached(pid: int, *, builds: bool = False) -> Iterator[Process]:
+    """Yields the process with an id; one without a socket is instrumented until the block ends, if both run Python 3.14 or later.
+
+    Its main thread starts a thread that imports this package, and opens a stream without exporters as long as the client lives: it waits
+    for the lock of the script's file.
+
+    Args:
+        pid: process id.
+        builds: whether to build what records the operators of its torch before.
+
+    Raises:
+        ControlError: it cannot be reached; the message says why, and what to do.
+        FolderError: the folder of the sockets is not private.
+    """
+    if (process := _socket_of(pid)) is not None:
+        yield process
+        return
+    _check_reachable(pid)
+    if _remote_exec is None:
+        raise ControlError(f"process {pid} {_NO_SOCKET}, or run it and this command under Python 3.14")
+    if builds:
+        _build_for(pid)
+    with tempfile.NamedTemporaryFile(prefix="otel-torchprof-", suffix=".py", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = _SCRIPT.format(path=file.name, folders=_folders()).encode()
+        file.write(text)
+        if os.geteuid() == 0:
+            os.fchown(file.fileno(), *_owner_of(pid))
+        script = _Script(pid, file.fileno(), len(text), _remote_exec)
+        script.run(file.name)
+        try:
+            yield process_of(pid)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            script.wait(3, SECONDS)
+
+
+_remote_exec: Callable[[int, str], None] | None = vars(sys).get("remote_exec")
+_NO_SOCKET = (
+    "is not instrumented, or has no control socket: start it with otel-torchprof run, opentelemetry-instrument or "
+    "TorchInstrumentor().instrument(), without OTEL_TORCHPROF_CONTROL=off"
+)
+_SCRIPT_SECONDS, _IMPORT_SECONDS = 10.0, 60.0
+"""Time for the main thread of a program to run Python, and for the imports on a busy machine."""
+_SCRIPT = """\
+import importlib.machinery, importlib.util
+
+def record(path={path!r}, folders={folders!r}):
+    import fcntl, os, sys, threading
+    threading.current_thread().name = "otel-torchprof-client"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:  # the client has left
+        return
+    added = [folder for folder in folders if folder not in sys.path]
+    try:
+        os.write(file, b"\\n")
+        sys.path.extend(added)
+        import otel_torchprof
+        from otel_torchprof._instrument.control_verbs import socket
+        with otel_torchprof.stream(detail="steps") as stream:
+            if socket.path is None:
+                raise RuntimeError("recording " + stream.health.sources["recording"] + ", control socket " + socket.state)
+            os.write(file, b"\\n")
+            fcntl.flock(file, fcntl.LOCK_SH)
+    except BaseException as error:
+        os.write(file, " ".join((type(error).__name__ + ": " + str(error)).split()).encode() + b"\\n")
+    finally:
+        for folder in added:
+            for place in [place for place, each in enumerate(sys.path) if each is folder]:
+                del sys.path[place]
+        os.write(file, b"\\n")
+        os.close(file)
+
+# No greenlet, where threads are greenlets; and nothing waits for it at exit.
+threads = importlib.util.module_from_spec(importlib.machinery.BuiltinImporter.find_spec("_thread"))
+importlib.machinery.BuiltinImporter.exec_module(threads)
+threads.start_new_thread(record, ())
+"""
+"""Run by the main thread between two instructions. What it writes behind itself: a line as it begins, one once the process is
+instrumented or with the error, and one at its end."""
+_CACHE_VARIABLES = ("HOME", "XDG_CACHE_HOME", config.BUILD_DIR.variable)
+
+
+def _folders() -> list[str]:
+    """Folders that this package and what it imports are in."""
+    sites = [folder for folder in sys.path if Path(folder).name in {"site-packages", "dist-packages"}]
+    return list(dict.fromkeys([str(Path(__file__).parents[2]), *sites]))
+
+
+def _owner_of(pid: int) -> tuple[int, int]:
+    try:
+        info = os.stat(f"/proc/{pid}")  # noqa: PTH116 - of the process
+    except OSError:
+        raise ControlError(f"process {pid} has ended") from None
+    return info.st_uid, info.st_gid
+
+
+def _build_for(pid: int) -> None:
+    """Builds the library for the torch of a process, where and as whom the process will look for it.
+
+    Raises:
+        ControlError: it cannot be built, or the process has not imported torch.
+    """
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        given = dict(entry.partition("=")[::2] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    except OSError as error:
+        raise _not_permitted(pid, error) from error
+    if (torch := re.search(r"/\S.*(?=/torch/lib/libtorch_cpu\.so)", maps)) is None:
+        raise ControlError(f"process {pid} has not imported torch: there is nothing to record")
+    own = {name: value for name, value in os.environ.items() if name not in _CACHE_VARIABLES}
+    same = {name: given[name] for name in _CACHE_VARIABLES if name in given}
+    user, group = _owner_of(pid)
+    who: dict[str, Any] = {} if user == os.geteuid() else {"user": user, "group": group, "extra_groups": []}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "otel_torchprof", "build"],
+        env={**own, **same, "PYTHONPATH": os.pathsep.join([torch[0], *_folders()])},
+        capture_output=True,
+        text=True,
+        check=False,
+        **who,
+    )
+    if done.returncode:
+        raise ControlError(f"process {pid} cannot be recorded: {(done.stderr.strip() or 'no reason').splitlines()[-1]}")
+
+
+class _Script:
+    """The script in a process.
+
+    Args:
+        pid: process id.
+        file: descriptor of the script's file, which the script writes to.
+        size: bytes of the script.
+        execute: has a process run the script with a path.
+    """
+
+    def __init__(self, pid: int, file: int, size: int, execute: Callable[[int, str], None]) -> None:
+        self._pid, self._file, self._size, self._execute = pid, file, size, execute
+
+    def run(self, path: str) -> None:
+        """Waits until the process is instrumented.
+
+        Raises:
+            ControlError: it is not; the message says why, and what to do.
+        """
+        try:
+            self._execute(self._pid, path)
+        except OSError as error:
+            raise _not_permitted(self._pid, error) from error
+        except RuntimeError as error:
+            raise ControlError(
+                f"process {self._pid} {_NO_SOCKET}; this Python cannot enter it ({error}): that needs a process of Python "
+                f"{sys.version_info.major}.{sys.version_info.minor} without PYTHON_DISABLE_REMOTE_DEBUG and -X disable-remote-debug"
+            ) from error
+        try:
+            lines = self.wait(1, _SCRIPT_SECONDS)
+        except BaseException:
+            self._withdraw()
+            raise
+        if not lines:
+            self._withdraw()
+            raise ControlError(
+                f"the main thread of process {self._pid} has run no Python for {_SCRIPT_SECONDS:.0f} seconds, or cannot read {path}: it "
+                "waits in C, for a lock, a child or the network; try again when it runs, or set TMPDIR to a folder that the process sees"
+            )
+        lines = self.wait(2, _IMPORT_SECONDS)
+        if not lines[1:] or lines[1]:
+            why = lines[1] if lines[1:] else f"imports have taken {_IMPORT_SECONDS:.0f} seconds, or it has ended"
+            raise ControlError(f"process {self._pid} cannot be instrumented: {why}")
+
+    def wait(self, count: int, seconds: float) -> list[str]:
+        """Waits for lines of the script, for so many seconds, and while the process lives; returns those that there are."""
+        deadline, lines = time.monotonic() + seconds, list[str]()
+        while len(lines) < count and time.monotonic() < deadline and Path(f"/proc/{self._pid}").exists():
+            threads.sleep(_RETRY_SECONDS)
+            lines = os.pread(self._file, _PIECE, self._size).decode(errors="replace").split("\n")[:-1]
+        return lines
+
+    def _withdraw(self) -> None:
+        """Has the process run an empty script instead: another user may give a file the name of the one that is removed."""
+        with suppress(OSError, RuntimeError):
+            self._execute(self._pid, os.devnull)
+
+
+def _not_permitted(pid: int, error: OSError) -> ControlError:
+    return ControlError(
+        f"process {pid} {_NO_SOCKET}; this Python may not enter it ({error.strerror}): that needs the right to trace it, as root, with "
+        "kernel.yama.ptrace_scope=0, or in a container with the capability SYS_PTRACE"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._answers.dumped import ProcessDump, dump_of_box
@@ -14,7 +15,7 @@ from otel_torchprof._files.box_reading import read_box
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError, printable
 
-from .control_client import SECONDS, ControlCall, Process, ask_each, process_of, processes
+from .control_client import SECONDS, ControlCall, Process, ask_each, processes, reached
 from .terminal import say, show
 
 if TYPE_CHECKING:
@@ -79,18 +80,19 @@ def _dumps(pids: Sequence[int]) -> tuple[list[ProcessDump], list[str]]:
 
 def _answers(pids: Sequence[int]) -> list[tuple[int, Any]]:
     """The answers, or errors, of processes by pid."""
-    found = [(pid, _found(pid)) for pid in pids] if pids else [(each.pid, each) for each in processes()]
-    asked = [each for _, each in found if isinstance(each, Process)]
-    answers = ask_each([ControlCall(each, "dump", {}) for each in asked], seconds=SECONDS)
+    with ExitStack() as stack:
+        found = [(pid, _found(pid, stack)) for pid in pids] if pids else [(each.pid, each) for each in processes()]
+        asked = [each for _, each in found if isinstance(each, Process)]
+        answers = ask_each([ControlCall(each, "dump", {}) for each in asked], seconds=SECONDS)
     failed = [
         (pid, each) for pid, each in found if isinstance(each, ControlError)
     ]  # without a socket: they may have a box
     return [*((each.pid, answer) for each, answer in zip(asked, answers, strict=True)), *failed]
 
 
-def _found(pid: int) -> Process | ControlError:
+def _found(pid: int, stack: ExitStack) -> Process | ControlError:
     try:
-        return process_of(pid)
+        return stack.enter_context(reached(pid))
     except ControlError as error:
         return error
 

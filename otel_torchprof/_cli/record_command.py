@@ -18,7 +18,7 @@ from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
 
-from .control_client import ControlCall, Process, ask_each, process_of, processes
+from .control_client import ControlCall, Process, ask_each, processes, reached
 from .run import explanation
 from .run_outputs import name_with
 from .terminal import display_progress, say, size
@@ -42,6 +42,7 @@ _ANSWER_SECONDS = 5.0
 _AHEAD_SECONDS = 3.0
 """Time from which on all processes are told a step to its begin."""
 
+_LOADING = "otel-torchprof: loading what records operators"
 _DESCRIPTION = """\
 Records steps of a running, instrumented process in more detail, without a restart: from its next step on the detail rises, after the
 last step it falls to what it was. Ctrl-C ends it; nothing is written then.
@@ -63,7 +64,9 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--pid", type=int, metavar="PID", help="process to record")
+    which.add_argument(
+        "--pid", type=int, metavar="PID", help="process to record; from Python 3.14 on it need not be instrumented"
+    )
     which.add_argument(
         "--all",
         action="store_true",
@@ -110,14 +113,20 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.output is not None and format_of(options.output) is None:
         raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
-    found = processes() if options.all else [process_of(options.pid)]
+    with ExitStack() as stack:
+        with display_progress(lambda: _LOADING, quiet=options.quiet):
+            found = processes() if options.all else [stack.enter_context(reached(options.pid, builds=True))]
+        return _record(found, options)
+
+
+def _record(found: Sequence[Process], options: argparse.Namespace) -> int:
     if not found:
         raise ControlError(
             "no process of this machine is instrumented: start one with otel-torchprof run, opentelemetry-instrument or "
             "TorchInstrumentor().instrument()"
         )
     living, silent = _asked(found, "status", {}, _ANSWER_SECONDS)
-    with display_progress(lambda: "otel-torchprof: loading what records operators", quiet=options.quiet):
+    with display_progress(lambda: _LOADING, quiet=options.quiet):
         ready, failed = _asked([process for process, _ in living], "record", {"prepare": True}, _PREPARE_SECONDS)
     stated, errors = _asked([process for process, _ in ready], "status", {}, _SILENT_SECONDS)
     targets, now = _with_paths(stated, options.output), time.time_ns()

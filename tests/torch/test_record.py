@@ -16,9 +16,10 @@ import record_ranks_program
 import torch
 from instrumented import Instrumented
 from launched import RANKS, launched
+from unprepared import unprepared
 
 import otel_torchprof as otp
-from otel_torchprof._cli import record_command
+from otel_torchprof._cli import control_client, record_command
 from otel_torchprof._cli.control_client import ControlCall, ask, ask_each, process_of, processes
 from otel_torchprof._cli.main import main
 from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE, STEP
@@ -402,6 +403,24 @@ def test_the_command_until_a_step_is_slow(service, tmp_path, capfd):
     for state, said in (("recording", "waiting for a slow step"), ("reading", "reading")):
         line = record_command._line({1: {"state": state, "steps": 1200}}, [{"keep": "slow"}])
         assert line == f"otel-torchprof: {said}, 1,200 steps seen"
+
+
+@LINUX
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the library is built with an option of Python 3.11")
+def test_a_program_that_does_not_know_this_package(monkeypatch, tmp_path):
+    """It is instrumented until the file is written, and then as it was: the next command comes in again."""
+    monkeypatch.setenv("OTEL_TORCHPROF_CONTROL", str(tmp_path / "sockets"))
+    with unprepared("train") as program:
+        monkeypatch.setattr(control_client, "_remote_exec", program.execute)
+        for name in ("first.json", "second.json"):
+            words = ["record", "--pid", str(program.process.pid), "--steps", "3", "-o", str(tmp_path / name), "-q"]
+            assert main(words) == 0
+            profile = otp.load(tmp_path / name)
+            assert len(profile.steps) == 3
+            assert {average.key: average.count for average in profile.key_averages()}["aten::mm"] == 3 * 3
+            assert not processes()
+        before, after = program.states()
+    assert before == after
 
 
 @LINUX
