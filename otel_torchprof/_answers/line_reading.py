@@ -189,7 +189,7 @@ def taken_samples(batch: Batch) -> TakenSamples | None:
     samples, opens = batch.samples, batch.opens
     if samples is None or not len(samples):
         return None
-    ended, still = np.flatnonzero(batch["kind"] == Kind.PHASE), np.flatnonzero(opens.kind == Kind.PHASE)
+    ended, still = batch.of_kind(Kind.PHASE), np.flatnonzero(opens.kind == Kind.PHASE)
     start, thread, part = (
         np.concatenate((batch[name][ended], of_open[still]))
         for name, of_open in (("start", opens.start), ("thread", opens.thread), ("fwd_thread", opens.fwd_thread))

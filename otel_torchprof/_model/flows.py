@@ -76,8 +76,8 @@ class NumberedEvents(NamedTuple):
 def numbered_events(batch: Batch) -> NumberedEvents:
     """Returns the events of a batch that can be in a pair, in the order of their rows."""
     rows = np.flatnonzero(batch["sequence_nr"] >= 0)  # few have one
-    rows = rows[batch["kind"][rows] != Kind.PHASE]
-    backward = batch["scope"][rows] == Scope.BACKWARD_FUNCTION
+    rows = rows[batch["kind"][rows] != int(Kind.PHASE)]
+    backward = batch["scope"][rows] == int(Scope.BACKWARD_FUNCTION)
     torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
     made_on = np.where(backward, batch["fwd_thread"][rows], torch_tids[batch["thread"][rows]])
     known = made_on != 0

@@ -67,7 +67,7 @@ def plain_names(batch: Batch) -> tuple[Array, Names]:
 
     These are in names such as ``<built-in method relu of Tensor object>``. Span names should be few, and equal in all processes.
     """
-    of_frame = np.flatnonzero(batch["kind"] == int(Kind.FRAME))
+    of_frame = batch.of_kind(Kind.FRAME)
     if not of_frame.size:
         return batch["name"], batch.names
     used, which = distinct(batch["name"][of_frame])

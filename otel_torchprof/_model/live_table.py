@@ -77,7 +77,7 @@ def without_loose_calls(
             :data:`~.forest.NEVER`; always -1 without steps.
         is_foreign: for contexts, whether they are those of application spans outside of steps.
     """
-    is_frame = of_nodes(batch, "kind") == Kind.FRAME
+    is_frame = of_nodes(batch, "kind") == int(Kind.FRAME)
     if not is_frame.any():
         return batch
     ids, name = of_nodes(batch, "id"), of_nodes(batch, "name")

@@ -74,7 +74,7 @@ class _Operators:
     def __init__(self, batch: Batch, written_inputs: WrittenInputs) -> None:
         self._number = np.full(len(batch), 0, dtype=np.int32)
         answers: list[tuple[bool, ...] | None] = [None]
-        rows = np.flatnonzero(batch["kind"] == Kind.OPERATOR)
+        rows = batch.of_kind(Kind.OPERATOR)
         if has_inputs(batch) and rows.size:
             numbers, first = numbered(batch, InputPart.DTYPES, names=batch["name"][rows], rows=rows)
             self._number[rows] = numbers + 1
@@ -421,7 +421,7 @@ def _known(batch: Batch, device_type: Callable[[str], int]) -> Iterator[KnownTen
     info = batch.frame_info
     if info is None:
         return
-    rows = np.flatnonzero(batch["kind"] == Kind.FRAME)
+    rows = batch.of_kind(Kind.FRAME)
     for part, begin, end in _recordings(info):
         inside = rows[(batch["start"][rows] >= begin) & (batch["start"][rows] < end)]
         calls = _first_calls(batch, inside, "name", np.fromiter(part.modules, dtype=np.int64))

@@ -56,7 +56,7 @@ class PhaseTokens:
         A token begins with its enclosing calls, labels and spans if these began after the end of the previous phase: a step begins with
         the call of the model, not inside it. Costs 2 us per phase, nothing per operator.
         """
-        rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
+        rows = batch.of_kind(Kind.PHASE)
         if not rows.size and not (batch.opens.kind == Kind.PHASE).any():
             return []
         above = _Above(batch)

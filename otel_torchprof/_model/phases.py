@@ -51,7 +51,7 @@ def exclusive_times(
     enclosing node of each row and open event; ``group``: the group of each. Costs one comparison of a column, else some microseconds per
     drain and a few hundred ns per phase; nothing per operator.
     """
-    rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
+    rows = batch.of_kind(Kind.PHASE)
     if not rows.size:
         return None
     part, start, end = (batch[name][rows] for name in ("fwd_thread", "start", "end"))

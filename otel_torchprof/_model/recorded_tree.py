@@ -214,7 +214,7 @@ def _first_calls(tree: RecordedTree) -> Iterator[tuple[int, tuple[int, ModuleInf
     info = batch.frame_info
     if info is None:
         return
-    calls = np.flatnonzero(batch["kind"] == Kind.FRAME)
+    calls = batch.of_kind(Kind.FRAME)
     is_module = np.isin(batch["name"][calls], np.fromiter(info.modules, np.int64))
     is_step = np.isin(batch["fwd_thread"][calls], np.fromiter(info.optimizers, np.int64))
     calls = calls[is_module | is_step]

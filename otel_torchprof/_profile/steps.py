@@ -206,7 +206,7 @@ process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)
 def step_labels(batch: Batch) -> npt.NDArray[np.bool_]:
     """A mask of the events that are labels of steps. Steps have spans of their own, all of the same name."""
     is_step = np.zeros(len(batch), dtype=np.bool_)
-    labels = np.flatnonzero(batch["kind"] == Kind.LABEL)
+    labels = batch.of_kind(Kind.LABEL)
     names = batch["name"][labels]
     steps = [name for name in distinct_values(names).tolist() if batch.names[name].startswith(STEP_PREFIX)]
     is_step[labels[np.isin(names, steps)]] = True

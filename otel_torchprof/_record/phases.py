@@ -79,7 +79,7 @@ class Phases(Source):
 
     def decorate(self, batch: Batch) -> Batch:
         """Returns the batch with the names of root modules and facts about calls of ``generate``."""
-        rows = np.flatnonzero(batch["kind"] == Kind.PHASE)
+        rows = batch.of_kind(Kind.PHASE)
         rows = rows[np.isin(batch["fwd_thread"][rows], GENERATES)]
         known = generations.known_among(batch["id"][rows].tolist())
         return replace(batch, roots=_root_names.copy(), generations=known)
