@@ -21,6 +21,8 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 """To the alternate screen without a cursor and without wrapping of lines, and back."""
 _TOP, _NEW_LINE, _BELOW = "\x1b[H", "\x1b[0m\x1b[K", "\r\n\x1b[J"
 _MOST_KEYS = 64
+_LAST_SECONDS = 0.5
+"""Time that a terminal has to take what leaves the alternate screen."""
 
 
 def is_terminal() -> bool:
@@ -31,10 +33,14 @@ def is_terminal() -> bool:
 
 
 class Screen:
-    """The page, inside the context. Use it on the main thread: SIGTERM, SIGHUP and SIGTSTP leave the alternate screen first."""
+    """The page, inside the context. Use it on the main thread: SIGTERM, SIGHUP and SIGTSTP leave the alternate screen first.
+
+    A terminal that takes no output, since its user or its connection has stopped, holds up :meth:`draw` only until a signal comes.
+    """
 
     def __init__(self) -> None:
-        self._in, self._out = sys.stdin.fileno(), sys.stdout
+        self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
+        self._encoding = sys.stdout.encoding or "utf-8"
         self._before: list[Any] = []
         self._wakes, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -47,6 +53,7 @@ class Screen:
                 (signal.SIGTERM, _exit),
                 (signal.SIGHUP, _exit),
                 (signal.SIGTSTP, self._suspend),
+                (signal.SIGCONT, self._show),  # also after SIGSTOP, which leaves the terminal as it is
                 (signal.SIGWINCH, lambda *_: None),  # only wakes the wait
             )
         ]
@@ -65,7 +72,9 @@ class Screen:
     @property
     def size(self) -> tuple[int, int]:
         """Columns and lines."""
-        size = shutil.get_terminal_size()
+        size = os.get_terminal_size(self._out)
+        if not size.columns or not size.lines:  # a terminal that does not know it
+            size = shutil.get_terminal_size()
         return max(size.columns, 1), max(size.lines, 1)
 
     def draw(self, lines: Sequence[str]) -> None:
@@ -91,24 +100,29 @@ class Screen:
         text = data.decode(errors="replace")
         return "" if text.startswith("\x1b") and len(text) > 1 else text
 
-    def _show(self) -> None:
-        tty.setcbreak(self._in)
-        self._write(_ENTER)
+    def _show(self, *_: object) -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal was closed
+            tty.setcbreak(self._in, termios.TCSANOW)
+            self._write(_ENTER)
 
     def _hide(self) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal was closed
-            self._write(_LEAVE)
-            termios.tcsetattr(self._in, termios.TCSADRAIN, self._before)
+            if select.select([], [self._out], [], _LAST_SECONDS)[1]:
+                self._write(_LEAVE)
+            termios.tcsetattr(self._in, termios.TCSANOW, self._before)
 
     def _suspend(self, *_: object) -> None:
         self._hide()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._show()  # it continues
 
     def _write(self, text: str) -> None:
-        encoding = self._out.encoding or "utf-8"
-        self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        self._out.flush()
+        """Writes a text, with escapes for characters that the encoding does not have.
+
+        Not through ``sys.stdout``, which a signal's handler must not use in the middle of a write.
+        """
+        data = text.encode(self._encoding, "backslashreplace")
+        while data:
+            data = data[os.write(self._out, data) :]
 
 
 def _exit(number: int, _frame: object) -> None:
