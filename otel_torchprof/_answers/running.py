@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SECOND = 10**9
 WINDOW_NS = 10 * SECOND
 """Shares and rates are those of so much time before a look."""
+FIRST_LOOKS_NS = WINDOW_NS, 10 * WINDOW_NS, 100 * WINDOW_NS
+"""How far back the first look reads, until it finds the rate of steps of a process that trains."""
 LAG_NS = SECOND // 20
 """What ended less than this before a look is left to the next one: a thread may not have written it yet."""
 _SLACK_NS = SECOND // 10
@@ -95,9 +97,12 @@ class ProcessView(NamedTuple):
     """Resident memory; None if it cannot be seen from here."""
     is_late: bool = False
     """Whether the other ranks of its run wait for it."""
-
     collectives: float | None = None
     """Share of the time in which a collective was in flight, or the loop waited for other ranks; None if there were none so far."""
+    device_bytes: int | None = None
+    """Memory of tensors on devices; None if the process does not report any."""
+    token_rate: float | None = None
+    """Generated tokens per second; None if the process does not report any."""
     line: str = ""
     """Line of the program that the main thread is in; empty if it is not known."""
 
@@ -120,11 +125,14 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._begins: deque[int] = deque(maxlen=_MOST_STEPS)
+        self._first: int | None = None
+        """Begin of the first step, which may have begun before: its length is not known."""
         self._count = 0
         self._numbered: int | None = None
 
     def add(self, begins: Sequence[int]) -> None:
         """Adds the begins of steps, in order."""
+        self._first = next(iter(begins), None) if self._first is None else self._first
         self._begins.extend(begins)
         self._count += len(begins)
 
@@ -147,9 +155,10 @@ class StepCounter:
 
     def rate(self, now: int) -> float | None:
         """Steps per second in the last seconds, or of the last three steps if there were fewer; falls while a step takes longer."""
-        begins = [begin for begin in self._begins if begin >= now - WINDOW_NS]
+        whole = [begin for begin in self._begins if begin != self._first]
+        begins = [begin for begin in whole if begin >= now - WINDOW_NS]
         if len(begins) < _FEW_STEPS:
-            begins = list(self._begins)[-_FEW_STEPS:]
+            begins = whole[-_FEW_STEPS:]
         if len(begins) < 2 or begins[-1] <= begins[0]:  # noqa: PLR2004 - two times are one step
             return None
         steps, elapsed = len(begins) - 1, begins[-1] - begins[0]
@@ -162,8 +171,10 @@ class StepCounter:
 class RunningProcess:
     """The state of a process, from one look at its box to the next. Not thread-safe.
 
+    The first look may get earlier events than :attr:`reads_from`: steps are learned from all.
+
     Args:
-        since: how far back the first look goes, Unix ns.
+        since: how far back shares and operators go at the first look, Unix ns.
     """
 
     def __init__(self, since: int) -> None:
@@ -174,6 +185,8 @@ class RunningProcess:
         self._cycle = StepCycle()
         self._loop: int | None = None
         self._slices: deque[_Slice] = deque()
+        self._operator_times: Counter[str] = Counter()
+        """Self time in all slices, ns."""
         self._is_first = True
 
     @property
@@ -181,14 +194,17 @@ class RunningProcess:
         """From when on the next look needs the events, Unix ns."""
         return self.mark - _SLACK_NS
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a backward pass was seen."""
+        return self._cycle.has_trained
+
     def look(self, contents: Contents, now: int) -> ProcessView:
         """Takes what the box has since :attr:`reads_from`; costs some ms at 10,000 events."""
         batch, is_open = _with_open_ends(contents, 0 if self._is_first else self.mark)
         until = max(now - LAG_NS, self.mark)
         self._count_steps(batch, until)
-        self._slices.append(self._slice(contents, batch, until))
-        while len(self._slices) > 1 and self._slices[0].end < until - WINDOW_NS:
-            self._slices.popleft()
+        self._add(self._slice(contents, batch, until))
         self.mark, self._is_first = until, False
         threads = _open_threads(batch, is_open, self._loop, contents.pid)
         info = contents.info
@@ -218,8 +234,14 @@ class RunningProcess:
         if boundaries:
             self._loop = boundaries[-1].thread
 
+    def _add(self, latest: _Slice) -> None:
+        self._slices.append(latest)
+        self._operator_times.update(latest.operators)
+        while len(self._slices) > 1 and self._slices[0].end < latest.end - WINDOW_NS:
+            self._operator_times -= Counter(self._slices.popleft().operators)  # keeps those above 0
+
     def _slice(self, contents: Contents, batch: Batch, until: int) -> _Slice:
-        start, end = (np.clip(batch[name], self.mark, until) for name in ("start", "end"))
+        start, end = (np.minimum(np.maximum(batch[name], self.mark), until) for name in ("start", "end"))
         clipped = replace(batch, columns={**batch.columns, "start": start, "end": end})
         nothing = np.zeros(len(PHASES), np.int64)
         found = exclusive_times(clipped, batch["parent"], np.zeros(len(batch), np.int64), 1)
@@ -242,14 +264,13 @@ class RunningProcess:
         phases = np.sum([each.phases for each in self._slices], axis=0)
         if not phases.any():
             return {}
-        shares = {name: time / self._time for name, time in zip(PHASES, phases.tolist(), strict=True) if time > 0}
+        whole = self._time
+        shares = {name: time / whole for name, time in zip(PHASES, phases.tolist(), strict=True) if time > 0}
         return {**shares, UNATTRIBUTED: max(1 - sum(shares.values()), 0.0)}
 
     def _operators(self) -> list[SelfTime]:
-        total: Counter[str] = Counter()
-        for each in self._slices:
-            total.update(each.operators)
-        return [SelfTime(name, time / self._time) for name, time in total.most_common(_OPERATORS)]
+        time = self._time
+        return [SelfTime(name, own / time) for name, own in self._operator_times.most_common(_OPERATORS)]
 
 
 def _with_open_ends(contents: Contents, since: int = 0) -> tuple[Batch, npt.NDArray[np.bool_]]:
@@ -271,10 +292,10 @@ def _operator_times(batch: Batch, durations: npt.NDArray[np.int64]) -> dict[str,
     parents = batch["parent"]
     inner = np.flatnonzero((parents >= 0) & (durations > 0))
     inside = np.bincount(parents[inner], durations[inner], len(durations))
-    names, number = np.unique(batch["name"][rows], return_inverse=True)
-    times = np.bincount(number, durations[rows] - inside[rows])
-    largest = np.argsort(-times)[:_OPERATORS]
-    return {batch.names[names[at]]: int(times[at]) for at in largest.tolist() if times[at] > 0}
+    times = np.bincount(batch["name"][rows], durations[rows] - inside[rows])
+    names = np.flatnonzero(times > 0)
+    largest = names[np.argsort(-times[names])[:_OPERATORS]]
+    return {batch.names[name]: int(times[name]) for name in largest.tolist()}
 
 
 def open_threads(contents: Contents, loop: int | None = None) -> list[OpenThread]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .screen import Screen
 
 _EVERY_SECOND = 1.0
-_REST = 10
-"""Pause between two looks, as a multiple of the CPU time that one takes: many processes are displayed less often."""
+_REST = 15
+"""Pause between two pages, as a multiple of the CPU time that one takes: many processes are displayed less often."""
 _ENTER, _ESCAPE, _ERASE = "\r\n", "\x1b", "\x7f\b"
 
 
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
         help="display what running processes do now: steps, phases, operators, late ranks",
         description="Displays a row per instrumented process of this user, each second: its step and steps per second, phases, time in "
         "collectives, memory, what is open now and for how long, and the slowest operators. Reads the black boxes of the processes, which "
-        "costs them nothing; a process without one is asked over its control socket, and has only steps. Keys: q quits, s sorts, / filters. "
+        "costs them nothing; a process without one is asked over its control socket, and has no operators. Keys: q quits, s sorts, / filters. "
         "Without a terminal, prints once.",
     )
     parser.add_argument(
@@ -106,14 +106,14 @@ def _print_once(sources: Sources, state: PageState, *, as_json: bool) -> int:
 def _display(terminal: Screen, sources: Sources, state: PageState, clock: Callable[[], float] = time.monotonic) -> None:
     due, views = clock(), []
     while True:
-        if clock() >= due:
-            before = time.thread_time()
+        before, is_due = time.thread_time(), clock() >= due
+        if is_due:
             views = sources.look(time.time_ns())
-            worked = time.thread_time() - before
-            due = clock() + max(_EVERY_SECOND, _REST * worked)
         columns, lines = terminal.size
         notes = _notes(sources, views)
         terminal.draw(page(views, state, columns=columns, lines=lines, has_keys=True, notes=notes))
+        if is_due:
+            due = clock() + max(_EVERY_SECOND, _REST * (time.thread_time() - before))
         for key in terminal.keys(due - clock()):
             if key in "qQ" and not state.is_typing:
                 return

@@ -39,14 +39,12 @@ _SLOWEST = 5
 _LEAST = 0.005
 """Share of the time from which on an operator is displayed."""
 _EIGHTY = 80
-_BEFORE_BAR = 40
-"""Columns before the bar."""
 
 SORTS: Mapping[str, Callable[[ProcessView], Any]] = {
     "rank": lambda view: (view.rank is None, view.rank, view.pid),
     "collectives": lambda view: (view.collectives is None, view.collectives, view.pid),
     "rate": lambda view: (view.step_rate is None, view.step_rate, view.pid),
-    "memory": lambda view: (-(view.host_bytes or 0), view.pid),
+    "memory": lambda view: (-(view.host_bytes or 0) - (view.device_bytes or 0), view.pid),
 }
 """Orders of the rows, by name; the first is the default."""
 
@@ -84,8 +82,9 @@ def page(
     """
     shown = [view for view in views if _matches(view, state.filter)]
     style = _styled if has_keys else _plain
-    head = _head(shown, views, columns, style)
-    rows = [line for group in _groups(shown, state.sort) for line in _group_lines(group, columns, style)]
+    layout = _Layout.of(shown, columns, style)
+    head = _head(shown, views, layout)
+    rows = [line for group in _groups(shown, state.sort) for line in _group_lines(group, layout)]
     foot = [
         *_slowest(shown, columns),
         *(line for note in notes for line in textwrap.wrap(printable(note), columns)),
@@ -103,12 +102,76 @@ def _matches(view: ProcessView, text: str) -> bool:
     return text.lower() in where.lower()
 
 
-def _head(shown: Sequence[ProcessView], views: Sequence[ProcessView], columns: int, style: _Style) -> list[str]:
+class _Number(NamedTuple):
+    """A column of numbers, to the right of its width."""
+
+    head: str
+    width: int
+    text: Callable[[ProcessView], str | None]
+
+
+def _step(view: ProcessView) -> str | None:
+    return None if view.step is None else str(view.step) if view.is_numbered else f"+{view.step}"
+
+
+def _rate(rate: float | None) -> str | None:
+    return None if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"  # noqa: PLR2004 - no exponents
+
+
+def _size(count: int | None) -> str | None:
+    return None if count is None else size(count).replace(" ", "").replace("B", "")
+
+
+_NUMBERS = (
+    _Number("RANK", 4, lambda view: None if view.rank is None else str(view.rank)),
+    _Number("PID", 7, lambda view: str(view.pid)),
+    _Number("STEP", 7, _step),
+    _Number("STEP/S", 6, lambda view: _rate(view.step_rate)),
+    _Number("COLL", 4, lambda view: None if view.collectives is None else f"{view.collectives:.0%}"),
+    _Number("MEM", 6, lambda view: _size(view.host_bytes)),
+)
+_IF_KNOWN = (
+    _Number("DEVICE", 6, lambda view: _size(view.device_bytes)),
+    _Number("TOK/S", 6, lambda view: _rate(view.token_rate)),
+)
+"""Only where a process has them."""
+
+
+class _Layout(NamedTuple):
+    """Columns of the page, and how its lines are coloured."""
+
+    numbers: Sequence[_Number]
+    bar: int
+    """Width of the bar."""
+    now: int
+    """Width of what is open now."""
+    columns: int
+    style: _Style
+
+    @classmethod
+    def of(cls, views: Sequence[ProcessView], columns: int, style: _Style) -> _Layout:
+        numbers = [*_NUMBERS, *(number for number in _IF_KNOWN if any(number.text(view) for view in views))]
+        room = columns - sum(number.width + 1 for number in numbers)
+        bar = _BARS[0] if columns < _EIGHTY else _BARS[2] if columns >= _WIDE else _BARS[1]
+        bar = min(bar, max(room, 0))
+        now = min(max(room - 1 - bar, 0), 2 * _NOW) if columns < _WIDE else _NOW + 4
+        return cls(numbers, bar, now, columns, style)
+
+    def start(self, texts: Iterable[str | None]) -> str:
+        """The columns before the bar."""
+        cells = zip(self.numbers, texts, strict=True)
+        return "".join(f"{'-' if text is None else text:>{number.width}} " for number, text in cells)[: self.columns]
+
+
+def _head(shown: Sequence[ProcessView], views: Sequence[ProcessView], layout: _Layout) -> list[str]:
+    columns, style = layout.columns, layout.style
     count = f"{len(shown)} process{'es' if len(shown) != 1 else ''}"
     hidden = f" of {len(views)}" if len(shown) != len(views) else ""
     at = time.strftime("%H:%M:%S")
     title = f"otel-torchprof top  {at}  {count}{hidden}  rates and shares: last {WINDOW_NS // SECOND} s"
-    return [style(title[:columns], _BOLD), style(_columns(columns)[:columns], _DIM)]
+    names = f"{layout.start(number.head for number in layout.numbers)}{'PHASES':<{layout.bar}} {'NOW':<{layout.now}}"
+    names += " OPERATORS" if columns >= _WIDE else ""
+    return [style(title[:columns], _BOLD), style(names[:columns], _DIM)]
 
 
 def _groups(views: Iterable[ProcessView], sort: str) -> Iterator[list[ProcessView]]:
@@ -121,21 +184,7 @@ def _groups(views: Iterable[ProcessView], sort: str) -> Iterator[list[ProcessVie
         yield sorted(group, key=SORTS[sort])
 
 
-def _columns(columns: int) -> str:
-    bar, now = _widths(columns)
-    text = f"{'RANK':>4} {'PID':>7} {'STEP':>7} {'STEP/S':>6} {'COLL':>4} {'MEM':>6} {'PHASES':<{bar}} {'NOW':<{now}}"
-    return f"{text} OPERATORS" if columns >= _WIDE else text
-
-
-def _widths(columns: int) -> tuple[int, int]:
-    """Of the bar, and of what is open now."""
-    bar = _BARS[0] if columns < _EIGHTY else _BARS[2] if columns >= _WIDE else _BARS[1]
-    bar = min(bar, max(columns - _BEFORE_BAR, 0))
-    left = max(columns - _BEFORE_BAR - 1 - bar, 0)
-    return bar, min(left, 2 * _NOW) if columns < _WIDE else _NOW + 4
-
-
-def _group_lines(group: Sequence[ProcessView], columns: int, style: _Style) -> Iterator[str]:
+def _group_lines(group: Sequence[ProcessView], layout: _Layout) -> Iterator[str]:
     first = group[0]
     world = max(first.run.world_size, len(group))
     ranks = f", {len(group)} of {world} ranks" if first.rank is not None and world > 1 else ""
@@ -143,25 +192,21 @@ def _group_lines(group: Sequence[ProcessView], columns: int, style: _Style) -> I
     waits = f": the others wait for rank {', '.join(late)}" if late else ""
     hosts = {view.host for view in group if view.host}
     where = f" on {', '.join(sorted(hosts))}" if hosts else ""
-    yield style(printable(f"{first.program or 'python'}{where}{ranks}{waits}")[:columns], _WARNING if late else _BOLD)
+    title = printable(f"{first.program or 'python'}{where}{ranks}{waits}")[: layout.columns]
+    yield layout.style(title, _WARNING if late else _BOLD)
     for view in group:
-        yield _row(view, columns, style)
+        yield _row(view, layout)
 
 
-def _row(view: ProcessView, columns: int, style: _Style) -> str:
-    bar, now = _widths(columns)
-    step = "-" if view.step is None else str(view.step) if view.is_numbered else f"+{view.step}"
-    rate = "-" if view.step_rate is None else f"{view.step_rate:.3g}"
-    collectives = "-" if view.collectives is None else f"{view.collectives:.0%}"
-    memory = "-" if view.host_bytes is None else size(view.host_bytes).replace(" ", "").replace("B", "")
-    rank = "-" if view.rank is None else view.rank
-    start = f"{rank:>4} {view.pid:>7} {step:>7} {rate:>6} {collectives:>4} {memory:>6} "
-    end = f" {_now(view, now):<{now}}"
-    if columns >= _WIDE:
+def _row(view: ProcessView, layout: _Layout) -> str:
+    start = layout.start(number.text(view) for number in layout.numbers)
+    end = f" {_now(view, layout.now):<{layout.now}}"
+    if layout.columns >= _WIDE:
         end += f" {_operators(view)}"
-    room = columns - len(start) - bar
+    room = layout.columns - len(start) - layout.bar
     mark = _WARNING if view.is_late else ""
-    return style(start[:columns], mark) + _bar(view.shares, bar, style) + style(end[: max(room, 0)], mark)
+    bar = _bar(view.shares, layout.bar, layout.style)
+    return layout.style(start, mark) + bar + layout.style(end[: max(room, 0)], mark)
 
 
 def _bar(shares: Mapping[str, float], width: int, style: _Style) -> str:

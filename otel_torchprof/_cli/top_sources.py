@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._answers.running import WINDOW_NS, ProcessView, RunningProcess, with_late_ranks
+from otel_torchprof._answers.running import FIRST_LOOKS_NS, WINDOW_NS, ProcessView, RunningProcess, with_late_ranks
 from otel_torchprof._files.box_file import SUFFIX, box_of, is_of_the_living, opened, process_folder
 from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._native.blackbox import ImageReader
@@ -22,6 +22,7 @@ from .control_client import ControlCall, Process, ask_each, processes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+_STATM_BYTES = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _YOUNG_SECONDS = 60.0
 """Age of a file below which it may be a box that its process is about to lock."""
@@ -29,6 +30,8 @@ _ANSWER_SECONDS = 2.0
 _EVERY_SECOND = 1.0
 _PATIENCE_NS = 5 * 10**9
 """Time after which an answer of a process is not displayed any more."""
+_SELDOM = 5
+"""Polls from one question to the next to a process whose box has all but the memory of devices and the rate of tokens."""
 
 
 class RunningBox:
@@ -42,18 +45,23 @@ class RunningBox:
         self._last_ns = 0
         self.is_busy = True
         """Whether its process has recorded something since the look before."""
+        self._folder: Path | None = None
         with opened(path) as file:
             self._reader = ImageReader.of_file(file)
-            self.process = RunningProcess(now - WINDOW_NS)
-            self.view = self.look(now)
+            for back in FIRST_LOOKS_NS:
+                self.process = RunningProcess(now - WINDOW_NS)
+                self.view = self.look(now, now - back)
+                if self.view.step_rate is not None or not self.process.has_trained:
+                    break
 
-    def look(self, now: int) -> ProcessView:
-        """Reads what is new. Raises NativeError if the file was cut."""
-        contents = self._reader.read(self.process.reads_from)
+    def look(self, now: int, since: int | None = None) -> ProcessView:
+        """Reads what is new, or what there is since a time. Raises NativeError if the file was cut."""
+        contents = self._reader.read(self.process.reads_from if since is None else since)
         self.is_closed = contents.is_closed
         self.is_busy, self._last_ns = contents.last_ns > self._last_ns, contents.last_ns
         view = self.process.look(contents, now)
-        self.view = view._replace(host_bytes=_resident(process_folder(contents.info)))
+        self._folder = self._folder or process_folder(contents.info)
+        self.view = view._replace(host_bytes=_resident(self._folder))
         return self.view
 
 
@@ -132,7 +140,8 @@ class Statuses:
         self.answers: dict[int, Mapping[str, Any]] = {}
         """By pid; with ``asked_ns``."""
         self.numbered: set[int] = set()
-        """Processes whose number of the step is known, from which nothing more is needed."""
+        """Processes with a box whose number of the step is known."""
+        self._polls = 0
         self._names: set[str] = set()
         self._processes: Sequence[Process] = ()
         self._over = threads.Event()
@@ -157,16 +166,20 @@ class Statuses:
             found = {name for folder in client_folders() for name in os.listdir(folder)}  # noqa: PTH208 - cheap
             if found != self._names:
                 self._names, self._processes = found, processes()
-        asked = [
-            each
-            for each in self._processes
-            if each.pid not in self.numbered and (not self._pids or each.pid in self._pids)
-        ]
-        answers = ask_each([ControlCall(each, "status", {}) for each in asked], seconds=_ANSWER_SECONDS)
+        self._polls += 1
+        wanted = [each for each in self._processes if not self._pids or each.pid in self._pids]
+        asked = [each for each in wanted if each.pid not in self.numbered or self._has_more(each.pid)]
+        calls = [ControlCall(each, "status", {"drain": each.pid not in self.numbered}) for each in asked]
+        answers = ask_each(calls, seconds=_ANSWER_SECONDS)
         now = time.time_ns()
         for process, answer in zip(asked, answers, strict=True):
             if not isinstance(answer, Exception) and _is_status(answer):
                 self.answers[process.pid] = {**answer, "asked_ns": now}
+
+    def _has_more(self, pid: int) -> bool:
+        """Whether it is time to ask a process for what its box does not have."""
+        answer = self.answers.get(pid, {})
+        return self._polls % _SELDOM == 0 and any(answer.get(key) is not None for key in ("device_bytes", "token_rate"))
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY_SECOND):
@@ -205,7 +218,7 @@ class Sources:
                 by_pid[pid].number(int(answer["step"]), int(answer["step_end_ns"]))
         if self.statuses is not None:
             self.statuses.numbered = {pid for pid, steps in by_pid.items() if steps.is_numbered}
-        views = self.boxes.look(now)
+        views = [_with_answer(view, answers.get(view.pid), now) for view in self.boxes.look(now)]
         seen = {view.pid for view in views}
         for pid, answer in answers.items():
             if pid not in seen and now - int(answer["asked_ns"]) < _PATIENCE_NS:
@@ -215,13 +228,20 @@ class Sources:
 
 def _is_status(answer: Mapping[str, Any]) -> bool:
     """Whether an answer, which may be that of another version, has what is displayed."""
-    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds"))
+    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds", "device_bytes", "token_rate"))
     shares = answer.get("phases") or {}
     return (
         all(isinstance(number, (int, float, type(None))) for number in numbers)
         and isinstance(shares, dict)
         and all(isinstance(share, (int, float)) for share in shares.values())
     )
+
+
+def _with_answer(view: ProcessView, answer: Mapping[str, Any] | None, now: int) -> ProcessView:
+    """The view of a process with a box, with what only its answers have, which are 5 s apart."""
+    if answer is None or now - int(answer["asked_ns"]) > 3 * _PATIENCE_NS:
+        return view
+    return view._replace(device_bytes=answer.get("device_bytes"), token_rate=answer.get("token_rate"))
 
 
 def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView:
@@ -241,6 +261,8 @@ def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView
         [],
         now,
         host_bytes=_resident(Path(f"/proc/{pid}")),
+        device_bytes=status.get("device_bytes"),
+        token_rate=status.get("token_rate"),
         line=str(status.get("line") or ""),
     )
 
@@ -249,5 +271,6 @@ def _resident(folder: Path | None) -> int | None:
     """Resident memory of a process, in bytes; None if it cannot be seen."""
     with suppress(OSError, ValueError, IndexError):
         if folder is not None:
-            return int((folder / "statm").read_bytes().split()[1]) * _PAGE
+            with open(f"{folder}/statm", "rb", buffering=0) as file:  # noqa: PTH123 - cheap
+                return int(file.read(_STATM_BYTES).split()[1]) * _PAGE
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -384,6 +385,7 @@ def _stat(folder: str) -> tuple[str, int]:
     return words[0].decode(), int(words[_STARTED_AT])
 
 
+@functools.cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 

@@ -226,7 +226,6 @@ class Instrumentation:
 
     def status(self) -> dict[str, Any]:
         """Detail, sources and steps for the control socket. The steps are those that were drained; thread-safe."""
-        self.ask_drain()
         return {"detail": self._detail, **self.step_log.status(), "sources": dict(self._health()[0])}
 
     @property

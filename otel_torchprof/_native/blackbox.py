@@ -235,6 +235,8 @@ class ImageReader:
         self._image = descriptor, source, size
         self._raw: Any = None
         self._owner: object = None
+        self._info: tuple[bytes, Mapping[str, Any]] = b"", {}
+        """The info of the latest reading, as JSON and parsed."""
 
     @classmethod
     def of_file(cls, file: BinaryIO) -> ImageReader:
@@ -260,6 +262,9 @@ class ImageReader:
         else:
             check(lib.otp_blackbox_refresh(self._raw, since), "reading a black box")
         raw, names = self._raw, current_names()
+        info = bytes(ffi.buffer(raw.info, raw.info_size))
+        if info != self._info[0]:
+            self._info = info, _info(info)
         return Contents(
             _Events(raw, self._owner),
             int(raw.pid),
@@ -271,7 +276,7 @@ class ImageReader:
             int(raw.dropped),
             [_group(raw.groups[i], names) for i in range(raw.group_count)],
             [_collective(raw.collectives[i], names) for i in range(raw.collective_count)],
-            _info(bytes(ffi.buffer(raw.info, raw.info_size))),
+            self._info[1],
             int(raw.hang_since),
             int(raw.hang_os_tid),
             bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),

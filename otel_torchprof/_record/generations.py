@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,8 @@ _MOST = 4096
 """Calls stored until their events are drained; beyond it the oldest are dropped."""
 
 
+_RECENT_NS = 10 * 10**9
+
 _PLACES = (
     "inputs",
     "generation_config",
@@ -43,6 +46,8 @@ class Generations:
     def __init__(self) -> None:
         self._known: OrderedDict[int, Generation] = OrderedDict()
         self._listeners: tuple[Listener, ...] = ()
+        self._output: deque[tuple[int, int, int]] = deque(maxlen=_MOST)
+        """Begin and end of requests, Unix ns, and the tokens that they generated."""
         self._log = LimitedLog()
 
     def listen(self, listener: Listener) -> None:
@@ -64,8 +69,23 @@ class Generations:
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)
         if generation.is_request:
+            if generation.output_tokens is not None:
+                now = time.time_ns()
+                self._output.append((now - round(generation.duration * 1e9), now, generation.output_tokens))
             for listener in self._listeners:
                 listener(generation)
+
+    def token_rate(self, now: int) -> float | None:
+        """Generated tokens per second at a time in Unix ns, from the requests that ended in the ten seconds before it, or the last one.
+
+        None before the first. Thread-safe.
+        """
+        output = self._output.copy()
+        recent = [each for each in output if each[1] >= now - _RECENT_NS] or list(output)[-1:]
+        if not recent:
+            return None
+        begin = min(begin for begin, _, _ in recent)
+        return sum(tokens for _, _, tokens in recent) * 1e9 / max(now - begin, 1)
 
     def failed(self, error: Exception) -> None:
         """Something could not be found out of a call, which the program does not notice."""
@@ -74,6 +94,7 @@ class Generations:
     def after_fork_in_child(self) -> None:
         """Forgets everything: event ids restart in the child, and recordings that continue there register again."""
         self._known.clear()
+        self._output.clear()
         self._listeners = ()
         self._log.after_fork_in_child()
 

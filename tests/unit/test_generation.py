@@ -42,6 +42,19 @@ def test_times(call, first, further):
     assert call.time_per_output_token == (None if further is None else pytest.approx(further))
 
 
+def test_tokens_per_second(monkeypatch):
+    """Tokens are those of the requests that ended in the last ten seconds, from the begin of the first on, or of the last request."""
+    known, second = Generations(), 10**9
+    assert known.token_rate(100 * second) is None
+    for end, call in ((80, CALL), (95, CALL._replace(duration=5.0)), (98, CALL), (99, CALL._replace(is_request=False))):
+        monkeypatch.setattr(generations.time, "time_ns", lambda end=end: end * second)
+        known.note(0, call)
+    assert known.token_rate(100 * second) == pytest.approx(16 / 10)
+    assert known.token_rate(117 * second) == pytest.approx(8 / 20)
+    known.after_fork_in_child()
+    assert known.token_rate(100 * second) is None
+
+
 def test_attributes_are_on_one_span():
     """What the conventions have is on the span of a request that nobody else has one for; what is ours is on each."""
     assert CALL.attributes() == {

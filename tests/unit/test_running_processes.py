@@ -6,6 +6,8 @@ import pytest
 from rank_boxes import NOW, SECOND, call, contents
 
 from otel_torchprof._answers.running import LAG_NS, RunningProcess, StepCounter, open_threads, with_late_ranks
+from otel_torchprof._cli import top_sources
+from otel_torchprof._cli.top_sources import RunningBox
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import Flag, Kind
@@ -24,6 +26,7 @@ class Box:
 
     def __init__(self) -> None:
         self._rows: list[dict] = []
+        self._from = float("-inf")
         self.collectives: list = []
 
     def add(self, name, start: float, end: float | None, *, parent: int = -1, thread: int = 0, key: int = 1) -> int:
@@ -43,6 +46,10 @@ class Box:
         )
         return len(self._rows) - 1
 
+    def forget(self, before_ms: float) -> None:
+        """Displays, from now on, events that ended at this time or later."""
+        self._from = before_ms
+
     def step(self, start: float, *, milliseconds: float = 100) -> None:
         """A step: a tenth of it loads, four tenths are forward, three backward, a tenth is the optimizer's, and a tenth is nothing."""
         unit = milliseconds / 10
@@ -57,7 +64,8 @@ class Box:
     def at(self, time_ms: float, rank: int | None = 0):
         """The contents at a time."""
         last = NOW + round(time_ms * MS)
-        rows = [row for row in self._rows if row["start"] <= time_ms]
+        is_kept = [row["end"] is None or row["end"] >= self._from for row in self._rows]
+        rows = [row for row, kept in zip(self._rows, is_kept, strict=True) if kept and row["start"] <= time_ms]
         names = ["", *sorted({row["name"] for row in rows})]
         columns: dict[str, list] = {
             key: [row[key] for row in rows] for key in ("kind", "fwd_thread", "sequence_nr", "parent", "thread")
@@ -91,6 +99,53 @@ def test_shares_and_rates_of_a_loop():
         {"data": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.1, "unattributed": 0.1}, abs=0.01
     )
     assert not view.is_numbered
+
+
+def accumulating(box: Box, passes: int, milliseconds: float, until_ms: float) -> float:
+    """Adds steps of so many forward and backward passes, each of this length; returns the rate."""
+    at, steps = 0.0, 0
+    while at < until_ms:
+        for _ in range(passes):
+            box.add(Part.NEXT, at, at + 0.1 * milliseconds)
+            box.add(Part.FORWARD, at + 0.1 * milliseconds, at + 0.4 * milliseconds)
+            box.add(Part.BACKWARD, at + 0.4 * milliseconds, at + 0.9 * milliseconds)
+            at += milliseconds
+        box.add(Part.STEP, at, at + 5)
+        box.add(Part.ZEROING, at + 5, at + 6)
+        at += 6
+        steps += 1
+    return steps * 1000 / at
+
+
+@pytest.mark.parametrize(("passes", "milliseconds"), [(4, 50), (16, 100), (3, 30)])
+def test_steps_of_several_backward_passes(passes, milliseconds):
+    """A step with accumulated gradients counts once, and one in whose middle the first look begins does not change the rate."""
+    box = Box()
+    rate = accumulating(box, passes, milliseconds, 30_000)
+    process = RunningProcess(NOW + 10_000 * MS)
+    box.forget(10_030)
+    views = [process.look(box.at(at), NOW + at * MS) for at in range(20_000, 29_000, 1000)]
+    assert [view.step_rate for view in views] == pytest.approx([rate] * len(views), rel=0.01)
+    assert views[-1].step - views[0].step == pytest.approx(8 * rate, abs=1)
+
+
+@pytest.mark.parametrize(("passes", "found"), [(16, 3), (64, 3)])
+def test_a_first_look_goes_back_to_slow_steps(passes, found, monkeypatch, tmp_path):
+    """Where ten seconds have no two whole steps of a process that trains, the first look reads more of the box."""
+    box, path = Box(), tmp_path / "a.otpbox"
+    rate = accumulating(box, passes, 500, 200_000)
+    path.touch()
+
+    class Reader:
+        def read(self, since: int):
+            box.forget((since - NOW) / MS)
+            return box.at(200_000)
+
+    monkeypatch.setattr(top_sources.ImageReader, "of_file", lambda _file: Reader())
+    view = RunningBox(path, NOW + 200_000 * MS).view
+    assert view.step_rate == pytest.approx(rate, rel=0.01)
+    assert view.step >= found
+    assert sum(view.shares.values()) == pytest.approx(1, abs=0.01)
 
 
 def test_looks_at_any_times_find_the_same():
@@ -197,6 +252,6 @@ def test_rates_of_slow_steps():
     """Steps of more than ten seconds have a rate too, from the last three begins."""
     steps = StepCounter()
     assert steps.rate(NOW) is None
-    steps.add([NOW, NOW + 30 * SECOND, NOW + 60 * SECOND])
+    steps.add([NOW - 7 * SECOND, NOW, NOW + 30 * SECOND, NOW + 60 * SECOND])  # the first may have begun before
     assert steps.rate(NOW + 60 * SECOND) == pytest.approx(1 / 30)
     assert steps.rate(NOW + 150 * SECOND + LAG_NS) == pytest.approx(2 / 90)

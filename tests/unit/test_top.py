@@ -13,6 +13,8 @@ import subprocess
 import sys
 import termios
 import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -20,6 +22,8 @@ from opentelemetry.sdk.trace import TracerProvider
 import otel_torchprof as otp
 from otel_torchprof._answers.running import OpenCall, OpenThread, ProcessView, SelfTime
 from otel_torchprof._cli import main as cli
+from otel_torchprof._cli import top_sources
+from otel_torchprof._cli.control_client import Process
 from otel_torchprof._cli.top import after_key
 from otel_torchprof._cli.top_page import PageState, page
 from otel_torchprof._cli.top_sources import Boxes, Sources, view_of_status
@@ -27,8 +31,12 @@ from otel_torchprof._columns.schema import Kind
 from otel_torchprof._files.box import BlackBox
 from otel_torchprof._files.box_file import box_of, memory_file
 from otel_torchprof._files.rank_state import RunKey
+from otel_torchprof._instrument import control_verbs
 from otel_torchprof._process import private_folder
 from otel_torchprof.parsers import BlackBoxOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NOW = 1_700_000_000 * 10**9
 LONG = 60.0
@@ -83,6 +91,60 @@ def test_what_a_page_says():
     assert re.search(r"1 +101 +\+1234 .*LATE data", text)
     assert "d data f forward . unattributed" in text
     assert "\x1b" not in text
+
+
+def test_memory_of_devices_and_tokens():
+    """A process that reports memory of devices or tokens gives the page a column; where none does, there is none."""
+    assert "DEVICE" not in rows(160, view(0))
+    text = rows(160, view(0), view(1, device_bytes=12_300_000_000, token_rate=4321.4))
+    assert re.search(r"MEM DEVICE  TOK/S PHASES", text)
+    assert re.search(r"0 +100 .* 536.9M +- +- d", text)
+    assert re.search(r"1 +101 .* 536.9M  12.3G   4321 d", text)
+    assert max(map(len, rows(40, view(1, device_bytes=1, token_rate=1.0)).split("\n"))) <= 40
+
+
+def test_memory_of_devices_is_what_allocators_count(monkeypatch):
+    """It is what torch has for tensors on all devices of a process that uses one; of others nothing is asked."""
+    monkeypatch.delitem(sys.modules, "torch.xpu", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: False))
+    assert control_verbs._device_bytes() is None
+    used = SimpleNamespace(
+        is_initialized=lambda: True,
+        default_generators=(None, None),
+        memory_stats_as_nested_dict=lambda index: {"allocated_bytes": {"all": {"current": 1000 + index}}},
+    )
+    monkeypatch.setitem(sys.modules, "torch.cuda", used)
+    assert control_verbs._device_bytes() == 2001
+    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace())  # it is being imported
+    assert control_verbs._device_bytes() is None
+
+
+def test_a_process_with_a_box_is_asked_seldom(monkeypatch, box):
+    """With a number for its step it is asked only for what its box does not have, if it has that, and without a drain."""
+    asked = []
+    answer = {"step": 7, "step_end_ns": time.time_ns(), "device_bytes": None, "token_rate": 30.0}
+
+    def ask(calls, **_):
+        asked.extend(call.arguments for call in calls)
+        return [answer for _ in calls]
+
+    monkeypatch.setattr(top_sources, "ask_each", ask)
+    monkeypatch.setattr(top_sources, "processes", lambda: [Process(os.getpid(), box.path.parent, "a.sock")])
+    monkeypatch.setattr(top_sources, "client_folders", lambda: [box.path.parent])
+    sources = Sources([], [os.getpid()])
+    sources.boxes.places = {box.path}
+    assert sources.statuses is not None
+    for _ in range(10):
+        sources.statuses.poll()
+        (found,) = sources.look(time.time_ns())
+        (found,) = sources.look(time.time_ns())
+    assert asked == [{"drain": True}, {"drain": False}, {"drain": False}]
+    assert (found.step, found.token_rate, found.device_bytes) == (7, 30.0, None)
+    answer["token_rate"] = None
+    sources.statuses.answers.clear()
+    for _ in range(10):
+        sources.statuses.poll()
+    assert len(asked) == 3
 
 
 def test_a_narrow_page_has_the_operators_below():
@@ -235,13 +297,13 @@ def test_wrong_arguments(capsys):
 class Terminal:
     """The command in a terminal of the test's."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, program: Sequence[str] = ("-m", "otel_torchprof", "top")) -> None:
         self.master, slave = pty.openpty()
         self.before = termios.tcgetattr(slave)
-        self._slave = slave
+        self.slave = slave
         environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "otel_torchprof", "top", *words],
+            [sys.executable, *program, *words],
             stdin=slave,
             stdout=slave,
             stderr=subprocess.STDOUT,
@@ -249,6 +311,18 @@ class Terminal:
             start_new_session=True,
         )
         self.text = ""
+
+    def read(self) -> None:
+        """Reads what there is."""
+        while select.select([self.master], [], [], 0)[0]:
+            self.text += os.read(self.master, 1 << 16).decode()
+
+    def wait_until_full(self) -> None:
+        """Until the terminal takes no more output, which nobody reads."""
+        deadline = time.monotonic() + LONG
+        while select.select([], [self.slave], [], 0)[1]:
+            assert time.monotonic() < deadline
+            os.sched_yield()
 
     def read_until(self, *words: str) -> None:
         """Reads until all words were written since the last call."""
@@ -261,14 +335,14 @@ class Terminal:
         """Waits for the end; asserts that the terminal is as it was."""
         self.read_until("\x1b[?1049l")
         status = self.process.wait(LONG)
-        assert termios.tcgetattr(self._slave) == self.before
+        assert termios.tcgetattr(self.slave) == self.before
         return status
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self.master)
-        os.close(self._slave)
+        os.close(self.slave)
 
 
 @pytest.fixture
@@ -294,3 +368,61 @@ def test_the_terminal_is_restored_after_a_signal(terminal):
     terminal.read_until("RANK")
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.end() == 128 + signal.SIGTERM
+
+
+def stopped(process: subprocess.Popen) -> bool:
+    """Whether it is, or has been, stopped by a signal; waits for that."""
+    deadline = time.monotonic() + LONG
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)
+        if pid:
+            return os.WIFSTOPPED(status)
+        os.sched_yield()
+    return False
+
+
+def test_the_terminal_is_restored_while_it_is_suspended(terminal):
+    """At Ctrl-Z it is as before the command, which enters its page again when it continues, also after a SIGSTOP."""
+    for number in (signal.SIGTSTP, signal.SIGSTOP):
+        terminal.read_until("RANK", "sort: rank")
+        terminal.process.send_signal(number)
+        assert stopped(terminal.process)
+        if number == signal.SIGTSTP:
+            assert termios.tcgetattr(terminal.slave) == terminal.before
+        termios.tcsetattr(terminal.slave, termios.TCSANOW, terminal.before)  # as a shell does
+        terminal.process.send_signal(signal.SIGCONT)
+        terminal.read_until("\x1b[?1049h")
+        assert not termios.tcgetattr(terminal.slave)[3] & termios.ICANON
+    terminal.read_until("RANK", "sort: rank")
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 0
+
+
+DRAWS = """
+from otel_torchprof._cli.screen import Screen
+with Screen() as screen:
+    while True:
+        screen.draw(["x" * 70] * 20)
+"""
+
+
+def test_a_terminal_that_takes_no_output_is_restored():
+    """Ctrl-Z and SIGTERM in the middle of an output that blocks restore the terminal, and raise nothing."""
+    terminal = Terminal(program=["-c", DRAWS])
+    try:
+        terminal.read_until("\x1b[?1049h", "x" * 70)
+        terminal.wait_until_full()
+        terminal.process.send_signal(signal.SIGTSTP)
+        assert stopped(terminal.process)
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+        terminal.process.send_signal(signal.SIGCONT)
+        terminal.read_until("\x1b[?1049h")
+        assert not termios.tcgetattr(terminal.slave)[3] & termios.ICANON
+        terminal.wait_until_full()
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.process.wait(LONG) == 128 + signal.SIGTERM
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+        terminal.read()
+        assert "Error" not in terminal.text
+    finally:
+        terminal.close()
