@@ -42,6 +42,7 @@ SUBJECTS = (
     "tails",
     "soak",
     "outage",
+    "top",
 )
 
 
