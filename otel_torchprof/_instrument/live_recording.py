@@ -410,7 +410,7 @@ class LiveRecording:
         waiting = self.segments.events
         dropped["failed"] = self._failed = self._failed + stats.recorded - waiting - self._taken - recorded
         self._taken = stats.recorded - waiting
-        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans + waiting})
+        figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans})
         before, self._reported = self._reported, (dropped, figures)
         return recorded, _since(dropped, before[0]), _since(figures, before[1])
 
