@@ -111,6 +111,7 @@ def ask_each(
     *,
     seconds: float = SECONDS,
     on_progress: Callable[[ControlCall, Mapping[str, Any]], None] | None = None,
+    on_answer: Callable[[ControlCall, Mapping[str, Any] | ControlError], None] | None = None,
 ) -> list[Mapping[str, Any] | ControlError]:
     """Asks several processes at once; returns the results, or errors, in the order of the calls.
 
@@ -118,17 +119,22 @@ def ask_each(
         calls: the requests.
         seconds: time limit between two lines of a process.
         on_progress: called with each line of progress.
+        on_answer: called with each result or error, while others are waited for.
     """
     conversations = [_Conversation(call, seconds) for call in calls]
     try:
-        waiting = [each for each in conversations if each.answer is None]
+        waiting = conversations
         while waiting:
-            _wait(waiting)
+            for each in waiting:
+                if each.answer is not None and on_answer is not None:
+                    on_answer(each.call, each.answer)
+            waiting = [each for each in waiting if each.answer is None]
+            if waiting:
+                _wait(waiting)
             for each in waiting:
                 for progress in each.read():
                     if on_progress is not None:
                         on_progress(each.call, progress)
-            waiting = [each for each in waiting if each.answer is None]
     finally:
         for each in conversations:
             each.close()

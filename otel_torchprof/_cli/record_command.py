@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _DETAILS, _DEFAULT_STEPS = ("ops", "frames"), 25
 """As in the recorded process, whose modules this command does not import."""
+_LEAST_SECONDS, _MOST_STEPS = 2.0, 1000
+"""Length of a recording by default, for 20 samples of a line with a tenth of the time, and its most steps."""
 _AWAITED = {"slow": "a slow step", "wait": "a step that waits long for other ranks"}
 """By value of --keep, the step that ends the recording."""
 _PREPARE_SECONDS = 900.0
@@ -72,7 +74,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="record all instrumented processes of this machine, from the same step on, a file each",
     )
-    add("--steps", type=int, metavar="N", help="number of steps (default: 25, unless --seconds is given)")
+    add(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="number of steps (default: 25, or those of 2 seconds, unless --seconds is given)",
+    )
     add("--seconds", type=float, metavar="S", help="longest time; without --steps, all of it is recorded")
     add("--at-step", type=int, metavar="N", help="number of the first step (default: the next one)")
     add(
@@ -129,7 +136,7 @@ def _record(found: Sequence[Process], options: argparse.Namespace) -> int:
     with display_progress(lambda: _LOADING, quiet=options.quiet):
         ready, failed = _asked([process for process, _ in living], "record", {"prepare": True}, _PREPARE_SECONDS)
     stated, errors = _asked([process for process, _ in ready], "status", {}, _SILENT_SECONDS)
-    targets, now = _with_paths(stated, options.output), time.time_ns()
+    targets, now = _with_paths(_with_steps(stated, options), options.output), time.time_ns()
     recorded, more = _recorded(targets, [_arguments(options, target, targets, now) for target in targets], options)
     failed = [*silent, *failed]
     for error in (*failed, *errors, *more):
@@ -149,6 +156,19 @@ def _asked(
         [(process, answer) for process, answer in pairs if not isinstance(answer, ControlError)],
         [answer for _, answer in pairs if isinstance(answer, ControlError)],
     )
+
+
+def _with_steps(
+    stated: Sequence[tuple[Process, Mapping[str, Any]]], options: argparse.Namespace
+) -> Sequence[tuple[Process, Mapping[str, Any]]]:
+    """Those that have steps, if any has: what starts the ranks of a job has none, and would be waited for."""
+    having = [(process, status) for process, status in stated if status.get("step") is not None]
+    if not having or (options.seconds and not options.steps and options.keep not in _AWAITED):
+        return stated
+    for process, _ in stated:
+        if process not in [each for each, _ in having]:
+            say(f"process {process.pid} has no steps and is not recorded: record it by time (--seconds)")
+    return having
 
 
 def _with_paths(stated: Sequence[tuple[Process, Mapping[str, Any]]], output: str | None) -> list[_Target]:
@@ -186,6 +206,9 @@ def _arguments(options: argparse.Namespace, target: _Target, targets: Sequence[_
     has_steps = target.status.get("step") is not None
     if len(group) > 1 and has_steps and options.at_step is None and not (options.seconds and not options.steps):
         arguments["at_step"] = common_step(group, now_ns)
+    if not options.steps and not options.seconds and options.keep not in _AWAITED:
+        shortest = min((status.get("step_seconds") or _LEAST_SECONDS for status in group), default=_LEAST_SECONDS)
+        arguments["steps"] = min(max(math.ceil(_LEAST_SECONDS / shortest), _DEFAULT_STEPS), _MOST_STEPS)
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -211,27 +234,38 @@ def _recorded(
 ) -> tuple[list[str], list[ControlError]]:
     """Has the processes record and write; returns the paths of the files, which appear when they are complete, and the errors."""
     progress: dict[int, Mapping[str, Any]] = {}
+    paths: list[str] = []
+    written: list[str] = []
+    errors: list[ControlError] = []
 
     def note(call: ControlCall, value: Mapping[str, Any]) -> None:
         progress[call.process.pid] = value
 
-    paths, errors = [], []
+    def keep(call: ControlCall, answer: Mapping[str, Any] | ControlError) -> None:
+        progress.pop(call.process.pid, None)
+        place = calls.index(call)
+        path = targets[place].path
+        if isinstance(answer, ControlError):
+            errors.append(ControlError(f"{answer}; {path} is not written"))
+            return
+        files[place].keep()  # now: another process may be waited for without end
+        paths.append(path)
+        written.append(_summary(targets[place], answer))
+
+    def tell() -> None:
+        for text in written:
+            say(text)
+
     with ExitStack() as stack:
+        if not options.quiet:
+            stack.callback(tell)
         files = [stack.enter_context(_PendingFile(target.path)) for target in targets]
         calls = [
             ControlCall(target.process, "record", {**of_one, "name": target.path}, (file.descriptor,))
             for target, file, of_one in zip(targets, files, arguments, strict=True)
         ]
         with display_progress(lambda: _line(progress, arguments), quiet=options.quiet, at_once=True):
-            answers = ask_each(calls, seconds=_SILENT_SECONDS, on_progress=note)
-        for target, file, answer in zip(targets, files, answers, strict=True):
-            if isinstance(answer, ControlError):
-                errors.append(ControlError(f"{answer}; {target.path} is not written"))
-                continue
-            file.keep()
-            paths.append(target.path)
-            if not options.quiet:
-                say(_summary(target, answer))
+            ask_each(calls, seconds=_SILENT_SECONDS, on_progress=note, on_answer=keep)
     return paths, errors
 
 

@@ -21,6 +21,7 @@ class _Logged(NamedTuple):
     start: int
     end: int
     thread: int | None
+    name: str
     attributes: Mapping[str, Any]
 
 
@@ -39,8 +40,9 @@ class StepLog:
     def add(self, spans: Iterable[StepSpan]) -> None:
         """Adds the spans of ended steps, as they come with a drain."""
         for span in spans:
-            if span.segment is Segment.STEP and span.is_whole and not span.is_running:
-                self.add_step(span.number, span.start, span.end, span.thread, span.attributes)
+            if span.segment is not None and span.is_whole and not span.is_running:
+                name = span.segment.span_name
+                self.add_step(span.number, span.start, span.end, span.thread, span.attributes, name=name)
 
     def add_step(
         self,
@@ -49,10 +51,13 @@ class StepLog:
         end: int,
         thread: int | None = None,
         attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+        *,
+        name: str = Segment.STEP.span_name,
     ) -> None:
-        """Adds a step: the fields of :class:`RecordedStep`."""
-        step, followed = _Logged(number, start, end, thread, attributes), self._followed
-        self._steps.append(step)
+        """Adds a step, or what stands between steps: the fields of :class:`RecordedStep`."""
+        step, followed = _Logged(number, start, end, thread, name, attributes), self._followed
+        if number >= 0:
+            self._steps.append(step)
         if followed is not None:
             followed.append(step)
 
@@ -61,7 +66,7 @@ class StepLog:
         self._followed = deque() if on else None
 
     def take(self) -> list[RecordedStep]:
-        """The steps since the last call, in order; empty unless they are followed. By one thread."""
+        """The steps since the last call, and evaluations and checkpoints between them, in order; empty unless they are followed. By one thread."""
         followed, ahead, taken = self._followed, self._ahead_ns(), []
         while followed:
             taken.append(_recorded(followed.popleft(), ahead))
@@ -106,4 +111,4 @@ class StepLog:
 
 
 def _recorded(step: _Logged, ahead: int) -> RecordedStep:
-    return RecordedStep(step.number, step.start + ahead, step.end + ahead, step.thread, attributes=step.attributes)
+    return RecordedStep(step.number, step.start + ahead, step.end + ahead, step.thread, step.name, step.attributes)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import sys
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_torchprof import parsers
+from otel_torchprof import config, parsers
 from otel_torchprof._columns.joined import without
 from otel_torchprof._encode.table import brief_time
 from otel_torchprof._export.span_policy import SlowDetector
 from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE
+from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import process_changes, threads
@@ -73,6 +75,8 @@ _PATIENCE_STEPS = 20
 """Time for the next step, in steps, if that is more."""
 _LEAST_WAIT = 10
 """Duration of a step in long waits."""
+_LEAST_EXCESS_NS = 10_000_000
+"""Time by which a slow step takes longer than the median."""
 _SOON = 1_000
 """Number of a step that may come before the first drain tells how fast steps are."""
 _MOST_UNKNOWN_SECONDS = 2.0
@@ -167,6 +171,8 @@ class StepRecording(ProfileResults):
         """``waiting`` for its first step, ``recording``, ``reading`` what was recorded, ``done``."""
         self.error = ""
         """Why there is nothing; empty as long as there is no reason."""
+        self._begun = 0
+        """Since when steps are whole, Unix ns."""
         self._waited_since = 0.0
         self.is_cut = False
         """Whether it ended before the last step that was asked for: cancelled, at the time limit, or with the instrumentation."""
@@ -201,6 +207,15 @@ class StepRecording(ProfileResults):
         """
         return self._over.wait(timeout)
 
+    def leave_to_parent(self) -> None:
+        """Ends it in a forked child."""
+        self.error, self.state, self._over = (
+            "the process was forked: its parent records the steps",
+            DONE,
+            threads.Event(),
+        )
+        self._over.set()
+
     @property
     def ended_steps(self) -> int:
         """Number of its steps that have ended, or with ``keep`` of those that were looked at."""
@@ -234,7 +249,7 @@ class StepRecording(ProfileResults):
         self._running.step_log.follow(on=True)
         try:
             self._window.start()
-            self.state, begun = RECORDING, time.monotonic()
+            self._begun, self.state, begun = self._window.since, RECORDING, time.monotonic()
             while not self._is_complete(time.monotonic() - begun):
                 if self._is_stopped():
                     self.is_cut = True
@@ -264,9 +279,9 @@ class StepRecording(ProfileResults):
 
     def _take_steps(self) -> None:
         """Chooses among the steps that have ended since the last call and are recorded whole. Raises as :meth:`_Choice.add`."""
-        steps, since, until = self._running.step_log.take(), self._window.since, self._window.limits()[1]
-        for step in steps:
-            if since <= step.start and step.end <= until:
+        until = self._window.limits()[1]
+        for step in self._running.step_log.take():
+            if self._begun <= step.start and step.end <= until:
                 self._choice.add(step)
 
     def _is_complete(self, seconds: float) -> bool:
@@ -295,11 +310,15 @@ class StepRecording(ProfileResults):
         self._take_steps()
         steps = [step for step in self._choice.steps if step.start >= self._window.since]
         if self._request.steps is not None:
+            if self._request.keep != ALL:
+                self._choice.check(steps)
             if not steps:
                 raise TorchProfError(f"nothing is recorded: {self._why_no_step()}")
-            if self._request.keep != ALL:
-                self._choice.check()
-            elif self._request.at_step is not None and steps[0].number != self._request.at_step:
+            if (
+                self._request.keep == ALL
+                and self._request.at_step is not None
+                and steps[0].number != self._request.at_step
+            ):
                 raise TorchProfError(
                     f"step {self._request.at_step} had begun before the recording, whose first one is {steps[0].number}: "
                     "choose a later one"
@@ -350,44 +369,64 @@ class _Choice:
         """Whether there are as many as requested, or the last one is slow."""
         self.notes: tuple[str, ...] = ()
         """How slow that one is."""
-        for step in running.step_log.latest if request.keep != ALL else ():
+        # Calls make steps several times longer: they are compared with others that have them.
+        for step in running.step_log.latest if request.keep != ALL and request.detail == "ops" else ():
             self._is_slow(step)
+
+    @property
+    def latest(self) -> RecordedStep | None:
+        """The last of the chosen steps; None without one."""
+        return next((step for step in reversed(self.steps) if step.number >= 0), None)
 
     def add(self, step: RecordedStep) -> None:
         """Adds a later step, without effect before the first one that was asked for, and once the choice is complete.
 
-        The chosen steps are consecutive: after a lost one they begin anew.
+        The chosen steps are consecutive: after a lost one they begin anew. What stands between two steps comes along.
 
         Raises:
             TorchProfError: they cannot, since the first one was given.
         """
-        if self.is_complete or step.number < (self._request.at_step or 0):
+        latest, is_pause = self.latest, step.number < 0
+        if self.is_complete or (latest is None if is_pause else step.number < (self._request.at_step or 0)):
             return
-        if self.steps and step.number != self.steps[-1].number + 1 and self._request.steps is not None:
+        if is_pause:
+            self.steps.append(step)
+            self._end_with(step, is_slow=self._request.slow_limit is not None and self._is_slow(step))
+            return
+        if latest is not None and step.number != latest.number + 1 and self._request.steps is not None:
             if self._request.keep == ALL and self._request.at_step is not None:
                 raise TorchProfError(
-                    f"step {self.steps[-1].number + 1} was lost, since the drain that had it failed: the log says why; record again, "
+                    f"step {latest.number + 1} was lost, since the drain that had it failed: the log says why; record again, "
                     "from a later step on"
                 )
             self.steps.clear()
         self.steps.append(step)
         if self._request.keep == ALL:
-            self.seen = len(self.steps)
+            self.seen = sum(step.number >= 0 for step in self.steps)
             self.is_complete = self.seen == self._request.steps
             return
         self.seen += 1
-        del self.steps[: -(self._request.steps or DEFAULT_STEPS)]
-        self.is_complete = self._is_slow(step)
-        if self.is_complete:
+        while self.steps[0].number < 0 or self.steps[0].number <= step.number - (self._request.steps or DEFAULT_STEPS):
+            del self.steps[0]
+        self._end_with(step, is_slow=self._is_slow(step))
+
+    def _end_with(self, step: RecordedStep, *, is_slow: bool) -> None:
+        if is_slow and self._request.keep != ALL:
+            self.is_complete = True
             what = "took" if self._request.keep == SLOW else "waited for other ranks for"
-            time = brief_time(self._duration(step) / 1e3)
-            self.notes = (f"step {step.number} {what} {time}, the median is {self._median()}",)
+            name = (
+                f"step {step.number}"
+                if step.number >= 0
+                else f"{step.name} after step {self.latest and self.latest.number}"
+            )
+            self.notes = (f"{name} {what} {brief_time(self._duration(step) / 1e3)}, the median is {self._median()}",)
 
     def _is_slow(self, step: RecordedStep) -> bool:
-        """Whether a step is slow among those before it; a short wait is none, however short others are."""
-        duration = self._duration(step)
+        """Whether a step is slow among those before it; what any machine may do to a short one is none, and a short wait neither."""
+        duration, median = self._duration(step), self._slow.median(step.name)
         is_slow = self._slow.takes(step.name, duration)
-        return is_slow and (self._request.slow_limit is not None or _LEAST_WAIT * duration >= step.end - step.start)
+        is_long = duration - median >= _LEAST_EXCESS_NS and _LEAST_WAIT * duration >= step.end - step.start
+        return is_slow and (self._request.slow_limit is not None or is_long)
 
     def _duration(self, step: RecordedStep) -> int:
         """What is compared, ns."""
@@ -397,10 +436,14 @@ class _Choice:
         return round(seconds * 1e9)
 
     def _median(self) -> str:
-        return brief_time(self._slow.median(self.steps[-1].name) / 1e3)
+        return brief_time(self._slow.median(STEP_NAME) / 1e3)
 
-    def check(self) -> None:
-        """Raises TorchProfError if no step was slow."""
+    def check(self, recorded: Sequence[RecordedStep]) -> None:
+        """Raises TorchProfError if no step was slow, or the slow one is not among those that are recorded whole."""
+        if self.is_complete and self.steps[-1] not in recorded[-1:]:
+            raise TorchProfError(
+                f"nothing is kept: {self.notes[0]}, and its events need more than half of {config.MEMORY_LIMIT}: set it higher"
+            )
         if not self.is_complete:
             what = "was slow" if self._request.keep == SLOW else "waited long for other ranks"
             raise TorchProfError(f"nothing is kept: none of {self.seen:,} steps {what}, the median is {self._median()}")
@@ -442,22 +485,26 @@ class _StepWindow:
         Two parts run at the same time, so that each step that fits into half of the memory is whole in one of them.
 
         Args:
-            steps: the latest ended steps, at most ``count``.
+            steps: the latest ended steps, at most ``count``, and what stands between them.
             count: number of steps that stay.
         """
         since, latest = self._parts[-1]
         health = latest.health()
         is_half_full = health.memory_bytes >= health.memory_limit // 2
-        if is_half_full or (len(steps) == count and steps[0].start >= since):
+        if is_half_full or sum(step.number >= 0 and step.start >= since for step in steps) == count:
             self.start()
             while len(self._parts) > 2:  # noqa: PLR2004 - itself and its successor
-                self._parts.pop(0)[1].stop()
+                self._parts[0][1].stop()
+                del self._parts[0]
 
     def stop(self) -> None:
         """Stops it; what its successor has recorded is dropped."""
-        for _, part in self._parts:
-            part.stop()
-        del self._parts[1:]
+        try:
+            with ExitStack() as stopping:  # each of them, whatever another one raises
+                for _, part in self._parts:
+                    stopping.callback(part.stop)
+        finally:
+            del self._parts[1:]
 
     def limits(self) -> tuple[int, int]:
         """When the recording began and ended, Unix ns; until now, if it runs."""
@@ -509,9 +556,10 @@ class _InProgress:
                 self._recording = None
 
     def after_fork_in_child(self) -> None:
-        """Forgets the parent's, whose thread the child does not have."""
-        self._lock = threads.Lock()
-        self._recording = None
+        """Ends the parent's in the child, which does not have its thread."""
+        self._lock, recording, self._recording = threads.Lock(), self._recording, None
+        if recording is not None:
+            recording.leave_to_parent()
 
 
 _progress = _InProgress()

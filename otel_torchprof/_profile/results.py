@@ -341,7 +341,7 @@ class ProfileResults(RecordedColumns):
 
         Empty without steps of :meth:`step` or of a schedule.
         """
-        return tuple(self._steps())
+        return tuple(step for step in self._steps() if step.number >= 0)
 
     # ---- traces and spans ----
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -21,7 +23,7 @@ from unprepared import unprepared
 import otel_torchprof as otp
 from otel_torchprof._cli import control_client, record_command
 from otel_torchprof._cli.control_client import ControlCall, ask, ask_each, process_of, processes
-from otel_torchprof._cli.main import main
+from otel_torchprof._cli.main import _parser, main
 from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE, STEP
 from otel_torchprof._instrument import step_recording
 from otel_torchprof._instrument.step_log import StepLog
@@ -231,6 +233,82 @@ def test_until_a_step_is_slow(service, parts, monkeypatch):
     assert sum(part() is not None for part in parts) == 1
 
 
+class Saved:
+    """What takes long to save."""
+
+    def __reduce__(self):
+        is_over = time.monotonic() + LONG_SECONDS
+        while time.monotonic() < is_over:
+            pass
+        return int, ()
+
+
+class SavingLoop(Loop):
+    """Saves before each tenth step."""
+
+    def step(self):
+        if self.steps % 10 == 9:
+            torch.save([Saved()], io.BytesIO())
+        super().step()
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_checkpoints_are_recorded_and_may_be_slow(service, tmp_path, says):
+    """What a loop does between its steps, or in some, is in the recording by its name, and is slow from the limit on."""
+    loop = SavingLoop(says=says)
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 20)
+        recording = otp.TorchInstrumentor().record(40)
+        loop.until(lambda: recording.wait(0))
+        slow = otp.TorchInstrumentor().record(5, keep="slow", slow_limit=LONG_SECONDS)
+        loop.until(lambda: slow.wait(0))
+    first = recording.steps[0].number
+    assert [step.number for step in recording.steps] == list(range(first, first + 40))
+    recording.export_chrome_trace(tmp_path / "a.json")
+    assert "checkpoint-bound" in [finding.verdict for finding in otp.explain(tmp_path / "a.json").findings]
+    assert not slow.error
+    assert "took" in slow.health.notes[-1]
+
+
+def test_a_slow_step_that_is_too_large():
+    """Of a slow step whose begin had to be dropped it is said that it was slow, and what to set."""
+    choice = step_recording._Choice(StepRequest.checked(keep="slow", slow_limit=1), Scripted())
+    choice.add(RecordedStep(7, 10**9, 3 * 10**9))
+    with pytest.raises(otp.TorchProfError, match=r"step 7 took 2.00s.*OTEL_TORCHPROF_MEMORY_LIMIT"):
+        choice.check([])
+
+
+def test_in_a_forked_child_the_parents_is_over():
+    """Nobody waits in a child for what the parent's thread does."""
+    recording = StepRecording(Scripted(), StepRequest.checked(steps=1))
+    recording.start()
+    child = os.fork()
+    if not child:
+        os._exit(0 if recording.wait(60) and "forked" in recording.error else 1)
+    _, status = os.waitpid(child, 0)
+    recording.cancel()
+    assert recording.wait(60)
+    assert status == 0
+
+
+def test_what_starts_a_job_is_not_waited_for(capfd):
+    """With ``--all`` a process without steps is left out if others have steps, and named; by time it is recorded too."""
+    stated = [(SimpleNamespace(pid=1), {"step": None}), (SimpleNamespace(pid=2), {"step": 7})]
+    for words, expected in ((["--all"], [2]), (["--all", "--seconds", "1"], [1, 2])):
+        options = _parser().parse_args(["record", *words])
+        assert [process.pid for process, _ in record_command._with_steps(stated, options)] == expected
+    assert "process 1 has no steps" in capfd.readouterr().err
+
+
+def test_as_many_steps_as_lines_need():
+    """By default a recording of short steps has more of them, the same number in all processes of a job."""
+    targets = [SimpleNamespace(status={"step": 5, "step_seconds": seconds}) for seconds in (0.02, 0.01, None)]
+    for words, expected in (([], 200), (["--steps", "3"], 3), (["--seconds", "3"], None), (["--keep", "slow"], None)):
+        options = _parser().parse_args(["record", "--all", *words])
+        found = {record_command._arguments(options, target, targets, 0).get("steps") for target in targets}
+        assert found == {expected}
+
+
 def test_no_step_is_slow(service):
     """At the time limit nothing is kept, and the error says how many steps were looked at; a limit needs ``keep``."""
     loop = Loop()
@@ -270,7 +348,7 @@ def test_until_a_step_waits_for_other_ranks(service):
         otp.TorchInstrumentor().record(keep="wait")
 
 
-def judged(keep, before, later, **request):
+def judged(keep, before, later, *, least=10, **request):
     """Numbers of the steps that are chosen of those with these durations, in ms, after those that the log has; None: none is slow."""
     log, times = (
         StepLog(),
@@ -282,7 +360,9 @@ def judged(keep, before, later, **request):
     choice = step_recording._Choice(request, SimpleNamespace(step_log=log))
     for number, (start, duration) in list(enumerate(times))[len(before) :]:
         choice.add(
-            RecordedStep(number, start, start + max(duration, 10**7), attributes={COLLECTIVE_PHASE: duration / 1e9})
+            RecordedStep(
+                number, start, start + max(duration, least * 10**6), attributes={COLLECTIVE_PHASE: duration / 1e9}
+            )
         )
     return [step.number for step in choice.steps] if choice.is_complete else None
 
@@ -300,10 +380,11 @@ def test_what_is_slow():
 
 
 def test_what_is_a_long_wait():
-    """A wait is long at more than three times the median, if it is a tenth of its step at least, or from the limit on."""
-    assert judged("wait", [], [0.01] * 5 + [0.9] + [1.0]) == [0, 1, 2, 3, 4, 5, 6]
-    assert judged("wait", [], [0.01] * 5 + [0.9]) is None
-    assert judged("wait", [], [0.01] * 5 + [0.9], slow_limit=0.0009, steps=1) == [5]
+    """A wait is long at more than three times the median and 10 ms more, if it is a tenth of its step at least, or from the limit on."""
+    assert judged("wait", [], [1] * 5 + [30], least=300) == [0, 1, 2, 3, 4, 5]
+    assert judged("wait", [], [1] * 5 + [30], least=301) is None
+    assert judged("wait", [], [1] * 5 + [10]) is None
+    assert judged("wait", [], [1] * 5 + [10], slow_limit=0.01, steps=1) == [5]
 
 
 def test_a_full_memory_starts_anew():

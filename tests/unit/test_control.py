@@ -215,6 +215,26 @@ def test_an_answer_that_comes_before_the_end_of_the_request(control, tmp_path, m
     assert answer == {"files": 1}
 
 
+def test_an_answer_is_told_of_while_others_are_waited_for(control):
+    """Whoever asks several processes has each answer at once: another one may come much later, or never."""
+    taken = []
+    control._verbs = {"status": lambda _request: {"of": "status"}, "dump": lambda request: taken.append(request.take())}
+    process = Process(os.getpid(), control.path.parent, control.path.name)
+
+    def on_answer(call, _answer):
+        told.append(call.verb)
+        for connection in taken:
+            connection.end({"of": "dump"})
+
+    told = []
+    with looked_at(control):
+        answers = ask_each(
+            [ControlCall(process, "dump", {}), ControlCall(process, "status", {})], on_answer=on_answer, seconds=60
+        )
+    assert told == ["status", "dump"]
+    assert answers == [{"of": "dump"}, {"of": "status"}]
+
+
 def test_a_thousand_clients(control):
     """Some wait, the others get an error that there are too many, or find no room; no descriptor is left, and the next is answered."""
     before, clients, refused = descriptors(), [], 0
