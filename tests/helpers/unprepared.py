@@ -62,12 +62,15 @@ def unprepared(*arguments: str, **environment: str) -> Iterator[Unprepared]:
 
 
 def _state() -> dict[str, Any]:
+    """What could be seen of this package; ``foreign`` are threads that a program finds and cannot join."""
     optimizers = sys.modules.get("torch.optim.optimizer")
+    for thread in threading.enumerate():
+        if thread.name == "otel-torchprof-client":  # it may be about to end
+            thread.join()
     threads = [thread.name for thread in threading.enumerate() if "otel" in thread.name]
-    if not hasattr(sys, "remote_exec"):  # there, the list keeps threads that it has not started
-        threads = [name for name in threads if name != "otel-torchprof-client"]
     return {
         "path": list(sys.path),
+        "foreign": [],
         "profile": str(sys.getprofile()),
         "threads": threads,
         "hooks": len(getattr(optimizers, "_global_optimizer_post_hooks", ())),
@@ -92,10 +95,12 @@ def _main() -> None:
     step = _trainer() if "train" in sys.argv else lambda: None
     step()
     before = _state()
+    foreign = set()
     sys.stdout.write("begun\n")
     sys.stdout.flush()
     while True:
         step()
+        foreign |= {each.name for each in threading.enumerate() if type(each).__name__ == "_DummyThread"}
         if select.select([0], [], [], 0 if "train" in sys.argv else 0.02)[0]:
             paths = os.read(0, 4096).decode().splitlines()
             if not paths:
@@ -103,7 +108,7 @@ def _main() -> None:
             for path in paths:
                 with open(path) as file:  # noqa: PTH123 - nothing more is imported
                     exec(file.read(), {})  # noqa: S102 - as Python 3.14 does
-    sys.stdout.write(json.dumps([before, _state()]) + "\n")
+    sys.stdout.write(json.dumps([before, {**_state(), "foreign": sorted(foreign)}]) + "\n")
 
 
 if __name__ == "__main__":
