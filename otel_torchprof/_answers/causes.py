@@ -466,6 +466,7 @@ def _wheres(rank: Rank, finding: Finding, chosen: Flags) -> Iterator[Where]:
 
 _PHASE_OF = {verdict: PLACE_OF[phase] for phase, verdict in BY_PHASE.items()}
 _WAITS = [PLACE_OF[phase] for phase in WAITING]
+_DATA, _GC = PLACE_OF["data"], PLACE_OF["gc"]
 _OF_OPERATORS = [PLACE_OF[phase] for phase in (*COMPUTING, "optimizer")]
 _ALLOCATES = re.compile(r"aten::(empty|zeros|ones|full|fill_|zero_|clone|copy_|rand|new_|cat|stack|_to_copy)")
 _COMPUTES = re.compile(r"(^|[/\\])torch[/\\](nn[/\\](functional|modules[/\\])|functional|_tensor|autograd[/\\])")
@@ -510,9 +511,6 @@ def _in_phase(rank: Rank, lines: Lines, phase: int) -> Flags:
     return found
 
 
-_DATA, _GC = PLACE_OF["data"], PLACE_OF["gc"]
-
-
 def _waits_for_lock(lines: Lines) -> Flags:
     """A mask of the lines in which another thread has the interpreter's lock."""
     of_stacks = np.zeros(len(lines.stacks), np.bool_)
@@ -539,7 +537,7 @@ def in_gap(rank: Rank, lines: Lines) -> Flags:
 
 
 def with_lines_read(rank: Rank) -> Rank:
-    """The rank, with what its lines tell of the times of its steps.
+    """Returns the rank with the times of its steps that follow from its lines.
 
     Gaps are those of Python: where operators are not known, a part of the time in no phase; else the time without operators, with short
     ones in no phase. Collections of garbage while batches are made belong to these. A part of the optimizer's time is what it needs.

@@ -15,7 +15,8 @@ from otel_torchprof._files.box_reading import read_box
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError, printable
 
-from .control_client import SECONDS, ControlCall, Process, ask_each, processes, reached
+from .attach import reached
+from .control_client import SECONDS, ControlCall, Process, ask_each, processes
 from .terminal import say, show
 
 if TYPE_CHECKING:

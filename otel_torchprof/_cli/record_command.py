@@ -18,7 +18,8 @@ from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
 
-from .control_client import ControlCall, Process, ask_each, processes, reached
+from .attach import reached
+from .control_client import ControlCall, Process, ask_each, processes
 from .run import explanation
 from .run_outputs import name_with
 from .terminal import display_progress, say, size
@@ -162,11 +163,11 @@ def _with_steps(
     stated: Sequence[tuple[Process, Mapping[str, Any]]], options: argparse.Namespace
 ) -> Sequence[tuple[Process, Mapping[str, Any]]]:
     """Those that have steps, if any has: what starts the ranks of a job has none, and would be waited for."""
-    having = [(process, status) for process, status in stated if status.get("step") is not None]
+    having = [each for each in stated if each[1].get("step") is not None]
     if not having or (options.seconds and not options.steps and options.keep not in _AWAITED):
         return stated
-    for process, _ in stated:
-        if process not in [each for each, _ in having]:
+    for process, status in stated:
+        if status.get("step") is None:
             say(f"process {process.pid} has no steps and is not recorded: record it by time (--seconds)")
     return having
 

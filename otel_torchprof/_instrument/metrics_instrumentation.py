@@ -17,6 +17,7 @@ from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.draining import Drainer, Ending, most_bytes, waiting_share
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._export.sdk import current_resource
+from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import CHUNK_BYTES, Session, notes_on_names
 from otel_torchprof._native.torch_library import Requested
@@ -403,7 +404,7 @@ class MetricsInstrumentation:
 
     def _on_boundary(self, number: int, now: int) -> None:
         if number > 1:
-            self.step_log.add_step(number - 1, self._boundary_ns, now)
+            self.step_log.add_step(RecordedStep(number - 1, self._boundary_ns, now))
         self._boundary_ns = now
         duration, sampled = self._sampler.step_ended(now / 1e9)
         self._metrics.add_step(sampled=sampled)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Segment
-from otel_torchprof._model.step_spans import NO_ATTRIBUTES, RecordedStep
+from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._model.step_spans import RecordedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from otel_torchprof._model.step_spans import StepSpan
 
 _MEAN_OF = 20
-
-
-class _Logged(NamedTuple):
-    number: int
-    start: int
-    end: int
-    thread: int | None
-    name: str
-    attributes: Mapping[str, Any]
 
 
 class StepLog:
@@ -33,30 +24,21 @@ class StepLog:
     """
 
     def __init__(self, ahead_ns: Callable[[], int] = int) -> None:
-        self._steps: deque[_Logged] = deque(maxlen=_MEAN_OF)
-        self._followed: deque[_Logged] | None = None
+        self._steps: deque[RecordedStep] = deque(maxlen=_MEAN_OF)
+        self._followed: deque[RecordedStep] | None = None
         self._ahead_ns = ahead_ns
 
     def add(self, spans: Iterable[StepSpan]) -> None:
         """Adds the spans of ended steps, as they come with a drain."""
         for span in spans:
             if span.segment is not None and span.is_whole and not span.is_running:
-                name = span.segment.span_name
-                self.add_step(span.number, span.start, span.end, span.thread, span.attributes, name=name)
+                name, attributes = span.segment.span_name, span.attributes
+                self.add_step(RecordedStep(span.number, span.start, span.end, span.thread, name, attributes))
 
-    def add_step(
-        self,
-        number: int,
-        start: int,
-        end: int,
-        thread: int | None = None,
-        attributes: Mapping[str, Any] = NO_ATTRIBUTES,
-        *,
-        name: str = Segment.STEP.span_name,
-    ) -> None:
-        """Adds a step, or what stands between steps: the fields of :class:`RecordedStep`."""
-        step, followed = _Logged(number, start, end, thread, name, attributes), self._followed
-        if number >= 0:
+    def add_step(self, step: RecordedStep) -> None:
+        """Adds an ended step, or what stands between steps."""
+        followed = self._followed
+        if step.number >= 0:
             self._steps.append(step)
         if followed is not None:
             followed.append(step)
@@ -69,7 +51,7 @@ class StepLog:
         """The steps since the last call, and evaluations and checkpoints between them, in order; empty unless they are followed. By one thread."""
         followed, ahead, taken = self._followed, self._ahead_ns(), []
         while followed:
-            taken.append(_recorded(followed.popleft(), ahead))
+            taken.append(_ahead_by(followed.popleft(), ahead))
         return taken
 
     @property
@@ -81,7 +63,7 @@ class StepLog:
     def latest(self) -> list[RecordedStep]:
         """The last 20 steps, in order."""
         ahead = self._ahead_ns() if self._steps else 0
-        return [_recorded(step, ahead) for step in list(self._steps)]
+        return [_ahead_by(step, ahead) for step in list(self._steps)]
 
     @property
     def seconds(self) -> float | None:
@@ -103,12 +85,12 @@ class StepLog:
         """Shares of the time of the last 20 steps, by phase and the rest; empty if they are not known."""
         latest = list(self._steps)
         times = {
-            name: sum(step.attributes.get(f"{PHASE_PREFIX}{name}.duration", 0.0) for step in latest)
+            name: sum((step.attributes or {}).get(f"{PHASE_PREFIX}{name}.duration", 0.0) for step in latest)
             for name in (*PHASES, UNATTRIBUTED)
         }
         total = sum(times.values())
         return {name: time / total for name, time in times.items() if time > 0}
 
 
-def _recorded(step: _Logged, ahead: int) -> RecordedStep:
-    return RecordedStep(step.number, step.start + ahead, step.end + ahead, step.thread, step.name, step.attributes)
+def _ahead_by(step: RecordedStep, ahead: int) -> RecordedStep:
+    return step._replace(start=step.start + ahead, end=step.end + ahead) if ahead else step

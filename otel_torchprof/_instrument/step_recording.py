@@ -254,6 +254,8 @@ class StepRecording(ProfileResults):
                 if self._is_stopped():
                     self.is_cut = True
                     break
+                if self._request.keep != ALL:
+                    self._window.renew(self._choice.steps, self._request.steps)
                 self._running.ask_drain()
                 self._cancelled.wait(_LOOK_SECONDS if self._request.keep == ALL else _WATCH_SECONDS)
         finally:
@@ -300,7 +302,6 @@ class StepRecording(ProfileResults):
                 f"no step has ended for {seconds:.0f} seconds: the program has no steps, or longer ones; record by time (seconds)"
             )
         if self._request.keep != ALL:
-            self._window.renew(self._choice.steps, self._request.steps)
             return False
         patience = max(_STEPLESS_SECONDS, _PATIENCE_STEPS * (self._running.step_log.seconds or 0.0))
         self.is_cut = seconds - self._waited_since > patience
@@ -386,12 +387,14 @@ class _Choice:
         Raises:
             TorchProfError: they cannot, since the first one was given.
         """
-        latest, is_pause = self.latest, step.number < 0
-        if self.is_complete or (latest is None if is_pause else step.number < (self._request.at_step or 0)):
+        latest = self.latest
+        if self.is_complete:
             return
-        if is_pause:
-            self.steps.append(step)
-            self._end_with(step, is_slow=self._request.slow_limit is not None and self._is_slow(step))
+        if step.number < 0:
+            if latest is not None:
+                self._add_pause(step, latest)
+            return
+        if step.number < (self._request.at_step or 0):
             return
         if latest is not None and step.number != latest.number + 1 and self._request.steps is not None:
             if self._request.keep == ALL and self._request.at_step is not None:
@@ -400,26 +403,27 @@ class _Choice:
                     "from a later step on"
                 )
             self.steps.clear()
+            self.seen = 0 if self._request.keep == ALL else self.seen
         self.steps.append(step)
+        self.seen += 1
         if self._request.keep == ALL:
-            self.seen = sum(step.number >= 0 for step in self.steps)
             self.is_complete = self.seen == self._request.steps
             return
-        self.seen += 1
         while self.steps[0].number < 0 or self.steps[0].number <= step.number - (self._request.steps or DEFAULT_STEPS):
             del self.steps[0]
-        self._end_with(step, is_slow=self._is_slow(step))
+        if self._is_slow(step):
+            self._end_with(step, f"step {step.number}")
 
-    def _end_with(self, step: RecordedStep, *, is_slow: bool) -> None:
-        if is_slow and self._request.keep != ALL:
-            self.is_complete = True
-            what = "took" if self._request.keep == SLOW else "waited for other ranks for"
-            name = (
-                f"step {step.number}"
-                if step.number >= 0
-                else f"{step.name} after step {self.latest and self.latest.number}"
-            )
-            self.notes = (f"{name} {what} {brief_time(self._duration(step) / 1e3)}, the median is {self._median()}",)
+    def _add_pause(self, pause: RecordedStep, latest: RecordedStep) -> None:
+        """Adds an evaluation, a checkpoint; without a limit there is nothing that it could be compared with."""
+        self.steps.append(pause)
+        if self._request.keep != ALL and self._request.slow_limit is not None and self._is_slow(pause):
+            self._end_with(pause, f"{pause.name} after step {latest.number}")
+
+    def _end_with(self, step: RecordedStep, name: str) -> None:
+        self.is_complete = True
+        what = "took" if self._request.keep == SLOW else "waited for other ranks for"
+        self.notes = (f"{name} {what} {brief_time(self._duration(step) / 1e3)}, the median is {self._median()}",)
 
     def _is_slow(self, step: RecordedStep) -> bool:
         """Whether a step is slow among those before it; what any machine may do to a short one is none, and a short wait neither."""

@@ -20,7 +20,9 @@ def test_nothing_is_recorded_while_a_stream_is_captured(simulated):
     simulated.duration(5_000)
     with profile() as prof:
         torch.add(a, a)
-        torch_library.load().collect_devices(1.0)  # this device tells of a capture only to who marks in it
+        torch_library.load().collect_devices(
+            1.0
+        )  # only recording a timing event in a capture detects it on this device
         with simulated.capture():
             torch.mul(a, a)
         torch.add(a, a)

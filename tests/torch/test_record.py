@@ -16,13 +16,14 @@ from types import SimpleNamespace
 import pytest
 import record_ranks_program
 import torch
+from asked import ask
 from instrumented import Instrumented
 from launched import RANKS, launched
 from unprepared import unprepared
 
 import otel_torchprof as otp
-from otel_torchprof._cli import control_client, record_command
-from otel_torchprof._cli.control_client import ControlCall, ask, ask_each, process_of, processes
+from otel_torchprof._cli import attach, record_command
+from otel_torchprof._cli.control_client import ControlCall, ask_each, process_of, processes
 from otel_torchprof._cli.main import _parser, main
 from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE, STEP
 from otel_torchprof._instrument import step_recording
@@ -80,7 +81,7 @@ class Scripted:
 
     def ask_drain(self):
         for number in self._drains.pop(0) if self._drains else ():
-            self.step_log.add_step(number, now_ns(), now_ns())
+            self.step_log.add_step(RecordedStep(number, now_ns(), now_ns()))
 
     def recorded(self, **request):
         """A recording of its steps that is over."""
@@ -355,7 +356,7 @@ def judged(keep, before, later, *, least=10, **request):
         [(number * 10**9, int(duration * 10**6)) for number, duration in enumerate((*before, *later))],
     )
     for number, (start, duration) in enumerate(times[: len(before)]):
-        log.add_step(number, start, start + duration)
+        log.add_step(RecordedStep(number, start, start + duration))
     request = StepRequest.checked(keep=keep, **request)
     choice = step_recording._Choice(request, SimpleNamespace(step_log=log))
     for number, (start, duration) in list(enumerate(times))[len(before) :]:
@@ -492,7 +493,7 @@ def test_a_program_that_does_not_know_this_package(monkeypatch, tmp_path):
     """It is instrumented until the file is written, and then as it was: the next command comes in again."""
     monkeypatch.setenv("OTEL_TORCHPROF_CONTROL", str(tmp_path / "sockets"))
     with unprepared("train") as program:
-        monkeypatch.setattr(control_client, "_remote_exec", program.execute)
+        monkeypatch.setattr(attach, "_remote_exec", program.execute)
         for name in ("first.json", "second.json"):
             words = ["record", "--pid", str(program.process.pid), "--steps", "3", "-o", str(tmp_path / name), "-q"]
             assert main(words) == 0

@@ -9,10 +9,12 @@ import tempfile
 from contextlib import ExitStack
 
 import pytest
+from asked import ask
 from unprepared import unprepared
 
-from otel_torchprof._cli import control_client
-from otel_torchprof._cli.control_client import ask, process_of, processes, reached
+from otel_torchprof._cli import attach
+from otel_torchprof._cli.attach import reached
+from otel_torchprof._cli.control_client import processes
 from otel_torchprof._process.control_wire import ControlError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control sockets are for Linux")
@@ -31,7 +33,7 @@ def folder(monkeypatch, tmp_path):
 
 def entered(monkeypatch, execute):
     """Has clients enter processes in this way."""
-    monkeypatch.setattr(control_client, "_remote_exec", execute)
+    monkeypatch.setattr(attach, "_remote_exec", execute)
 
 
 def test_a_program_is_instrumented_for_a_while(monkeypatch):
@@ -90,12 +92,12 @@ def test_a_script_that_is_late(monkeypatch):
     """Where its client has left meanwhile it opens no stream: the file of the script has all that it wrote."""
     with unprepared() as program:
         path = os.path.join(tempfile.gettempdir(), "late.py")  # noqa: PTH118 - as tempfile does
-        with open(path, "w+b") as file:  # noqa: PTH123
-            file.write(control_client._SCRIPT.format(path=path, folders=control_client._folders()).encode())
+        with open(path, "w+b") as file:  # noqa: PTH123 - likewise
+            file.write(attach._SCRIPT.format(path=path, folders=attach._folders()).encode())
             file.flush()
             size = file.tell()
             program.execute(program.process.pid, path)
-            script = control_client._Script(program.process.pid, file.fileno(), size, program.execute)
+            script = attach._Script(program.process.pid, file.fileno(), size, program.execute)
             assert script.wait(2, 60) == ["", ""]
         before, after = program.states()
     assert before == after
@@ -118,7 +120,7 @@ def test_the_program_ends(monkeypatch):
 def test_the_client_ends_before_it_is_let_in(monkeypatch):
     """A script that comes too late does nothing."""
     paths = []
-    monkeypatch.setattr(control_client, "_SCRIPT_SECONDS", 0.05)
+    monkeypatch.setattr(attach, "_SCRIPT_SECONDS", 0.05)
     entered(monkeypatch, lambda _pid, path: paths.append(path))
     with unprepared() as program:
         with (
@@ -127,7 +129,7 @@ def test_the_client_ends_before_it_is_let_in(monkeypatch):
         ):
             pass
         assert paths[1:] == [os.devnull]
-        assert not os.path.exists(paths[0])  # noqa: PTH110
+        assert not os.path.exists(paths[0])  # noqa: PTH110 - a text, as the script has it
         before, after = program.states()
     assert before == after
 
@@ -172,5 +174,3 @@ def test_nobody_is_there():
         program.states()
         with pytest.raises(ControlError, match="there is no process"), reached(program.process.pid):
             pass
-        with pytest.raises(ControlError, match="there is no process"):
-            process_of(program.process.pid)
