@@ -158,6 +158,10 @@ class Sampling:
 
 
 process_changes.at_exit(process_changes.Order.LAST, python_sources.end_samples)
-if sys.version_info >= (3, 12):
-    # Python warns of forks beside other threads; it counts them after all that could start this one again.
-    process_changes.at_fork(process_changes.Order.LAST, before=python_sources.pause_samples)
+# A child of a fork beside the thread could have some of what it wrote last, and not what it wrote before that. Since 3.12 Python
+# warns of forks beside other threads; it counts them after all that could start this one again.
+process_changes.at_fork(
+    process_changes.Order.LAST,
+    before=python_sources.pause_samples,
+    in_parent=python_sources.resume_samples if sys.version_info < (3, 12) else None,
+)

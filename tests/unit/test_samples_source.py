@@ -314,9 +314,11 @@ PROGRAMS = {
                 pid = os.fork()
                 if pid == 0:
                     assert len(STACKS) >= before[1] and STACKS[1]
-                    assert samples()[-1].function == "<module>"
+                    stack = samples()
+                    assert stack[-1].function == "<module>", stack
                     os._exit(0)
                 assert os.waitpid(pid, 0)[1] == 0
+            assert samples()[-1].function == "<module>"
         print("alive")
     """,
     "import": """
@@ -375,14 +377,26 @@ def test_samples_of_another_thread_with_the_same_ident_are_not_taken():
     samplings[0].stop()
 
 
-def test_a_fork_ends_the_native_thread_until_the_next_loop():
-    """Right before a fork the native thread is joined, so that nothing warns of it, and the next phase or step starts it again."""
+RESUMED_BY = {
+    "next phase": lambda _sampling: stacks.sample_loop(),
+    "next look at samples": lambda sampling: sampling.take(1 << 62),
+    "handler in the parent": lambda _sampling: stacks.python_sources.resume_samples(),
+}
+
+
+@pytest.mark.parametrize("resumed_by", RESUMED_BY)
+def test_a_fork_ends_the_native_thread_for_a_while(resumed_by):
+    """Right before a fork the native thread is joined, so that the child has whole stacks; what comes next starts it again."""
+
+    def native_threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
     sampling = Sampling(1000.0, here=True)
+    running = native_threads()
     stacks.python_sources.pause_samples()
-    sampling.take(1 << 62)
-    spin(100_000)
-    assert not len(sampling.take(1 << 62))
-    stacks.sample_loop()
+    until(lambda: native_threads() == running - 1)
+    RESUMED_BY[resumed_by](sampling)
+    assert native_threads() == running
     found = []
 
     def is_enough():

@@ -27,6 +27,7 @@ constexpr uintptr_t kTags = 3;    // of a reference in a frame, since Python 3.1
 constexpr int kStacked = 0;       // owner of a frame that lies in a chunk
 constexpr int kNoPythonFrom = 3;  // owners of frames that run no Python
 constexpr int kAttempts = 3;
+constexpr uint32_t kOddReadings = 4;  // a loop that asks a generator looked twice in a row as if the generator had no caller
 constexpr uintptr_t kMostOfFrame = 1 << 14;
 constexpr uint32_t kKeptOfCut = 64;
 
@@ -185,7 +186,7 @@ bool StackReader::is_sound_root(const StackHints& hints, uintptr_t before, int a
   uintptr_t root = d_apart.root;
   if (root == hints.root) return true;
   if (!d_is_odd) return attempt > 1 && root == before;
-  return attempt == kAttempts && root == hints.odd_root;
+  return attempt == kAttempts && root == hints.odd_root && hints.odd_readings >= kOddReadings;
 }
 
 void StackReader::keep_hints(const Top& top, const StackCopy& stack, StackHints* hints) const {
@@ -227,7 +228,9 @@ StackReader::Found StackReader::read(uintptr_t state, uint64_t ident, StackHints
     out->count -= stale;
     return Found::kStack;
   }
-  hints->odd_root = d_is_odd ? before : 0;
+  uintptr_t odd_root = d_is_odd ? before : 0;
+  hints->odd_readings = odd_root == hints->odd_root ? hints->odd_readings + 1 : 1;
+  hints->odd_root = odd_root;
   return Found::kTorn;
 }
 

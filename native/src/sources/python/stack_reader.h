@@ -102,7 +102,8 @@ struct StackHints {
   uintptr_t apart[kMost];  // frames outside of chunks, the innermost first
   uint32_t count = 0;
   uintptr_t root = 0;                       // the outermost frame; 0: not known
-  uintptr_t odd_root = 0;                   // that of a generator, in which the last reading seemed to end
+  uintptr_t odd_root = 0;                   // that of a generator, in which the last readings seemed to end
+  uint32_t odd_readings = 0;                // so many
   uintptr_t holder = 0, low = 0, high = 0;  // where the innermost frame was named, and the pages with the frames
 };
 

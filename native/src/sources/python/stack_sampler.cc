@@ -87,7 +87,7 @@ struct Sampler {
   pthread_cond_t wake;
   pthread_t thread{};
   bool is_running = false, must_end = false;
-  bool is_paused = false;  // for a fork; the next loop that is seen starts the thread again
+  bool is_paused = false;  // for a fork; what is done next about samples or loops starts the thread again
   std::string own;
   std::vector<User> users;
   std::vector<std::shared_ptr<Sampled>> threads;
@@ -374,6 +374,10 @@ bool start_thread(Sampler& all) {
 
 // ---- who wants samples, and of which threads; with the lock ----
 
+void resume(Sampler& all) {
+  if (all.is_paused && !all.is_running && !all.users.empty()) all.is_running = start_thread(all);
+}
+
 User* find_user(Sampler& all, uint64_t number) {
   for (User& user : all.users)
     if (user.number == number) return &user;
@@ -448,6 +452,7 @@ Losses take(uint64_t number, int64_t until, std::vector<TakenSample>* out) {
   Hold hold(all);
   User* user = find_user(all, number);
   if (user == nullptr) return {};  // of the parent of this process
+  resume(all);
   if (user->next < all.first) {
     user->lost += std::min(all.first, user->end) - user->next;
     user->next = std::min(all.first, user->end);
@@ -577,10 +582,19 @@ PyObject* end_thread(bool is_paused) {
 // end_samples(): ends the thread, before the interpreter does.
 PyObject* end_samples(PyObject*, PyObject*) { return end_thread(false); }
 
-// pause_samples(): ends the thread until the next phase or step.
+// pause_samples(): ends the thread until resume_samples(), take_samples() or the next phase or step.
 PyObject* pause_samples(PyObject*, PyObject*) { return end_thread(true); }
 
+// resume_samples(): starts it again, if it was paused.
+PyObject* resume_samples(PyObject*, PyObject*) {
+  if (g_sampler == nullptr) Py_RETURN_NONE;
+  Hold hold(*g_sampler);
+  resume(*g_sampler);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef g_methods[] = {{"pause_samples", pause_samples, METH_NOARGS, nullptr},
+                           {"resume_samples", resume_samples, METH_NOARGS, nullptr},
                            {"start_samples", start_samples, METH_VARARGS, nullptr},
                            {"stop_samples", stop_samples, METH_O, nullptr},
                            {"take_samples", take_samples, METH_VARARGS, nullptr},
@@ -600,7 +614,7 @@ void note_loop_slowpath(PythonThread* thread) {
     Sampled& sampled = this_thread(all, thread->state);
     sampled.run = g_loops_run;
     if (sampled.users == 0) begin(sampled);
-    if (all.is_paused && !all.is_running && !all.users.empty()) all.is_running = start_thread(all);
+    resume(all);
     pthread_cond_signal(&all.wake);
   } catch (const std::bad_alloc&) {
     thread->loops_run = 0;
