@@ -48,9 +48,9 @@ def reached(pid: int, *, builds: bool = False) -> Iterator[Process]:
     if not is_entered and (process := process_of(pid)) is not None:
         yield process
         return
-    _check_reachable(pid)
+    check_exists(pid)
     if _remote_exec is None:
-        raise ControlError(f"process {pid} {_NO_SOCKET}, or run it and this command under Python 3.14")
+        raise ControlError(f"process {pid} {NO_SOCKET}, or run it and this command under Python 3.14")
     descriptor, path = tempfile.mkstemp(prefix=_SCRIPT_PREFIX, suffix=_SCRIPT_SUFFIX)
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
@@ -75,7 +75,12 @@ def reached(pid: int, *, builds: bool = False) -> Iterator[Process]:
         yield process
 
 
-def _check_reachable(pid: int) -> None:
+def check_exists(pid: int) -> None:
+    """Checks that there is a process that this user may ask.
+
+    Raises:
+        ControlError: there is none, or it belongs to another user.
+    """
     try:
         owner = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 - of the process
     except OSError:
@@ -135,7 +140,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 _remote_exec: Callable[[int, str], None] | None = vars(sys).get("remote_exec")
-_NO_SOCKET = (
+NO_SOCKET = (
     "is not instrumented, or has no control socket: start it with otel-torchprof run, opentelemetry-instrument or "
     "TorchInstrumentor().instrument(), without OTEL_TORCHPROF_CONTROL=off"
 )
@@ -277,7 +282,7 @@ class _Script:
             raise _not_permitted(self._pid, error) from error
         except RuntimeError as error:
             raise ControlError(
-                f"process {self._pid} {_NO_SOCKET}; this Python cannot enter it ({error}): that needs a process of Python "
+                f"process {self._pid} {NO_SOCKET}; this Python cannot enter it ({error}): that needs a process of Python "
                 f"{sys.version_info.major}.{sys.version_info.minor} without PYTHON_DISABLE_REMOTE_DEBUG and -X disable-remote-debug"
             ) from error
         try:
@@ -314,6 +319,6 @@ class _Script:
 
 def _not_permitted(pid: int, error: OSError) -> ControlError:
     return ControlError(
-        f"process {pid} {_NO_SOCKET}; this Python may not enter it ({error.strerror}): that needs the right to trace it, as root, with "
+        f"process {pid} {NO_SOCKET}; this Python may not enter it ({error.strerror}): that needs the right to trace it, as root, with "
         "kernel.yama.ptrace_scope=0, or in a container with the capability SYS_PTRACE"
     )

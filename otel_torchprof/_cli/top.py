@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof.errors import TorchProfError
 
+from .attach import NO_SOCKET, check_exists
+from .control_client import process_of
 from .screen import screen
 from .terminal import show
 from .top_page import SORTS, PageState, page
@@ -137,11 +139,20 @@ def after_key(state: PageState, key: str) -> PageState:
 
 def _notes(sources: Sources, views: Sequence[ProcessView]) -> list[str]:
     notes = [f"{path.name}: {problem}" for path, problem in sources.boxes.problems.items()]
-    if not views:
+    notes += map(_why_not_displayed, set(sources.pids) - {view.pid for view in views})
+    if not views and not sources.pids:
         notes.append(
             "no instrumented process of this user runs: set OTEL_TORCHPROF_BLACKBOX=steps (or ops) for a job, or name its folder of boxes"
         )
     return notes
+
+
+def _why_not_displayed(pid: int) -> str:
+    try:
+        check_exists(pid)
+        return f"process {pid} does not answer" if process_of(pid) else f"process {pid} {NO_SOCKET}"
+    except TorchProfError as error:
+        return str(error)
 
 
 def plain(view: ProcessView) -> dict[str, Any]:

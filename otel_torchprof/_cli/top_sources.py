@@ -195,6 +195,7 @@ class Sources:
     """
 
     def __init__(self, folders: Sequence[Path], pids: Collection[int]) -> None:
+        self.pids = pids
         self._finds_boxes = not folders
         self._found: set[int] = set()
         self.boxes = Boxes(folders or [default_folder()], pids)

@@ -294,6 +294,16 @@ def test_wrong_arguments(capsys):
     assert "'no-such-folder' is neither a process id nor a folder" in capsys.readouterr().err
 
 
+def test_a_process_that_cannot_be_displayed_is_told_why(capsys):
+    """A process that is named and has neither box nor socket is told of: that there is none, or that it is not instrumented."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        assert cli.main(["top", "--once", "4194305", str(process.pid)]) == 1
+        process.communicate()
+    words = " ".join(capsys.readouterr().out.split())
+    assert "there is no process 4194305" in words
+    assert f"process {process.pid} is not instrumented, or has no control socket" in words
+
+
 class Terminal:
     """The command in a terminal of the test's."""
 
