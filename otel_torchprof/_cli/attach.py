@@ -55,7 +55,7 @@ def reached(pid: int, *, builds: bool = False) -> Iterator[Process]:
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
         stack.callback(Path(path).unlink, missing_ok=True)  # the script does so too
-        stack.enter_context(_ended_by_sigterm())
+        stack.enter_context(ended_by_sigterm())
         try:
             if builds:
                 _build_for(pid)
@@ -121,7 +121,7 @@ def _process_at(pid: int, path: str) -> Process:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM, where it would end the process at once, ends the block by SystemExit."""
 
     def leave(number: int, _frame: object) -> None:

@@ -18,7 +18,7 @@ from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
 
-from .attach import reached
+from .attach import ended_by_sigterm, reached
 from .control_client import ControlCall, Process, ask_each, processes
 from .run import explanation
 from .run_outputs import name_with
@@ -122,6 +122,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and format_of(options.output) is None:
         raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
     with ExitStack() as stack:
+        stack.enter_context(ended_by_sigterm())
         with display_progress(lambda: _LOADING, quiet=options.quiet):
             found = processes() if options.all else [stack.enter_context(reached(options.pid, builds=True))]
         return _record(found, options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -485,6 +487,23 @@ def test_the_command_until_a_step_is_slow(service, tmp_path, capfd):
     for state, said in (("recording", "waiting for a slow step"), ("reading", "reading")):
         line = record_command._line({1: {"state": state, "steps": 1200}}, [{"keep": "slow"}])
         assert line == f"otel-torchprof: {said}, 1,200 steps seen"
+
+
+@LINUX
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_command_that_is_ended_leaves_no_file(service, tmp_path, number, status):
+    """``record`` that is ended by SIGTERM or Ctrl-C leaves no file behind, also none without its name."""
+    loop = Loop()
+    folder = tmp_path / "out"
+    folder.mkdir()
+    words = ["record", "--pid", str(os.getpid()), "--steps", "1000000", "-o", str(folder / "steps.json"), "-q"]
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 5)
+        with subprocess.Popen([sys.executable, "-m", "otel_torchprof", *words], stderr=subprocess.DEVNULL) as command:
+            loop.until(lambda: any(folder.iterdir()) or command.poll() is not None)
+            command.send_signal(number)
+            loop.until(lambda: command.poll() is not None)
+    assert (command.returncode, list(folder.iterdir())) == (status, [])
 
 
 @LINUX
