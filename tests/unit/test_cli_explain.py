@@ -302,7 +302,7 @@ def test_memory_is_bounded(bombs, command, names):
     ends = [list(map(int, line.split())) for line in done.stderr.splitlines() if re.fullmatch(r"\d+ \d+", line)]
     for name, (code, most) in zip(names, ends, strict=True):
         allowed = MOST_FOR_NAMES_IN_STEPS if name == "names in each step" else MOST_MEMORY
-        assert (code in {0, 1}, most << 10 < allowed) == (True, True), name
+        assert (code in {0, 1, 3}, most << 10 < allowed) == (True, True), name  # 3: too uncertain to be judged
 
 
 @given(
