@@ -34,7 +34,7 @@ _MANY = 64
 """Values for which a pass each over 10,000 others takes as long as a search."""
 
 
-def is_any_of(values: npt.NDArray[Any], few: Sequence[Any]) -> Flags:
+def is_any_of(values: npt.NDArray[Any], few: Sequence[Any] | npt.NDArray[Any]) -> Flags:
     """Returns a mask of the integers that are one of a few: as ``np.isin``, whose overhead alone is 15 us."""
     if not len(few):
         return np.zeros(len(values), dtype=np.bool_)

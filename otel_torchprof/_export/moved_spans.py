@@ -111,6 +111,8 @@ def without_links_to(table: SpanTable, waiting: Mapping[int, Sequence[SpanTable]
     stays = np.ones(len(targets), dtype=np.bool_)
     for other in chain.from_iterable(waiting.values()):
         stays &= rows_of_spans(other, targets) < 0
+    if stays.all():
+        return table
     away = np.flatnonzero(~stays)
     stays[away] = (rows_of_spans(table, targets[away]) >= 0) | np.isin(targets[away], roots)
     if stays.all():

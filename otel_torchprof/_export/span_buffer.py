@@ -9,14 +9,15 @@ through unchanged, as most do.
 from __future__ import annotations
 
 import enum
-from collections import Counter, OrderedDict, deque
-from dataclasses import replace
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import is_any_of
+from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._model.limits import most_bytes, span_sizes
 from otel_torchprof._model.live_table import failed_events
 from otel_torchprof._model.span_tables import joined_tables, picked, taken, without_rows
@@ -28,6 +29,7 @@ from .moved_spans import MovedSpans, without_links_to
 from .policy import ReducedTogether, Reduction, TargetTrace, reduced, reduced_together, row_of
 from .root_only import Chosen, left_out, root_only
 from .span_policy import SelectionRules, TailSampler
+from .trace_capacity import TraceCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,77 +41,6 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[Any]
-
-# ---- Size limits of the application's traces ----
-# Counts the spans that were sent to each trace, and the processes that contribute to it.
-
-_MOST_TRACES = 2_000
-"""Most traces that are stored; of more, the least recently used are removed."""
-PROCESSES = 4
-"""Assumed number of processes of a trace that began in another process; the real number is unknown."""
-_MOST_JOINED = 10_000
-"""Most such traces that are stored."""
-
-
-class TraceCapacity:
-    """Remaining capacity of traces. Not thread-safe, except :meth:`join`."""
-
-    def __init__(self) -> None:
-        self._spent: OrderedDict[bytes, int] = OrderedDict()
-
-        self._joining: deque[int] = deque(maxlen=_MOST_JOINED)
-        self._joined: OrderedDict[bytes, None] = OrderedDict()
-
-    def join(self, trace_id: int) -> None:
-        """The trace began in another process. Any thread."""
-        self._joining.append(trace_id)
-
-    def learn_joined(self) -> None:
-        """Adds the traces that other threads have joined."""
-        while self._joining:
-            self._joined[self._joining.popleft().to_bytes(16, "big")] = None
-            if len(self._joined) > _MOST_JOINED:
-                self._joined.popitem(last=False)
-
-    @property
-    def has_joined(self) -> bool:
-        """Whether any trace began in another process."""
-        return bool(self._joined)
-
-    def processes(self, trace_id: bytes) -> int:
-        """Number of processes that share the size limit of a trace."""
-        return PROCESSES if trace_id in self._joined else 1
-
-    def overflowing(self, trace_ids: Array, counts: Array, most: Array) -> npt.NDArray[np.bool_]:
-        """Mask of the traces into which the spans do not fit; for all others, the spans are counted.
-
-        Args:
-            trace_ids: shape (traces, 16); one may occur more than once.
-            counts: new spans of each entry.
-            most: span limit of each entry's trace.
-        """
-        over = np.zeros(len(counts), dtype=np.bool_)
-        rows = np.flatnonzero(counts)
-        keys = trace_ids[rows].tobytes()
-        for number, (count, allowed) in enumerate(zip(counts[rows].tolist(), most[rows].tolist(), strict=True)):
-            key = keys[16 * number : 16 * number + 16]
-            if count > self.left(key, allowed):
-                over[rows[number]] = True
-            else:
-                self.spend(key, count)
-        return over
-
-    def left(self, trace_id: bytes, most: int) -> int:
-        """Spans that still fit into a trace that may have ``most``."""
-        return most - self._spent.get(trace_id, 0)
-
-    def spend(self, trace_id: bytes, spans: int) -> None:
-        """Counts spans that are sent to a trace."""
-        self._spent[trace_id] = self._spent.get(trace_id, 0) + spans
-        self._spent.move_to_end(trace_id)
-        if len(self._spent) > _MOST_TRACES:
-            self._spent.popitem(last=False)
-
 
 # ---- Buffering ----
 
@@ -128,12 +59,13 @@ _MIN_CAPACITY_DIVISOR = 10
 """If less than this part of a trace's span limit is left, spans that do not fit all go to new, linked traces."""
 
 
-class Pieces(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Pieces:
     """The spans of a drain."""
 
     table: SpanTable
-    trace_group: npt.NDArray[np.uint64]
-    """Trace group of each span."""
+    roots: npt.NDArray[np.uint64]
+    """Trace group of each span, except of the first spans if these are roots of trace groups."""
     open_roots: Collection[int]
     """Trace groups that continue and have no synthetic root."""
     enclosing: npt.NDArray[np.uint64]
@@ -144,9 +76,38 @@ class Pieces(NamedTuple):
     """Synthetic roots by trace group."""
     ended: Sequence[StepSpan]
     """Roots that have ended; their spans are in the table."""
-    chosen: Chosen = Chosen()
+    chosen: Chosen = field(default_factory=Chosen)
     final: bool = False
     """Whether this is the last drain."""
+    keys: npt.NDArray[np.uint64] | None = None
+    """For each entry of ``table.trace_ids``, the trace group of all of its spans, 0 if they are of several; None if unknown."""
+    counts: npt.NDArray[np.int64] | None = None
+    """For each entry of ``table.trace_ids``, the number of its spans; None to count them."""
+
+    @cached_property
+    def trace_group(self) -> npt.NDArray[np.uint64]:
+        """Trace group of each span. Costs a copy."""
+        return np.concatenate((self.table.span_id[: len(self.table) - len(self.roots)], self.roots))
+
+    def rows_of(self, keys: Collection[int]) -> npt.NDArray[np.int64]:
+        """Rows of some trace groups, rising. Costs a comparison of a column with each, or of two where entries have several."""
+        if not keys:
+            return np.empty(0, dtype=np.int64)
+        few, rest = np.fromiter(keys, np.uint64, len(keys)), set(keys)
+        is_any = np.zeros(len(self.table), dtype=np.bool_)
+        if self.keys is not None:
+            entries = np.flatnonzero(is_any_of(self.keys, few))
+            is_any |= is_any_of(self.table.trace, entries.astype(np.uint32))
+            rest.difference_update(self.keys[entries].tolist())
+        if rest and (self.keys is None or not self.keys.all()):
+            is_any |= is_any_of(self.trace_group, np.fromiter(rest, np.uint64, len(rest)))
+        return np.flatnonzero(is_any)
+
+    def groups(self, rows: Array) -> Iterator[tuple[int, Array]]:
+        """Yields the rows of each trace group among some rising rows, rising."""
+        first = len(self.table) - len(self.roots)
+        has_roots = len(rows) > 0 and rows[0] < first
+        return _groups(self.trace_group[rows] if has_roots else self.roots[rows - first], rows)
 
 
 class _Outcome(enum.Enum):
@@ -277,28 +238,30 @@ class SpanBuffer:
 
     def _decide(self, pieces: Pieces) -> list[SpanTable]:
         self._capacity.learn_joined()
-        table, trace_group, sampled = pieces.table, pieces.trace_group, pieces.chosen.sampled
+        table, sampled = pieces.table, pieces.chosen.sampled
         open_trace_groups = self._open_trace_groups(pieces.steps, pieces.ended, pieces.open_roots, final=pieces.final)
-        is_open = is_any_of(trace_group, [np.uint64(key) for key in open_trace_groups])
-        for key, rows in _groups(trace_group, np.flatnonzero(is_open)):
+        open_rows = pieces.rows_of(open_trace_groups)
+        for key, rows in pieces.groups(open_rows):
             self._buffered.setdefault(key, []).append(taken(table, rows))
         whole = [key for key in dict.fromkeys([*self._buffered, *self._sent_early]) if key not in open_trace_groups]
         if (left := pieces.chosen.left_out) is not None:
             self._figures["detail_dropped"] += left.size
             self._moved.note_left(*left.moved)
         give_way()
-        alone, whole_as_is = self._needs_processing(pieces, is_open, whole, sampled)
+        alone, whole_as_is = self._needs_processing(pieces, open_trace_groups, open_rows, whole)
         others = [part for key in whole_as_is for part in self._buffered.pop(key)]
         whole = [key for key in whole if key not in whole_as_is]
-        if whole or alone.any():
-            others += self._decide_groups(pieces, np.flatnonzero(alone), whole, sampled)
+        if whole or alone.size:
+            others += self._decide_groups(pieces, alone, whole, sampled)
         others += self._sent_in_parts()
         out = [joined_tables(others)] if others else []
-        out += [passing] if len(passing := without_rows(table, np.flatnonzero(is_open | alone))) else []
+        removed = np.sort(np.concatenate((open_rows, alone))) if alone.size else open_rows
+        out += [passing] if len(passing := without_rows(table, removed)) else []
         for step in pieces.ended:
-            outcome = _Outcome.REDUCED if step.span_id in self._reduced_now else _Outcome.WHOLE
             step.is_sent = True
-            self._past[step.span_id] = outcome if sampled.get(step.span_id, True) else _Outcome.ROOT_ONLY
+        outcomes = dict.fromkeys([step.span_id for step in pieces.ended], _Outcome.WHOLE)
+        outcomes |= dict.fromkeys(self._reduced_now & outcomes.keys(), _Outcome.REDUCED)
+        self._past |= outcomes | {key: _Outcome.ROOT_ONLY for key in outcomes if not sampled.get(key, True)}
         self._reduced_now.clear()
         self._failed &= open_trace_groups
         while len(self._past) > _MOST_PAST:
@@ -320,10 +283,10 @@ class SpanBuffer:
         return self._running.keys() | set(open_roots)
 
     def _needs_processing(
-        self, pieces: Pieces, is_open: npt.NDArray[np.bool_], whole: Sequence[int], sampled: Mapping[int, bool]
-    ) -> tuple[npt.NDArray[np.bool_], set[int]]:
-        """Returns which rows that are not open cannot pass through unchanged, and which of the whole trace groups can."""
-        table = pieces.table
+        self, pieces: Pieces, open_trace_groups: Collection[int], open_rows: Array, whole: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int64], set[int]]:
+        """Returns the rows that are not open and cannot pass through unchanged, rising, and which of the whole trace groups can."""
+        table, sampled = pieces.table, pieces.chosen.sampled
         first, traces = _first_of_each(table.trace_ids), len(table.trace_ids)
         plain = [key for key in whole if self._is_plain(pieces, key, sampled, was_buffered=True)]
         buffered = {
@@ -331,11 +294,11 @@ class SpanBuffer:
             for key, row in self._own_roots(pieces, plain).items()
         }
         late = [key for key in pieces.steps if self._past.get(key, _Outcome.WHOLE) is not _Outcome.WHOLE]
-        processed = [*(key for key in whole if key not in buffered), *late]
-        needs_processing = is_any_of(pieces.trace_group, [np.uint64(key) for key in processed]) & ~is_open
+        processed = {*(key for key in whole if key not in buffered), *late}.difference(open_trace_groups)
+        alone = pieces.rows_of(processed)
         # By entry of the table, of which few are the same trace, and then by trace.
-        others = table.trace[needs_processing | is_open]
-        of_entries = np.bincount(table.trace, minlength=traces) - np.bincount(others, minlength=traces)
+        of_entries = np.bincount(table.trace, minlength=traces) if pieces.counts is None else pieces.counts
+        of_entries = of_entries - np.bincount(table.trace[np.concatenate((open_rows, alone))], minlength=traces)
         counts = np.bincount(first, weights=of_entries, minlength=traces).astype(np.int64)
         for at, parts in buffered.values():
             counts[at] += sum(map(len, parts))
@@ -344,7 +307,9 @@ class SpanBuffer:
         most, allowed = int(counts.max(initial=0)), max_bytes.min(initial=np.iinfo(np.int64).max)
         tables = [table, *(part for _, parts in buffered.values() for part in parts)]
         if most * _LARGEST_SPAN > allowed and max(most_bytes(part, most) for part in tables) > allowed:
-            sizes = np.bincount(first[table.trace], weights=np.where(is_open, 0, span_sizes(table)), minlength=traces)
+            of_spans = span_sizes(table)
+            of_spans[open_rows] = 0
+            sizes = np.bincount(first[table.trace], weights=of_spans, minlength=traces)
             for at, parts in buffered.values():
                 sizes[at] += sum(int(span_sizes(part).sum()) for part in parts)
             large |= sizes > max_bytes
@@ -352,14 +317,16 @@ class SpanBuffer:
         grows[first[pieces.is_segment]] = True
         large |= self._capacity.overflowing(table.trace_ids, np.where(grows & ~large, counts, 0), max_spans)
         if large.any():
-            needs_processing |= large[first][table.trace] & ~is_open
-        return needs_processing, {key for key, (at, _) in buffered.items() if not large[at]}
+            needs_processing = large[first][table.trace]
+            needs_processing[open_rows], needs_processing[alone] = False, True
+            alone = np.flatnonzero(needs_processing)
+        return alone, {key for key, (at, _) in buffered.items() if not large[at]}
 
     def _limits_of(self, trace_ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Spans and bytes that each trace may have."""
         if not self._capacity.has_joined:
-            most_spans = np.full(len(trace_ids), self.budget.max_spans, np.int64)
-            return most_spans, np.full(len(trace_ids), self.budget.max_bytes, np.int64)
+            budget, traces = self.budget, len(trace_ids)
+            return np.full(traces, budget.max_spans, np.int64), np.full(traces, budget.max_bytes, np.int64)
         budgets = [self._budget_of(trace_id.tobytes()) for trace_id in trace_ids]
         spans, sizes = [budget.max_spans for budget in budgets], [budget.max_bytes for budget in budgets]
         return np.array(spans, dtype=np.int64), np.array(sizes, dtype=np.int64)
@@ -370,7 +337,7 @@ class SpanBuffer:
         table, enclosing = pieces.table, pieces.enclosing[pieces.table.trace]
         singly = np.isin(pieces.trace_group[rows], np.array([*whole, *pieces.steps], dtype=np.uint64))
         singly |= enclosing[rows] == 0
-        groups, buffered = dict(_groups(pieces.trace_group, rows[singly])), set(whole)
+        groups, buffered = dict(pieces.groups(rows[singly])), set(whole)
         together: Collection[int] = ()
         if not tokens(table.names, table.name).any():
             plain = [key for key in groups if self._is_plain(pieces, key, sampled, was_buffered=key in buffered)]
@@ -396,7 +363,7 @@ class SpanBuffer:
                 yield spans
             else:
                 below.setdefault(trace_group.enclosing, []).append(spans)
-        for key, own in _groups(enclosing, rows[~singly]):
+        for key, own in _groups(enclosing[rows[~singly]], rows[~singly]):
             below.setdefault(key, []).append(taken(table, own))
         for key, parts in below.items():
             yield self._in_application(_in_one_trace(joined_tables(parts)), key)
@@ -632,19 +599,19 @@ def _lasts(tables: Sequence[SpanTable]) -> int:
 def _first_of_each(trace_ids: Array) -> npt.NDArray[np.int64]:
     """Returns for each entry the first one with the same id: a step span and its events may have different entries."""
     known: dict[bytes, int] = {}
-    raw = trace_ids.tobytes()
-    first = [known.setdefault(raw[i : i + 16], i // 16) for i in range(0, len(raw), 16)]
-    return np.array(first, dtype=np.int64)
+    ids = np.ascontiguousarray(trace_ids).view("V16").reshape(-1).tolist()
+    return np.fromiter(map(known.setdefault, ids, range(len(ids))), np.int64, len(ids))
 
 
 def _groups(trace_group: Array, rows: Array) -> Iterator[tuple[int, Array]]:
-    """Yields the rows of each trace group, rising."""
-    if not len(rows):
-        return
-    order = rows[np.argsort(trace_group[rows], kind="stable")]
-    cuts = np.flatnonzero(np.diff(trace_group[order])) + 1
-    for part in np.split(order, cuts):
-        yield int(trace_group[part[0]]), part
+    """Yields the rows of each trace group, rising. ``trace_group``: of each row."""
+    if len(rows) and (trace_group == trace_group[0]).all():
+        yield int(trace_group[0]), rows
+    elif len(rows):
+        order = np.argsort(trace_group, kind="stable")
+        cuts = np.flatnonzero(np.diff(trace_group[order])) + 1
+        for part in np.split(order, cuts):
+            yield int(trace_group[part[0]]), rows[part]
 
 
 def _in_one_trace(table: SpanTable) -> SpanTable:

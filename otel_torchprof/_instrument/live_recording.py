@@ -522,14 +522,15 @@ class LiveRecording:
             if group.is_remote:  # its parent is a span of another process
                 self._buffer.join(group.trace.trace_id)
         exported = [span for span in chain(*synthetic) if span.trace.exported]
-        # The events come after the synthetic spans, usually all of them: then copying costs a tenth of gathering.
-        of_events, first = placed.root, len(exported)
-        if len(table) - first != len(of_events):
-            of_events = of_events[table.row[first:]]
-        trace_group = np.concatenate((table.span_id[:first], of_events))
+        # The events come after the synthetic spans, usually all of them: then nothing is done per event.
+        roots, counts, first = placed.root, None, len(exported)
+        if len(table) - first == len(roots):
+            counts = np.concatenate((placed.sums.events, np.ones(first, dtype=np.int64)))
+        else:
+            roots = roots[table.row[first:]]
         return Pieces(
             table,
-            trace_group,
+            roots,
             placed.open_roots,
             np.array(
                 [
@@ -548,6 +549,12 @@ class LiveRecording:
             synthetic[0],
             chosen,
             final,
+            np.array(
+                [0 if group.step is None else group.step.span_id for group in placed.trace_groups]
+                + [span.span_id for span in exported],
+                dtype=np.uint64,
+            ),
+            counts,
         )
 
     def _span_list(self, table: SpanTable) -> SpanList:

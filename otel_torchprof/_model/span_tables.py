@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .frames import distinct
 from .span_table import COLUMN_TYPES, AttributeColumn, AttributeType, SpanTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Array = npt.NDArray[Any]
 
@@ -88,31 +88,41 @@ def _without_ends(table: SpanTable, begin: int, end: int) -> SpanTable:
     """Returns the spans from row ``begin`` up to ``end``, as views."""
     own = {key: getattr(table, key)[begin:end] for key in ("name", "trace", *_COLUMNS)}
     own |= {key: column[begin:end] for key in _OPTIONAL if (column := getattr(table, key)) is not None}
-    attributes = []
-    for column in table.attributes:
-        if column.rows is None:
-            attributes.append(replace(column, values=column.values[begin:end]))
-            continue
-        first, last = _between(column.rows, begin, end)
-        if last - first == end - begin:
-            attributes.append(replace(column, values=column.values[first:last], rows=None))
-        elif last > first:
-            own_rows = column.rows[first:last]
-            attributes.append(
-                replace(column, values=column.values[first:last], rows=own_rows - begin if begin else own_rows)
-            )
-    first, last = _between(table.links["row"], begin, end)
-    links = table.links[first:last]
+    attributes = tuple(_attributes_between(table, begin, end))
+    return replace(table, links=_links_between(table.links, begin, end), attributes=attributes, **own)
+
+
+def _links_between(links: Array, begin: int, end: int) -> Array:
+    """Returns the links of the spans from row ``begin`` up to ``end``: a view if the rows begin with the first."""
+    first, last = _between(links["row"], begin, end)
+    links = links[first:last]
     if begin and len(links):
         links = links.copy()
         links["row"] -= begin
-    return replace(table, links=links, attributes=tuple(attributes), **own)
+    return links
 
 
-def _between(rows: Array, begin: int, end: int) -> list[int]:
-    """Returns the bounds of the rising rows from ``begin`` up to ``end``. With bounds of another type, numpy would convert all rows."""
-    cuts: list[int] = np.searchsorted(rows, np.array((begin, end), dtype=rows.dtype)).tolist()
-    return cuts
+def _attributes_between(table: SpanTable, begin: int, end: int) -> Iterator[AttributeColumn]:
+    """Yields the attributes that any span from row ``begin`` up to ``end`` has, as views."""
+    for column in table.attributes:
+        first, last, rows = begin, end, column.rows
+        if rows is not None:
+            first, last = _between(rows, begin, end)
+            own_rows = rows[first:last]
+            rows = None if last - first == end - begin else own_rows - begin if begin else own_rows
+        if last > first:
+            yield AttributeColumn(column.key, column.type, column.values[first:last], rows)
+
+
+def _between(rows: Array, begin: int, end: int) -> tuple[int, int]:
+    """Returns the bounds of the rising rows from ``begin`` up to ``end``."""
+    if not len(rows) or rows.item(-1) < begin or end <= rows.item(0):
+        return 0, 0
+    if begin <= rows.item(0) and rows.item(-1) < end:
+        return 0, len(rows)
+    # With bounds of another type, numpy would convert all rows.
+    first, last = rows.searchsorted(np.array((begin, end), dtype=rows.dtype)).tolist()
+    return first, last
 
 
 def narrowed(table: SpanTable) -> SpanTable:
@@ -181,6 +191,9 @@ def joined_tables(tables: Sequence[SpanTable]) -> SpanTable:
 
 def picked_attributes(table: SpanTable, rows: Array) -> list[AttributeColumn]:
     """The attributes that any of the rows has, for the rows in their order, each once."""
+    if _is_run(rows):
+        run = _attributes_between(table, int(rows[0]), int(rows[-1]) + 1)
+        return [AttributeColumn(c.key, c.type, c.values.copy(), None if c.rows is None else c.rows.copy()) for c in run]
     if not len(rows):
         return []
     find = _finder(rows, len(table))
@@ -205,8 +218,6 @@ def _finder(rows: Array, count: int) -> Callable[[Array], tuple[Array, Array]]:
 
     Both are in the order of ``rows``. A row may be in the column more than once.
     """
-    if _is_run(rows):
-        return lambda column: _found_between(column, int(rows[0]), int(rows[-1]) + 1)
     if _FEW * len(rows) < count:
         return lambda column: _searched(column, rows.astype(column.dtype))
     place = np.full(count, -1, dtype=np.int64)
@@ -224,12 +235,6 @@ def _finder(rows: Array, count: int) -> Callable[[Array], tuple[Array, Array]]:
     return found
 
 
-def _found_between(column: Array, begin: int, end: int) -> tuple[Array, Array]:
-    """As :func:`_finder` for the rows from ``begin`` up to ``end``, at a cost that does not depend on the length of the column."""
-    first, last = _between(column, begin, end)
-    return np.arange(first, last), column[first:last].astype(np.int64) - begin
-
-
 def _searched(column: Array, rows: Array) -> tuple[Array, Array]:
     """As :func:`_finder`, at a cost that does not depend on the length of the column: a drain is picked apart step by step."""
     first, end = np.searchsorted(column, rows), np.searchsorted(column, rows, side="right")
@@ -244,6 +249,8 @@ def _searched(column: Array, rows: Array) -> tuple[Array, Array]:
 def _picked_links(links: Array, rows: Array, count: int) -> Array:
     if not len(links):
         return links[:0].copy()
+    if _is_run(rows):
+        return _links_between(links, int(rows[0]), int(rows[-1]) + 1).copy()
     here, now = _finder(rows, count)(np.ascontiguousarray(links["row"]))
     picked_links = links[here]
     picked_links["row"] = now
@@ -255,15 +262,15 @@ def _with_own_names(
 ) -> tuple[Array, list[AttributeColumn], Names]:
     """Only the names that are used, the empty one before them, and what points to them."""
     texts = [column for column in attributes if column.type == AttributeType.NAME]
-    pointing = [np.zeros(1, np.uint32), name]
-    pointing += [text.values for text in texts]
+    pointing = [np.zeros(1, np.uint32), name, *(text.values for text in texts)]
     used, place = distinct(np.concatenate(pointing))
-    moved = iter(np.split(place.astype(np.uint32), np.cumsum([len(part) for part in pointing])[:-1])[1:])
-    name = next(moved)
+    ends = [*accumulate(map(len, pointing))]
+    name, *values = (place[begin:end].astype(np.uint32) for begin, end in pairwise(ends))
+    moved = iter(values)
     attributes = [
-        replace(column, values=next(moved)) if column.type == AttributeType.NAME else column for column in attributes
+        AttributeColumn(c.key, c.type, next(moved), c.rows) if c.type == AttributeType.NAME else c for c in attributes
     ]
-    return name, attributes, _chosen_names(names, used.astype(np.int64))
+    return name, attributes, _chosen_names(names, used)
 
 
 def _chosen_names(names: Names, used: Array) -> Names:

@@ -183,7 +183,8 @@ class Program:
                 brought.append(pieces)
         if not brought:
             return
-        arrays = (np.concatenate([pieces[at] for pieces in brought]) for at in (1, 3, 4))
+        columns = ("roots", "enclosing", "is_segment")
+        arrays = (np.concatenate([getattr(pieces, name) for pieces in brought]) for name in columns)
         group, enclosing, is_segment = arrays
         steps = {key: step for pieces in brought for key, step in pieces.steps.items()}
         ended = [step for pieces in brought for step in pieces.ended]
