@@ -152,10 +152,11 @@ class Segment(enum.Enum):
     CHECKPOINT = "checkpoint"
     SETUP = "setup"
 
-    @property
-    def span_name(self) -> str:
+    __hash__ = object.__hash__  # an enum's own is a function in Python
+
+    def __init__(self, value: str) -> None:
+        self.span_name = "torch.step" if value == "training" else f"torch.{value}"
         """Name of the spans of such segments."""
-        return "torch.step" if self is Segment.STEP else f"torch.{self.value}"
 
 
 class SegmentChange(NamedTuple):

@@ -113,8 +113,11 @@ class Provider:
         A sampler that raises is taken to have said yes, and said so once: a profiler must not stop a training job.
         """
         ids = self._ids_of_ranks(step)
-        trace_id = (self._coming.pop((os.getpid(), step), 0) or self.new_trace_id()) if ids is None else ids.trace_id
-        trace = Trace(trace_id, True, True)
+        if ids is None:
+            trace_id = (self._coming and self._coming.pop((os.getpid(), step), 0)) or self.new_trace_id()
+        else:
+            trace_id = ids.trace_id
+        trace = Trace(trace_id, True, True, attributes=NO_ATTRIBUTES)
         if ids is not None:
             parent = _rank_span(trace_id, ids.parent_span_id, is_remote=True) if ids.parent_span_id else None
             trace.span_id, trace.parent, trace.links = ids.span_id, parent, ids.links

@@ -269,9 +269,12 @@ class StepSegments:
         tokens = self._later + tokens
         while (cycle := self._cycle) is not None and not self._is_in_loop:
             begins_at = self.begins_at
-            # By the end of the token: its begin may be that of a call inside which the loop begins.
-            own = self._learned_from_these([token for token in tokens if token.end <= begins_at])
-            tokens = [token for token in tokens if token.end > begins_at]
+            own, tokens = tokens, []
+            if (
+                begins_at != NEVER
+            ):  # by the end of the token: its begin may be that of a call inside which the loop begins
+                own, tokens = _parted(own, begins_at)
+            own = self._learned_from_these(own)
             self._note(own)
             self._apply(cycle, cycle.feed(own, min(known_until, begins_at)))
             if begins_at == NEVER or (begins_at > known_until and not final):
@@ -286,10 +289,10 @@ class StepSegments:
                     self._apply_reports()
         self._later = []
 
-    def _learned_from_these(self, tokens: Iterable[Token]) -> list[Token]:
+    def _learned_from_these(self, tokens: list[Token]) -> list[Token]:
         """The tokens outside of frameworks' loops, and of the evaluation that one has reported."""
         since, mark = self._learned_from, self._evaluation if self._evaluates else None
-        own = [token for token in tokens if token.start >= since]
+        own = [token for token in tokens if token.start >= since] if since else tokens
         if mark is None:
             return own
         return [token for token in own if token.thread != mark.thread or token.start < mark.time_ns]
@@ -352,7 +355,7 @@ class StepSegments:
         for boundary in with_pauses(boundaries):
             time, thread, token = boundary.time, boundary.thread, boundary.token
             segment = boundary.segment
-            context, mark = self._context_before(time, thread), self._evaluation
+            context, mark = self._context_before(time, thread) if self._contexts else 0, self._evaluation
             usage = mark.usage if mark is not None and token == mark.time_ns else self._usage(token)
             # 1 ns before its first phase: of two slices with the same start, viewers nest the later one inside the earlier one,
             # and a span inside a running step is sent before that of the step.
@@ -365,6 +368,11 @@ class StepSegments:
                 self._steps.change(_BEGINS[segment], before, context, thread, usage)
             if self._foresight is not None:
                 self._foresight.step_began(boundary, self._steps.next_number - 1)
+
+
+def _parted(tokens: Sequence[Token], time: int) -> tuple[list[Token], list[Token]]:
+    """The tokens that have ended until a time, and the others."""
+    return [token for token in tokens if token.end <= time], [token for token in tokens if token.end > time]
 
 
 def _first_of(tokens: Iterable[Token]) -> int | None:

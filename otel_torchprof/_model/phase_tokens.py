@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_torchprof._columns.arrays import is_any_of
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import NEVER, Flag, Kind
 from otel_torchprof._native.python_sources import untracked
@@ -17,7 +18,7 @@ from otel_torchprof._process.give_way import with_pauses
 from .step_rules import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from otel_torchprof._columns.batch import Array, Batch
 
@@ -27,7 +28,7 @@ _KNOWN = {int(part): part for part in Part} | {
 }
 """By number of a phase, its part in a training loop. A call of ``generate`` counts as a call of its model."""
 _COLUMNS = ("id", "fwd_thread", "sequence_nr", "start", "end", "thread")
-_UNFINISHED = int(Flag.UNFINISHED)
+_UNFINISHED, _PHASE = int(Flag.UNFINISHED), int(Kind.PHASE)
 _MOST_THREADS = 1000
 """Number of threads for which the end of the last phase is remembered."""
 
@@ -60,7 +61,7 @@ class PhaseTokens:
         if not rows.size and not (batch.opens.kind == Kind.PHASE).any():
             return []
         above = _Above(batch)
-        around: dict[int, tuple[_Event, ...]] = {}
+        around: dict[int, Sequence[_Event]] = {}
         tokens = self._ended(batch, rows, above, around)
         for token, enclosing in self._opens(batch, above):
             tokens.append(token)
@@ -70,10 +71,10 @@ class PhaseTokens:
         next_begins = {} if is_known else _second_begins(tokens)
         for token in with_pauses(tokens):
             begin = token.start
-            enclosing = around.get(token.id, ())
-            if enclosing or token.context:
+            if (enclosing := around.get(token.id, ())) or token.context:
                 token.start = min([begin, *self._starts(token, enclosing, next_begins)])
-            token.holds_backward = token.id in self._holders
+            if self._holders:
+                token.holds_backward = token.id in self._holders
             self._ends[token.thread] = begin if token.end == NEVER else token.end
         self._holders &= set(batch.opens.id.tolist())
         while len(self._ends) > _MOST_THREADS:
@@ -85,14 +86,13 @@ class PhaseTokens:
         last = self._ends.get(token.thread)
         if last is None:  # an ancestor that does not end before the phase repeats may be the whole program
             return [event.start for event in enclosing if event.end <= next_begins.get(token.thread, NEVER - 1)]
+        starts = [event.start for event in enclosing if event.start >= last]
         of_span = self._began(token.context) if token.context else None
-        return [
-            start for start in (*(event.start for event in enclosing), of_span) if start is not None and start >= last
-        ]
+        return starts if of_span is None or of_span < last else [*starts, of_span]
 
-    def _ended(self, batch: Batch, rows: Array, above: _Above, around: dict[int, tuple[_Event, ...]]) -> list[Token]:
+    def _ended(self, batch: Batch, rows: Array, above: _Above, around: dict[int, Sequence[_Event]]) -> list[Token]:
         """Returns the top-level phases among the rows, and adds the ancestors of each, by id; notes those that contain a backward pass."""
-        rows = rows[np.isin(batch["fwd_thread"][rows], tuple(_KNOWN))]
+        rows = rows[is_any_of(batch["fwd_thread"][rows], tuple(_KNOWN))]
         idents = [thread.ident for thread in batch.threads]
         ids, numbers, *columns, threads = (batch[name][rows].tolist() for name in _COLUMNS)
         contexts = batch.columns.get("context")
@@ -101,17 +101,18 @@ class PhaseTokens:
         for at in np.flatnonzero(batch["flags"][rows] & _UNFINISHED).tolist():
             tokens[at].is_cut = True
         inside: set[int] = set()
-        for at in with_pauses(np.flatnonzero(above.is_any(rows)).tolist()):
+        places = np.flatnonzero(above.is_any(rows))
+        for at, enclosing in zip(with_pauses(places.tolist()), above.of_rows(rows[places]), strict=True):
             token = tokens[at]
-            around[token.id] = tuple(above.row(int(rows[at])))
-            holders = [event.id for event in around[token.id] if event.kind == Kind.PHASE]
+            around[token.id] = enclosing
+            holders = [event.id for event in enclosing if event.kind == _PHASE]
             if holders:
                 inside.add(token.id)
             if holders and token.part is Part.BACKWARD:
                 self._holders.add(holders[-1])
         return [token for token in tokens if token.id not in inside] if inside else tokens
 
-    def _opens(self, batch: Batch, above: _Above) -> Iterator[tuple[Token, tuple[_Event, ...]]]:
+    def _opens(self, batch: Batch, above: _Above) -> Iterator[tuple[Token, Sequence[_Event]]]:
         """Yields the top-level phases among the open events, and their ancestors."""
         opens = batch.opens
         for at in np.flatnonzero(opens.kind == Kind.PHASE).tolist():
@@ -151,26 +152,33 @@ class _Above:
     """Enclosing events of an event, innermost first: rows of the batch, then open events."""
 
     def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+        self._opened = batch.opens
         self._columns = tuple(batch[name] for name in ("parent", "id", "kind", "start", "end"))
         self._outer = dict(zip(batch.outer_rows.tolist(), batch.outer_parents.tolist(), strict=True))
         self._opens = {id_: at for at, id_ in enumerate(batch.opens.id.tolist())}
 
     def is_any(self, rows: Array) -> Array:
         """Mask of the rows that have a parent."""
-        return (self._batch["parent"][rows] >= 0) | np.isin(rows, self._batch.outer_rows)
+        return (self._columns[0][rows] >= 0) | is_any_of(rows, tuple(self._outer))
 
-    def row(self, row: int) -> Iterator[_Event]:
-        """Yields the ancestors of a row."""
-        parents, ids, kinds, starts, ends = self._columns
-        while (parent := int(parents[row])) >= 0:
-            yield _Event(int(ids[parent]), int(kinds[parent]), int(starts[parent]), int(ends[parent]))
-            row = parent
-        yield from self.open(self._outer.get(row, 0))
+    def of_rows(self, rows: Array) -> list[list[_Event]]:
+        """Returns the ancestors of each row."""
+        parents, *columns = self._columns
+        above: list[list[_Event]] = [[] for _ in range(len(rows))]
+        places = np.arange(len(rows))
+        while places.size:
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True) if self._outer else ():
+                above[place] += self.open(self._outer.get(row, 0))
+            rows = parents[rows]
+            places, rows = places[rows >= 0], rows[rows >= 0]
+            events = map(_Event, *(column[rows].tolist() for column in columns))
+            for place, event in zip(places.tolist(), events, strict=True):
+                above[place].append(event)
+        return above
 
     def open(self, id_: int) -> Iterator[_Event]:
         """Yields the open event with an id, then its ancestors; nothing if it has ended."""
-        opens = self._batch.opens
+        opens = self._opened
         while (at := self._opens.get(id_)) is not None:
             yield _Event(id_, int(opens.kind[at]), int(opens.start[at]), NEVER)
             id_ = int(opens.parent[at])

@@ -145,7 +145,9 @@ class PhaseTimes:
     def attributes(self, thread: int | None, duration: int) -> tuple[dict[str, float], int]:
         """Attributes of the step's span, in seconds, and its unattributed time, ns. Arguments: as for :meth:`on_thread`."""
         own, others = self._loop_and_others(thread)
-        attributes, rest = _seconds(_DURATIONS, own), _rest(own, duration)
+        times = {key: time for key, time in zip(_DURATIONS, own, strict=False) if time > 0}
+        rest = max(duration - sum(times.values()), 0)
+        attributes = {key: time / 1e9 for key, time in times.items()}
         attributes[_UNATTRIBUTED] = rest / 1e9
         recomputed = own[_RECOMPUTED]
         if others:

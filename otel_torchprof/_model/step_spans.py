@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .compiled import Shares
 
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+_KINDS = {segment: segment.value for segment in Segment}
 
 
 @untracked
@@ -130,7 +131,7 @@ class StepSpan:
 
 def note_phases(spans: Sequence[StepSpan]) -> None:
     """Adds to spans of segments whose events are all known their kind, and to one span of each segment the times of its phases."""
-    running = max((span for span in spans if span.is_running), key=lambda span: span.end - span.start, default=None)
+    running = max([span for span in spans if span.is_running], key=lambda span: span.end - span.start, default=None)
     for span in with_pauses(spans):
         if span.phases is None or span.segment is None:
             continue
@@ -138,7 +139,7 @@ def note_phases(spans: Sequence[StepSpan]) -> None:
         if span.is_whole or span is running:
             times, span.unattributed = span.phases.attributes(span.thread, span.end - span.start)
         # Another dictionary in its place: the garbage collector counts those that are alive.
-        span.attributes = {STEP_KIND: span.segment.value, **times, **span.attributes}
+        span.attributes = {STEP_KIND: _KINDS[span.segment], **times, **span.attributes}
 
 
 class RecordedStep(NamedTuple):

@@ -234,7 +234,8 @@ class Steps:
             if step.end is None:
                 # Threads may report in another order than they read the clock.
                 self._link = self._end(step, max(now, step.start), context, thread, usage)
-                step.spans[context].attributes |= attributes or {}
+                if attributes:
+                    step.spans[context].attributes |= attributes
 
     def gaps(self) -> list[tuple[int, int]]:
         """Returns start and end, Unix ns, of the times in no step: between two steps, or after the last one.
@@ -298,8 +299,11 @@ class Steps:
 
     def span(self, step: Step, context: int) -> StepSpan:
         """Returns the span of a step in a context; creates it if there is none yet."""
-        with self._lock:
-            return self._span(step, context)
+        span = step.spans.get(context)
+        if span is None:
+            with self._lock:
+                span = self._span(step, context)
+        return span
 
     def running_span(self) -> StepSpan | None:
         """Returns the span of the running step; None if none runs, or its context is not known yet. Thread-safe."""
@@ -381,14 +385,13 @@ class Steps:
     def _span(self, step: Step, context: int) -> StepSpan:
         span = step.spans.get(context)
         if span is None:
-            is_planned = step.planned is not None and context in step.planned
-            span = step.planned.pop(context) if step.planned and is_planned else self._made(step, context)
-            step.spans[context] = span
+            span = step.planned.pop(context, None) if step.planned else None
+            span = step.spans[context] = self._made(step, context) if span is None else span
         return span
 
     def _made(self, step: Step, context: int) -> StepSpan:
-        enclosing_span = self._enclosing(context)
-        start = _start(step, enclosing_span)
+        enclosing_span = self._enclosing(context) if context else None
+        start = _start(step, enclosing_span) if enclosing_span else step.start
         if enclosing_span is None:
             trace = UNSAMPLED if context == CONTEXT_MUTED else self._trace_of(step)
             parent = trace.parent
@@ -402,7 +405,7 @@ class Steps:
         if step.revision:
             step_span.attributes["torch.step.rule.revision"] = step.revision
         step_span.phases = None if step.segment is None else step.phases
-        step_span.job = None if step_span.is_enclosed else step.job
+        step_span.job = step.job if enclosing_span is None else None
         step_span.is_detailed = self._selects(step.number, trace.trace_id)
         return step_span
 
@@ -415,11 +418,10 @@ def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str,
     if before is None or after is None or before[0] != after[0]:
         return {}
     _, runnable, *counts, running, of_process = map(operator.sub, after, before)
-    used: dict[str, Any] = dict(zip(USAGE[1:5], counts, strict=True))
-    if min(before[1], after[1]) < 0:
-        return used
+    if before[1] < 0 or after[1] < 0:
+        return dict(zip(USAGE[1:5], counts, strict=True))
     blocked, others = max(duration - running - runnable, 0), max(of_process - running, 0)
-    return {USAGE[0]: runnable / 1e9, **used, USAGE[5]: blocked / 1e9, USAGE[6]: others / 1e9}
+    return dict(zip(USAGE, (runnable / 1e9, *counts, blocked / 1e9, others / 1e9), strict=True))
 
 
 def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:
