@@ -129,6 +129,7 @@ def as_json(answer: Autopsy) -> dict[str, Any]:
                 "place": state.place,
                 "last_ended": state.last_ended,
                 "since": state.since_ns,
+                "killed": state.killed,
                 "groups": [group._asdict() for group in state.groups.values()],
             }
             for state in answer.ranks
@@ -254,7 +255,13 @@ def _is_where(states: Sequence[RankState]) -> str:
     ended = (
         f"{'has' if is_one else 'have'} ended the box" if first.is_closed else f"{_verb(states, 'do')} not run any more"
     )
-    return f"{_who(states)} {ended}; last seen at {when} {place_text(first)}"
+    killed = max(state.killed for state in states)
+    memory = (
+        f"; the kernel has killed {killed:,} process{'es' if killed > 1 else ''} of its cgroup for lack of memory"
+        if killed
+        else ""
+    )
+    return f"{_who(states)} {ended}{memory}; last seen at {when} {place_text(first)}"
 
 
 def _roll_call(answer: Autopsy) -> Iterator[str]:

@@ -42,6 +42,7 @@ _MODE, _MODE_SEEN = 0o600, 0o400
 """Mode of a file, and of one whose process is known to be dead."""
 _INFO_AT, _INFO_BYTES = 4096, 8192
 """Offset and size of the metadata of the process in an image, as JSON (``blackbox_format.h``)."""
+_CGROUPS = Path("/sys/fs/cgroup")
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -345,7 +346,8 @@ _DEAD = frozenset("ZXx")
 def owner_info() -> dict[str, Any]:
     """Identity of this process for its box; empty if the system does not provide it."""
     with suppress(OSError, ValueError, IndexError):
-        return {"owner": os.getpid(), "started": _stat("/proc/self")[1], "machine": _boot(), "pids": _namespace()}
+        own = {"owner": os.getpid(), "started": _stat("/proc/self")[1], "machine": _boot(), "pids": _namespace()}
+        return {**own, **_memory_events()}
     return {}
 
 
@@ -364,6 +366,41 @@ def process_folder(info: Mapping[str, Any]) -> Path | None:
         if (info.get("machine"), info.get("pids")) == (_boot(), _namespace()) and isinstance(info.get("owner"), int):
             return Path(f"/proc/{info['owner']}")
     return None
+
+
+def kills_for_memory(info: Mapping[str, Any]) -> int:
+    """Processes of the cgroup of a box that the kernel has killed for lack of memory since the box was opened; 0 if unknown.
+
+    Unknown too where the cgroup was removed, or another one has its path here.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        path = Path(info["memory_events"])
+        if info["machine"] == _boot() and path.parent.stat().st_ino == info["cgroup"]:
+            return max(_killed(path) - int(info["killed"]), 0)
+    return 0
+
+
+def _memory_events() -> dict[str, Any]:
+    """The file that counts the processes that the kernel kills in the cgroup of this one, and its count; empty without one."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        root, name = _CGROUPS, "memory.events"
+        if controllers:
+            root, name = _CGROUPS / "memory", "memory.oom_control"
+        if controllers not in {"", "memory"}:
+            continue
+        for folder in (root / group.lstrip("/"), root):  # in a container, its own may be mounted as the root
+            with suppress(OSError, ValueError):
+                path = folder / name
+                return {"memory_events": str(path), "cgroup": folder.stat().st_ino, "killed": _killed(path)}
+    return {}
+
+
+def _killed(path: Path) -> int:
+    counts = [line.split()[1] for line in path.read_text("ascii").splitlines() if line.startswith("oom_kill ")]
+    if not counts:
+        raise ValueError(f"{path} of this kernel has no count")
+    return int(counts[0])
 
 
 def _runs(pid: int, started: int) -> bool:

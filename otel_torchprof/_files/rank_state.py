@@ -15,6 +15,8 @@ from otel_torchprof._native.blackbox import THREAD_AT
 from otel_torchprof._native.recorder import SLICE_BYTES
 from otel_torchprof._process.threads import NAME
 
+from .box_file import kills_for_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -204,6 +206,8 @@ class RankState(NamedTuple):
     """Incomplete sends and receives, and those that failed after the last complete one."""
     has_box: bool = True
     """False for a rank that is only known from a flight recorder; whether it still runs is then unknown."""
+    killed: int = 0
+    """Processes of its cgroup that the kernel has killed for lack of memory since it began, if the process is dead."""
 
     @property
     def is_dead(self) -> bool:
@@ -263,6 +267,7 @@ def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) ->
         calls,
         repeated,
         _open_transfers([call for call in contents.collectives if call.is_transfer]),
+        killed=0 if is_alive or contents.is_closed else kills_for_memory(info),
     )
 
 

@@ -314,3 +314,25 @@ def test_what_others_own_is_not_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(box_file.time, "time", lambda: path.stat().st_ctime + 100 * DAY)
     box_file._prune(tmp_path)
     assert path.exists()
+
+
+def test_processes_that_the_kernel_killed_for_memory(monkeypatch, tmp_path):
+    """They are those of the cgroup since the box was opened; nothing is said of another machine's, or of a cgroup that was made anew."""
+    monkeypatch.setattr(box_file, "_CGROUPS", tmp_path)
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\noom 5\noom_kill 2\noom_group_kill 0\n")
+    info = box_file.owner_info()
+    assert box_file.kills_for_memory(info) == 0
+    events.write_text("low 0\noom 9\noom_kill 3\noom_group_kill 0\n")
+    assert box_file.kills_for_memory(info) == 1
+    assert box_file.kills_for_memory({**info, "machine": "another"}) == 0
+    assert box_file.kills_for_memory({**info, "cgroup": 0}) == 0
+    events.write_text("low 0\n")
+    assert box_file.kills_for_memory(info) == 0
+
+
+def test_without_counts_of_the_kernel_nothing_is_noted(monkeypatch, tmp_path):
+    """An older kernel, or a system without cgroups, leaves the rest of what is known of the process."""
+    monkeypatch.setattr(box_file, "_CGROUPS", tmp_path)
+    assert set(box_file.owner_info()) == {"owner", "started", "machine", "pids"}
+    assert box_file.kills_for_memory(box_file.owner_info()) == 0
