@@ -456,7 +456,7 @@ BLACK_BOX = Option(
     "OTEL_TORCHPROF_BLACKBOX",
     "Events recorded in the black box, which outlives the process: `steps` or `ops`; optionally with a folder "
     "(`ops,/scratch/boxes`), a size (`ops,32M`) and the seconds without an event after which a thread of the loop "
-    "counts as hung (`ops,hang=60`)",
+    "counts as hung (`ops,hang=60`; `ops,hang=60,exit` then ends the process)",
     check=parsers.black_box,
     argument="blackbox",
 )

@@ -268,12 +268,14 @@ class BlackBoxOptions(NamedTuple):
     """Size in bytes; None: 16 MiB, or less if less memory is available."""
     hang: float | None = None
     """Seconds without an event after which a thread of the loop counts as hanging; None: hangs are not detected."""
+    exits: bool = False
+    """Whether the process ends when it hangs."""
 
 
 def black_box(value: object) -> BlackBoxOptions:
-    """Parses the detail, then in any order a folder, a size, and the time of a hang.
+    """Parses the detail, then in any order a folder, a size, and the time of a hang, with ``exit`` if that ends the process.
 
-    ``ops,/scratch/boxes,32M,hang=60``.
+    ``ops,/scratch/boxes,32M,hang=60,exit``.
 
     Raises:
         ValueError: it has another form.
@@ -282,10 +284,11 @@ def black_box(value: object) -> BlackBoxOptions:
         return value
     detail, *others = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
     options = BlackBoxOptions("ops" if detail.lower() == "ops" else "steps")
-    allowed = "allowed is steps or ops, and after commas a folder with a slash in it, a size such as 32M, hang=60"
+    allowed = "allowed is steps or ops, and after commas a folder with a slash in it, a size such as 32M, hang=60, exit"
     if detail.lower() not in {"steps", "ops"}:
         raise ValueError(allowed)
-    for part in others:
+    exits = "exit" in map(str.lower, others)
+    for part in filter(lambda part: part.lower() != "exit", others):
         if "/" in part and not options.directory:
             options = options._replace(directory=part)
             continue
@@ -303,7 +306,9 @@ def black_box(value: object) -> BlackBoxOptions:
         if not _LEAST_BOX <= size <= _LARGEST_BOX:
             raise ValueError("allowed is a size from 1M to 1G")
         options = options._replace(size=size)
-    return options
+    if exits and options.hang is None:
+        raise ValueError("allowed is exit with hang=, as in hang=60,exit")
+    return options._replace(exits=exits)
 
 
 def control_folder(text: str) -> str | None:

@@ -229,7 +229,8 @@ void a_handler_that_returns_is_no_endless_loop() {
       record(10);
       signal(SIGBUS, handler_that_returns);
       if (is_drain) Batch(session.drain());
-      if (!is_drain) CHECK_EQ(otp_hang_watch_start(8'000'000, 8'000'000, 0), OTP_OK);
+      otp_hang_options options{8'000'000, 8'000'000, 0, nullptr, nullptr, 0, 0};
+      if (!is_drain) CHECK_EQ(otp_hang_watch_start(&options), OTP_OK);
       while (handler_of_sigbus() == handler_that_returns) std::this_thread::yield();
       otp_hang_watch_stop();
       cut(file);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof._files.box_file import SUFFIX, is_of_the_living
 from otel_torchprof._files.box_reading import read_box
 from otel_torchprof._process.private_folder import default_folder
+from otel_torchprof._process.threads import sleep
 from otel_torchprof.errors import TorchProfError, printable
 
 from .terminal import say, show
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 16
 """The most lines printed of one kind."""
+_MOST_IN_LINE, _LONGEST_LINE = 4, 600
+_NOTICED_WITHIN, _AGAIN = 1.5, 0.1
+"""Seconds between the first and the last rank that notices a hang, and between two readings of the boxes."""
 
 
 def add_parser(commands: Any) -> None:
@@ -74,6 +80,76 @@ def run(options: argparse.Namespace) -> int:
     for problem in problems:
         say(problem)
     return 1 if problems else 0
+
+
+# ---- what the hang watch asks for: the program that it starts calls report_hang ----
+
+
+def report_hang(box: str, seconds: float) -> None:
+    """Writes to stdout, a file, ``hang: `` with one line for all ranks, then what the command prints; or ``no hang: `` and the reason.
+
+    A hang is none while a rank that others wait for moves, is in something that may take longer, or is held by a debugger.
+
+    Args:
+        box: the box of the process that does nothing.
+        seconds: for which it has done nothing.
+
+    Raises:
+        TorchProfError: its box cannot be read.
+    """
+    deadline = time.monotonic() + _NOTICED_WITHIN
+    own, answer = _own_and_all(Path(box))
+    while (running := _running(answer, seconds)) and time.monotonic() < deadline:
+        sleep(_AGAIN)
+        own, answer = _own_and_all(Path(box))
+    if running:
+        text = f"no hang: {_who(running)} may still run"
+    else:
+        text = f"hang: {in_a_line(own, answer)}; see {printable(os.readlink('/proc/self/fd/1'))}"  # noqa: PTH115 - of no path
+    sys.stdout.write(f"{text}\n\n{as_text(answer)}")
+    sys.stdout.flush()
+
+
+def _own_and_all(box: Path) -> tuple[RankState, Autopsy]:
+    """The state of the process of a box, and the comparison of the ranks of its run that have a box in the folder."""
+    from otel_torchprof._answers.autopsy import autopsy
+    from otel_torchprof._files.flight_recorder import with_dumps
+    from otel_torchprof._files.rank_state import of_one_run
+
+    states, dumps, problems, paths = _read_all(_files([str(box.parent)]))
+    own = next((state for state in states if paths[id(state)] == box), None)
+    if own is None:
+        raise TorchProfError("; ".join(problems) or f"there is no {box}")
+    chosen, _ = of_one_run([state for state in states if state.run == own.run])
+    return own, autopsy(with_dumps(chosen, dumps)[0])
+
+
+def _running(answer: Autopsy, seconds: float) -> list[RankState]:
+    """The ranks that others wait for, and that may come."""
+    return [state for state in answer.ranks if state.rank in answer.culprits and _may_come(state, seconds)]
+
+
+def _may_come(state: RankState, seconds: float) -> bool:
+    from otel_torchprof._native.blackbox import LONG_SECONDS
+
+    if not state.is_alive or state.is_closed or (state.is_hung and not state.is_held):
+        return False
+    limit = (
+        max(seconds, LONG_SECONDS) if state.place else seconds
+    )  # in something, its own watch knows how long that may take
+    return state.is_held or state.last_ns - state.active_ns < limit * 1e9
+
+
+def in_a_line(own: RankState, answer: Autopsy) -> str:
+    """The causes, where the ranks are that others wait for, and who waits; without these, where the process itself is."""
+    lines = [
+        *map(_of_mismatch, answer.mismatches),
+        *([_of_cycle(answer.cycle)] if answer.cycle else []),
+        *_places_of(answer, is_brief=True),
+        *map(_of_wait, answer.waits),
+        *map(_of_transfer, answer.transfers),
+    ]
+    return printable("; ".join(lines[:_MOST_IN_LINE] or [_is_where([own], is_brief=True)]))[:_LONGEST_LINE]
 
 
 def _read_all(files: Sequence[Path]) -> tuple[list[RankState], list[Dump], list[str], dict[int, Path]]:
@@ -224,7 +300,7 @@ def _of_transfer(transfer: Transfer) -> str:
     return f"rank {transfer.rank} waits in {transfer_text(transfer)}{more} since {_clock(transfer.call.enqueued_ns)}"
 
 
-def _places_of(answer: Autopsy) -> Iterator[str]:
+def _places_of(answer: Autopsy, *, is_brief: bool = False) -> Iterator[str]:
     """Lines on where ranks are: those that others wait for, and dead ones.
 
     If no process is alive, dead ranks are listed only where no wait is known: they would be all ranks.
@@ -237,11 +313,11 @@ def _places_of(answer: Autopsy) -> Iterator[str]:
     for state in answer.ranks:
         if state.rank in shown:
             together.setdefault((state.has_box, state.is_alive, state.is_closed, place_text(state)), []).append(state)
-    yield from _few(_is_where(states) for states in together.values())
+    yield from _few(_is_where(states, is_brief=is_brief) for states in together.values())
 
 
-def _is_where(states: Sequence[RankState]) -> str:
-    """A line on ranks in the same place."""
+def _is_where(states: Sequence[RankState], *, is_brief: bool) -> str:
+    """A line on ranks in the same place; the brief one does not say what they did before."""
     first = states[0]
     is_one = len(states) == 1
     if not first.has_box:
@@ -249,7 +325,7 @@ def _is_where(states: Sequence[RankState]) -> str:
     if first.is_alive and not first.is_closed:
         seconds = min((state.last_ns - state.since_ns) / 1e9 if state.since_ns else 0 for state in states)
         lasts = f" for {'' if is_one else 'at least '}{seconds:,.1f} s" if seconds else ""
-        return f"{_who(states)} {'is' if is_one else 'are'} {place_text(first, lasts)}"
+        return f"{_who(states)} {'is' if is_one else 'are'} {place_text(first, lasts, is_brief=is_brief)}"
     seen = sorted(state.last_ns for state in states)
     when = _clock(seen[0]) if _clock(seen[0]) == _clock(seen[-1]) else f"{_clock(seen[0])} to {_clock(seen[-1])}"
     ended = (
@@ -261,7 +337,7 @@ def _is_where(states: Sequence[RankState]) -> str:
         if killed
         else ""
     )
-    return f"{_who(states)} {ended}{memory}; last seen at {when} {place_text(first)}"
+    return f"{_who(states)} {ended}{memory}; last seen at {when} {place_text(first, is_brief=is_brief)}"
 
 
 def _roll_call(answer: Autopsy) -> Iterator[str]:
@@ -299,9 +375,9 @@ def _progress(call: Collective) -> str:
     return f"{'started, ' if call.started_ns > 0 else ''}not complete{timeout}"
 
 
-def place_text(state: RankState, lasts: str = "") -> str:
+def place_text(state: RankState, lasts: str = "", *, is_brief: bool = False) -> str:
     """``in forward > load_batch for 5.0 s; the last to end was backward``."""
-    last = f"; the last to end was {state.last_ended}" if state.last_ended else ""
+    last = f"; the last to end was {state.last_ended}" if state.last_ended and not is_brief else ""
     return f"in {state.place or 'no recorded event'}{lasts}{last}"
 
 

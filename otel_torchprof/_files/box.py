@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,9 @@ from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.blackbox import (
     BoxSession,
+    HangOptions,
     ImageReader,
+    hang_was_logged,
     is_lost,
     next_hang,
     set_info,
@@ -35,7 +39,7 @@ from otel_torchprof.errors import NativeError, TorchProfError, warn_once
 from otel_torchprof.health import ON
 from otel_torchprof.version import __version__
 
-from .box_file import BoxFile, named_file, owner_info
+from .box_file import BoxFile, named_file, owner_info, report_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,11 +51,19 @@ if TYPE_CHECKING:
 
 
 # ---- The hang watch: reports when a thread of the training loop hangs ----
-# It writes the stacks into the black box, and emits a log record.
+# Native code writes the stacks into the black box, has all boxes of the folder compared by a process of its own, and writes the
+# line to stderr, without the GIL. Python emits the log record, if it can run.
 
-_LONG_SECONDS = 900.0
-"""Time limit of compilations, checkpoints and setup."""
+EXIT_STATUS = os.EX_TEMPFAIL
+"""Exit status of a process that ends itself because it hangs."""
 _EVENT_NAME = "torch.hang"
+_REPORT = (
+    "import sys; sys.path[:] = sys.argv[3:]; from otel_torchprof._cli.autopsy import report_hang; "
+    "report_hang(sys.argv[1], float(sys.argv[2]))"
+)
+_FLUSH_MS = 2000
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Variable with the file whose message torchrun prints for a rank that failed."""
 
 _logger = logging.getLogger("otel_torchprof")
 
@@ -60,13 +72,23 @@ class HangWatch:
     """Watches from :meth:`start` to :meth:`stop`, while a black box is open. Native code checks the threads once a second.
 
     Args:
-        seconds: time without an event after which a thread of the loop counts as hung.
+        options: the options of the box, with ``hang``.
+        box: its file; None: boxes cannot be compared.
         hides_code: whether to omit files and functions from the box.
         running_step: returns the span for the log record; None for none.
     """
 
-    def __init__(self, seconds: float, *, hides_code: bool, running_step: Callable[[], SpanContext | None]) -> None:
-        self._seconds = seconds
+    def __init__(
+        self,
+        options: BlackBoxOptions,
+        box: Path | None,
+        *,
+        hides_code: bool,
+        running_step: Callable[[], SpanContext | None],
+    ) -> None:
+        self._seconds = options.hang or 0.0
+        self._exits = options.exits
+        self._box = box
         self._hides_code = hides_code
         self._running_step = running_step
         self._thread: threads.Thread | None = None
@@ -79,7 +101,18 @@ class HangWatch:
         Raises:
             NativeError: a watch runs already, or the system has no thread left.
         """
-        start_hang_watch(self._seconds, max(self._seconds, _LONG_SECONDS), 0 if self._hides_code else self._writer())
+        options = HangOptions(
+            self._seconds,
+            0 if self._hides_code else self._writer(),
+            exit_status=EXIT_STATUS if self._exits else 0,
+        )
+        if self._box is not None and sys.executable:
+            box = self._box.absolute()
+            command = [sys.executable, "-s", "-S", "-c", _REPORT, str(box), str(self._seconds), *sys.path]
+            command.append(str(Path(__file__).parents[2]))  # an editable install may not be in the path
+            report = os.fsencode(report_file(box.parent))
+            options = options._replace(command=list(map(os.fsencode, command)), report=report)
+        start_hang_watch(options)
         self._thread = threads.Thread(target=self._wait, name="otel-torchprof-hang-watch", daemon=True)
         self._thread.start()
 
@@ -95,24 +128,34 @@ class HangWatch:
         stop_hang_watch()
 
     def _wait(self) -> None:
-        while os_tid := next_hang():
-            self._report(os_tid)
+        while (found := next_hang())[0]:
+            try:
+                self._log(*found)
+            except Exception:  # the program continues
+                _logger.exception("a thread hangs, and it could not be logged")
+            hang_was_logged()
 
-    def _report(self, os_tid: int) -> None:
-        try:
-            self._say(os_tid)
-        except Exception:  # the program continues
-            _logger.exception("a thread hangs, and it could not be reported")
+    def _log(self, os_tid: int, line: str) -> None:
+        if self._exits:
+            _give_reason(line)
+        _emit(line, os_tid, self._running_step())
+        if self._exits:
+            _flush_logs()
 
-    def _say(self, os_tid: int) -> None:
-        has_stacks = not (self._hides_code or self.without_stacks)
-        where = "all stacks are in the black box: otel-torchprof recover prints them, autopsy compares ranks"
-        body = (
-            f"thread {os_tid} has begun and ended nothing for {self._seconds:.0f} s or more; "
-            f"{where if has_stacks else 'what it had begun is in the black box: see otel-torchprof recover and autopsy'}"
-        )
-        _logger.warning("%s", body)
-        _emit(body, os_tid, self._running_step())
+
+def _give_reason(line: str) -> None:
+    """Writes the file that torchrun reads after a rank has failed, as ``torch.distributed.elastic`` does."""
+    if path := os.environ.get(_ERROR_FILE):
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
+
+
+def _flush_logs() -> None:
+    with suppress(ImportError):
+        from opentelemetry._logs import get_logger_provider
+
+        if callable(flush := getattr(get_logger_provider(), "force_flush", None)):
+            flush(_FLUSH_MS)
 
 
 def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
@@ -241,7 +284,7 @@ class BlackBox:
         if self._options.hang is None:
             return
         hides_code = bool(config.HIDDEN_ATTRIBUTES.read() & (config.CODE | {_THREAD_NAME}))  # stacks have both
-        watch = HangWatch(self._options.hang, hides_code=hides_code, running_step=self._running_step)
+        watch = HangWatch(self._options, self.path, hides_code=hides_code, running_step=self._running_step)
         self._recording.cleanup.push(watch.stop)
         try:
             watch.start()

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -176,6 +177,11 @@ def named_file(name: str, directory: str, size: int | None, processes: int) -> B
     return file
 
 
+def report_file(folder: Path) -> Path:
+    """File of the report that the processes of one parent, such as torchrun, make of a hang."""
+    return folder / f"otel-torchprof-hang.{platform.node()}.{os.getppid()}.txt"
+
+
 def _has_failed() -> bool:
     """Whether an unhandled exception has ended the program: one that has left the main program's first frame.
 
@@ -320,6 +326,10 @@ def _prune(folder: Path) -> None:
         if left > most or seen < now - _KEPT_SECONDS:
             with suppress(OSError):
                 path.unlink()
+    for path in folder.glob("otel-torchprof-hang.*.txt"):
+        with suppress(OSError):
+            if path.lstat().st_mtime < now - _KEPT_SECONDS:
+                path.unlink()
 
 
 def _left_behind(folder: Path, now: float) -> Iterator[tuple[float, float, int, Path]]:
@@ -341,6 +351,7 @@ def _left_behind(folder: Path, now: float) -> Iterator[tuple[float, float, int, 
 _STARTED_AT = 19
 """Index, after the name, of the process's start time in ``/proc/<pid>/stat``, in ticks since boot."""
 _DEAD = frozenset("ZXx")
+_HELD = frozenset("Tt")
 
 
 def owner_info() -> dict[str, Any]:
@@ -366,6 +377,15 @@ def process_folder(info: Mapping[str, Any]) -> Path | None:
         if (info.get("machine"), info.get("pids")) == (_boot(), _namespace()) and isinstance(info.get("owner"), int):
             return Path(f"/proc/{info['owner']}")
     return None
+
+
+def is_held(info: Mapping[str, Any]) -> bool:
+    """Whether the living process of a box is stopped, or a debugger is attached to it; False if it cannot be seen from here."""
+    with suppress(OSError):
+        if (folder := process_folder(info)) is not None:
+            fields = dict(line.partition(":")[::2] for line in (folder / "status").read_text().splitlines())
+            return fields.get("State", "").strip()[:1] in _HELD or fields.get("TracerPid", "").strip() not in {"", "0"}
+    return False
 
 
 def kills_for_memory(info: Mapping[str, Any]) -> int:

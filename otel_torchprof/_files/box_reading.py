@@ -12,12 +12,13 @@ from otel_torchprof.errors import NativeError, TorchProfError
 
 from .attribute_keys import RANK, SERVICE
 from .box_file import opened
-from .trace_batch import TraceTable, labelled_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_torchprof._native.blackbox import Contents
+
+    from .trace_batch import TraceTable
 
 
 def read_box(path: str) -> Contents:
@@ -75,6 +76,8 @@ def resource_of(info: Mapping[str, Any], pid: int) -> dict[str, Any]:
 
 def table_of_box(contents: Contents) -> TraceTable:
     """Returns the events of a box. Events that were open at the end are unfinished."""
+    from .trace_batch import TraceTable, labelled_steps  # not for `autopsy`, which a hang waits for
+
     batch = contents.batch
     steps = labelled_steps(batch)
     window = (int(batch["start"].min()) if len(batch) else contents.last_ns, contents.last_ns)

@@ -15,7 +15,7 @@ from otel_torchprof._native.blackbox import THREAD_AT
 from otel_torchprof._native.recorder import SLICE_BYTES
 from otel_torchprof._process.threads import NAME
 
-from .box_file import kills_for_memory
+from .box_file import is_held, kills_for_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -206,6 +206,12 @@ class RankState(NamedTuple):
     """Incomplete sends and receives, and those that failed after the last complete one."""
     has_box: bool = True
     """False for a rank that is only known from a flight recorder; whether it still runs is then unknown."""
+    active_ns: int = 0
+    """Unix ns of the last begin or end on that thread, else of the opening of the box; 0: unknown."""
+    is_hung: bool = False
+    """Whether its own hang watch has noticed that the thread does nothing."""
+    is_held: bool = False
+    """Whether the process is stopped, or in a debugger."""
     killed: int = 0
     """Processes of its cgroup that the kernel has killed for lack of memory since it began, if the process is dead."""
 
@@ -267,6 +273,9 @@ def state_of(contents: Contents, *, is_alive: bool, now_ns: int, number: int) ->
         calls,
         repeated,
         _open_transfers([call for call in contents.collectives if call.is_transfer]),
+        active_ns=_count(info.get("opened")) if moment is None else _last_active(contents, moment),
+        is_hung=moment is not None and _is_hung(contents, moment),
+        is_held=is_alive and is_held(info),
         killed=0 if is_alive or contents.is_closed else kills_for_memory(info),
     )
 
@@ -358,9 +367,16 @@ def _open_seconds(moment: LastMoment) -> float:
 
 def _line(contents: Contents, moment: LastMoment) -> str:
     """The line of Python on the thread, if it has been idle since its stack was written; else empty."""
-    last_active = contents.last_ns - round(moment.idle_seconds * 1e9)
-    is_there = last_active <= contents.hang_since_ns + _JITTER_NS
-    return python_line(contents, moment.os_tid) if is_there else ""
+    return python_line(contents, moment.os_tid) if _is_hung(contents, moment) else ""
+
+
+def _is_hung(contents: Contents, moment: LastMoment) -> bool:
+    """Whether the thread has done nothing since a hang was noticed in its process."""
+    return _last_active(contents, moment) <= contents.hang_since_ns + _JITTER_NS
+
+
+def _last_active(contents: Contents, moment: LastMoment) -> int:
+    return contents.last_ns - round(moment.idle_seconds * 1e9)
 
 
 def _place(moment: LastMoment, line: str) -> str:

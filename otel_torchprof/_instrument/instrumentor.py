@@ -114,7 +114,8 @@ class TorchInstrumentor(BaseInstrumentor):
       ``OTEL_TORCHPROF_LOADER_WORKERS``, else ``false``.
     - ``blackbox``: events recorded in the black box, which outlives the process: ``steps`` or ``ops``; optionally with
       a folder (``ops,/scratch/boxes``), a size (``ops,32M``) and the seconds without an event after which a thread of
-      the loop counts as hung (``ops,hang=60``). Default: ``OTEL_TORCHPROF_BLACKBOX``, else none.
+      the loop counts as hung (``ops,hang=60``; ``ops,hang=60,exit`` then ends the process). Default:
+      ``OTEL_TORCHPROF_BLACKBOX``, else none.
     - ``sigterm_timeout``: seconds for ``TorchInstrumentor`` to send the recorded spans at SIGTERM if the program does
       not handle it; 0: SIGTERM is not handled. Default: ``OTEL_TORCHPROF_SIGTERM_TIMEOUT``, else ``5``.
 

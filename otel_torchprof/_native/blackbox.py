@@ -27,6 +27,9 @@ STACKS_BYTES: int = lib.OTP_BLACKBOX_STACKS_BYTES
 THREAD_AT: int = lib.OTP_INDEX_BITS
 """The bit of an event's id from which on the id has the thread."""
 _MOST_NUMBER = 1 << 63
+_HANG_LINE = 1024
+LONG_SECONDS = 900.0
+"""Time limit of pauses in compilations, checkpoints and setup."""
 
 
 class BoxSession(Session):
@@ -370,18 +373,54 @@ def stacks_writer() -> int:
     return python_sources.stacks_writer()
 
 
-def start_hang_watch(seconds: float, long_seconds: float, write_stacks: int) -> None:
-    """Starts the hang watch; ``write_stacks`` is the result of :func:`stacks_writer`, or 0.
+class HangOptions(NamedTuple):
+    """What the hang watch does (``hang_watch.h``)."""
+
+    seconds: float
+    """Limit of a pause."""
+    write_stacks: int
+    """Result of :func:`stacks_writer`, or 0."""
+    command: Sequence[bytes] = ()
+    """Program that writes the report to its stdout, with its arguments; empty: none."""
+    report: bytes = b""
+    """File of the report."""
+    exit_status: int = 0
+    """Status with which the process ends; 0: it continues."""
+
+
+def start_hang_watch(options: HangOptions) -> None:
+    """Starts the hang watch.
 
     Raises:
         NativeError: a watch is running already, or no thread could be created.
     """
-    check(lib.otp_hang_watch_start(round(seconds * 1e9), round(long_seconds * 1e9), write_stacks), "watching for hangs")
+    words = [ffi.new("char[]", word) for word in options.command]
+    command = ffi.new("char *[]", [*words, ffi.NULL])
+    report = ffi.new("char[]", options.report)
+    raw = ffi.new(
+        "otp_hang_options *",
+        {
+            "limit_ns": round(options.seconds * 1e9),
+            "long_limit_ns": round(max(options.seconds, LONG_SECONDS) * 1e9),
+            "write_stacks": options.write_stacks,
+            "command": command,
+            "report": report,
+            "exit_status": options.exit_status,
+        },
+    )
+    check(lib.otp_hang_watch_start(raw), "watching for hangs")
 
 
-def next_hang() -> int:
-    """Waits, without the GIL, for a hang, and returns the system's id of the thread, whose stack is in the box; 0 after the watch stopped."""
-    return int(lib.otp_hang_watch_wait())
+def next_hang() -> tuple[int, str]:
+    """Waits, without the GIL, for a hang; returns the system's id of the thread, and what was written to stderr; 0 after the watch stopped."""
+    line = ffi.new(f"char[{_HANG_LINE}]")
+    os_tid = int(lib.otp_hang_watch_wait(line, _HANG_LINE))
+    return os_tid, ffi.string(line).decode("utf-8", "replace")
+
+
+def hang_was_logged() -> None:
+    """Lets a process that is to end do so."""
+    lib.otp_hang_watch_logged()
 
 
 def stop_hang_watch() -> None:

@@ -1,7 +1,8 @@
 """Starts jobs of several ranks over gloo that hang, each in a way of its own: test_autopsy.py.
 
-Reads a job from each line of stdin, as JSON with ``mode``, ``ranks`` and ``folder``: forks the ranks, whose boxes lie in the folder, and
-answers ``started``. An empty line kills them, and the answer is ``ended``. So does the end of stdin. The ranks are forked from this
+Reads a job from each line of stdin, as JSON with ``mode``, ``ranks``, ``folder`` and ``more`` options of a box: forks the ranks, whose boxes
+lie in the folder, and answers ``started``. ``wait`` waits for the end of a rank, and the answer is its exit status. An empty line kills them,
+and the answer is ``ended``. So does the end of stdin. The ranks are forked from this
 process, which has torch, the SDK and this package imported: that takes longer than most jobs do until they hang.
 """
 
@@ -84,6 +85,22 @@ def hog(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
     dist.all_reduce(x)
 
 
+def spin(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
+    """One rank computes in Python, and comes to no end."""
+    while rank == STUCK:
+        pass
+    dist.all_reduce(x)
+
+
+def evaluate(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
+    """One rank does something else for as long as the others wait."""
+    with otp.record_function("evaluate"):
+        while rank == STUCK:
+            with otp.record_function("batch"):
+                threading.Event().wait(0.01)
+    dist.all_reduce(x)
+
+
 def cycle(rank: int, x: torch.Tensor, _: torch.Tensor) -> None:
     """Each of three ranks waits for the next one, in a group of two."""
     groups = [dist.new_group(pair) for pair in ([0, 1], [1, 2], [0, 2])]
@@ -117,14 +134,16 @@ def train(rank: int, _x: torch.Tensor, _y: torch.Tensor) -> None:
         optimizer.zero_grad()
 
 
-MODES = {each.__name__: each for each in (skip, reorder, mismatch, loader, dead, hog, cycle, recv, train)}
+MODES = {
+    each.__name__: each for each in (skip, reorder, mismatch, loader, dead, hog, spin, evaluate, cycle, recv, train)
+}
 
 
-def run_rank(rank: int, mode: str, ranks: int, folder: str) -> None:
+def run_rank(rank: int, mode: str, ranks: int, folder: str, more: str) -> None:
     place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["OTEL_TRACES_EXPORTER"] = "none"
-    os.environ["OTEL_TORCHPROF_BLACKBOX"] = f"{'steps' if mode == 'train' else 'ops'},1M,{folder}"
+    os.environ["OTEL_TORCHPROF_BLACKBOX"] = f"{'steps' if mode == 'train' else 'ops'},1M,{folder}{more}"
     otp.TorchInstrumentor().instrument(tracer_provider=TracerProvider(), detail="steps")
     # They find each other through a file: a port that is free now may be taken a moment later.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -174,10 +193,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # gloo aborts where sizes differ
     pids: list[int] = []
     for line in iter(sys.stdin.readline, ""):
-        if line.strip():
+        if line.startswith("{"):
             job = json.loads(line)
             pids += [forked(rank, job) for rank in range(job["ranks"])]
             answer("started")
+        elif line == "wait\n":
+            pid, status = os.wait()
+            pids.remove(pid)
+            answer(str(os.waitstatus_to_exitcode(status)))
         else:
             end(pids)
             answer("ended")

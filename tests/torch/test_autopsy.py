@@ -122,9 +122,9 @@ def launcher() -> Iterator[Callable[[str], str]]:
 
 
 @contextlib.contextmanager
-def running(launcher: Callable[[str], str], scenario: Scenario, folder: Path) -> Iterator[None]:
+def running(launcher: Callable[[str], str], scenario: Scenario, folder: Path, more: str = "") -> Iterator[None]:
     """Starts the job, and in the end kills its ranks."""
-    job = {"mode": scenario.mode, "ranks": scenario.ranks, "folder": str(folder)}
+    job = {"mode": scenario.mode, "ranks": scenario.ranks, "folder": str(folder), "more": more}
     assert launcher(json.dumps(job)) == "started"
     try:
         yield
@@ -177,6 +177,57 @@ def test_what_is_said_of_a_job_that_hangs(launcher, tmp_path, capsys, scenario):
     said = capsys.readouterr().out
     assert agree(headlines(said), scenario.dead), said
     assert not any(each["alive"] for each in json_of(tmp_path, capsys)["ranks"])
+
+
+def reported(folder: Path, pattern: str) -> tuple[Path, str]:
+    """The file of the report, once its first line is of this form, and the line."""
+    deadline, again = time.monotonic() + LONG, threading.Event()
+    while True:
+        for path in folder.glob("otel-torchprof-hang.*.txt"):
+            line = path.read_text().partition("\n")[0]
+            if re.fullmatch(pattern, line):
+                return path, line
+        assert time.monotonic() < deadline, (
+            f"{[path.read_text() for path in folder.glob('otel-torchprof-hang.*.txt')]}\n{logs(folder)}"
+        )
+        again.wait(0.05)
+
+
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    [
+        ("loader", r"autopsy_program\.py:\d+ batches, in load_batch"),
+        ("hog", r"autopsy_program\.py:\d+ hog, in tokenize"),
+        ("spin", r"autopsy_program\.py:\d+ spin"),
+    ],
+)
+def test_a_hang_names_its_culprit_by_itself(launcher, tmp_path, mode, place):
+    """All ranks that wait write the same line to stderr, which is the first of the one report: the rank that does not come, and its line."""
+    scenario = stuck(mode, 4, "0, 2, 3", f"{ALL_REDUCE} {SIXTH}", place)
+    wait = waiting("ranks 0, 2, 3 wait in", f"{ALL_REDUCE} {SIXTH}", "1")
+    with running(launcher, scenario, tmp_path, ",hang=1"):
+        path, line = reported(tmp_path, rf"hang: rank 1 is in {place} for [\d,]+\.\d s; {wait}; see .*")
+        deadline, again = time.monotonic() + LONG, threading.Event()
+        while not all(f"otel-torchprof: {line}\n" in (tmp_path / f"rank{rank}.log").read_text() for rank in (0, 2, 3)):
+            assert time.monotonic() < deadline, logs(tmp_path)
+            again.wait(0.05)
+    assert line.endswith(f"; see {path}")
+    assert agree(headlines(path.read_text().partition("\n\n")[2]), scenario.living)
+
+
+def test_it_is_no_hang_while_the_rank_moves_that_others_wait_for(launcher, tmp_path):
+    """Of ranks that wait for one that does something else, the report says that it may still run, and stderr nothing."""
+    with running(launcher, Scenario("evaluate", 3, (), (), {}), tmp_path, ",hang=1,exit"):
+        reported(tmp_path, "no hang: rank 1 may still run")
+        assert "hang:" not in logs(tmp_path)
+
+
+def test_a_rank_that_hangs_ends_if_it_is_to(launcher, tmp_path):
+    """With exit, the rank that said the line ends with the documented status, and leaves its box."""
+    with running(launcher, Scenario("loader", 3, (), (), {}), tmp_path, ",hang=1,exit"):
+        assert launcher("wait") == "75"
+    assert re.search(r"hang: rank 1 is in .*; this process ends with status 75\n", logs(tmp_path))
+    assert len(list(tmp_path.glob("*.otpbox"))) == 3
 
 
 def test_the_command_says_it_from_anywhere(launcher, tmp_path, capsys):

@@ -22,7 +22,7 @@ from rank_boxes import (
 )
 
 from otel_torchprof._answers.autopsy import autopsy
-from otel_torchprof._cli.autopsy import as_json, as_text, ranks_text
+from otel_torchprof._cli.autopsy import _running, as_json, as_text, in_a_line, ranks_text
 from otel_torchprof._files.rank_state import GroupKey, of_one_run
 
 # ---- what failed, and who died ----
@@ -327,3 +327,36 @@ def test_names_cannot_forge_the_text():
     said = as_text(autopsy([state(0, call(1, PENDING, group=forged)), state(1, place="a\nrank 8: dead")]))
     assert "\x1b" not in said
     assert not [line for line in said.splitlines() if line.startswith(("rank 8", "rank 9"))]
+
+
+@pytest.mark.parametrize(
+    ("known", "comes"),
+    [
+        ({"active_ns": NOW + 99 * SECOND}, True),
+        ({"active_ns": NOW}, False),
+        ({"active_ns": NOW, "place": "save_checkpoint"}, True),
+        ({"active_ns": NOW - 1000 * SECOND, "place": "save_checkpoint"}, False),
+        ({"active_ns": NOW + 99 * SECOND, "is_hung": True}, False),
+        ({"active_ns": NOW, "is_hung": True, "is_held": True}, True),
+        ({"active_ns": NOW + 99 * SECOND, "is_alive": False}, False),
+        ({"active_ns": NOW + 99 * SECOND, "is_closed": True}, False),
+    ],
+)
+def test_ranks_that_may_still_come(known, comes):
+    """A rank that others wait for may come if it moved within the limit, is in something that takes long, or is held by a debugger."""
+    states = [state(0, call(6, PENDING), size=2), state(1, call(5), size=2)._replace(**known)]
+    assert [each.rank for each in _running(autopsy(states), 60)] == ([1] if comes else [])
+
+
+def test_the_line_of_a_hang():
+    """It names first the rank that others wait for, with its place and the kernel's kills, and one that waits for nobody by itself."""
+    states = [
+        state(0, call(6, PENDING), size=2),
+        state(1, call(5), size=2, is_alive=False, place="save")._replace(killed=1, last_ended="step"),
+    ]
+    assert without_times(in_a_line(states[0], autopsy(states))) == (
+        "rank 1 does not run any more; the kernel has killed 1 process of its cgroup for lack of memory; last seen at T in save; "
+        "rank 0 waits in all_reduce(sum, float, 4,000 bytes) #6 of the default group since T, for rank 1"
+    )
+    alone = state(0, place="load")
+    assert in_a_line(alone, autopsy([alone])) == "rank 0 is in load for 3.0 s"

@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
+import time
 from types import SimpleNamespace
 
+import forked_programs
 import pytest
 
 from otel_torchprof._files import box_file
@@ -336,3 +341,30 @@ def test_without_counts_of_the_kernel_nothing_is_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(box_file, "_CGROUPS", tmp_path)
     assert set(box_file.owner_info()) == {"owner", "started", "machine", "pids"}
     assert box_file.kills_for_memory(box_file.owner_info()) == 0
+
+
+def test_a_process_that_is_stopped_is_held():
+    """From SIGSTOP to SIGCONT; one that has ended, or of another machine, is not."""
+    process = forked_programs.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    info = {**box_file.owner_info(), "owner": process.pid}
+    assert not box_file.is_held(info)
+    process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while not box_file.is_held(info):
+        assert time.monotonic() < deadline
+    assert not box_file.is_held({**info, "machine": "another"})
+    process.send_signal(signal.SIGCONT)
+    process.communicate(b"\n")
+    assert not box_file.is_held(info)
+
+
+def test_reports_of_hangs_go_after_seven_days(tmp_path, made):
+    """A later process removes the old ones, and leaves the younger and what has another name."""
+    old, young, other = (
+        tmp_path / name for name in ("otel-torchprof-hang.a.1.txt", "otel-torchprof-hang.a.2.txt", "hang.txt")
+    )
+    for path, days in ((old, 8), (young, 6), (other, 8)):
+        path.touch()
+        os.utime(path, (time.time() - days * DAY,) * 2)
+    made("rank0", tmp_path)
+    assert [path.exists() for path in (old, young, other)] == [False, True, True]

@@ -107,6 +107,7 @@ def test_a_variable_with_parts(monkeypatch, text, path, most):
         ("steps,1M,~/my boxes", BlackBoxOptions("steps", "~/my boxes", 1 << 20)),
         ("ops,./boxes,1G", BlackBoxOptions("ops", "./boxes", 1 << 30)),
         ("ops,hang=1.5,2M", BlackBoxOptions("ops", size=2 << 20, hang=1.5)),
+        ("steps,exit,hang=60", BlackBoxOptions("steps", hang=60, exits=True)),
     ],
 )
 def test_a_black_box(monkeypatch, text, expected):
@@ -127,6 +128,7 @@ def test_a_black_box(monkeypatch, text, expected):
         ("ops,16M,32M", "allowed is steps or ops,"),
         ("ops,hang=1,hang=2", "allowed is steps or ops,"),
         ("ops,hang=0", "allowed is hang= with seconds above 0"),
+        ("ops,exit", "allowed is exit with hang="),
         ("ops,1023K", "allowed is a size from 1M to 1G"),
         ("ops,2G", "allowed is a size from 1M to 1G"),
     ],

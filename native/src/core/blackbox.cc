@@ -196,6 +196,7 @@ otp_blackbox_group* BlackBox::group_of(const otp_blackbox_call& call) {
 }
 
 void BlackBox::add_collective(uint64_t ticket, const otp_blackbox_call& call, uint32_t os_tid) {
+  d_main_has_collectives = d_main_has_collectives || os_tid == static_cast<uint32_t>(getpid());
   otp_blackbox_collective& entry = collective(ticket);
   store(&entry.ticket, uint64_t{0});
   full_fence();

@@ -49,8 +49,8 @@ class BlackBox {
   uint32_t list_open(const ThreadBuffer& thread, uint32_t consumer, uint32_t bytes);
   void append_open(ThreadBuffer& thread, uint32_t count);
   const otp_record_open& listed(uint32_t i) const { return d_open[i]; }
-  // Whether any was ever enqueued.
-  bool has_collectives() const { return d_header->collective_count != 0; }
+  // Whether the main thread has ever enqueued any.
+  bool main_has_collectives() const { return d_main_has_collectives; }
   // Of the collectives that the thread has enqueued and that are not complete, the least; 0: all are complete.
   uint32_t pending_timeout_ms(uint32_t os_tid) const;
 
@@ -93,6 +93,7 @@ class BlackBox {
   std::vector<Chunk*> d_free;
   std::vector<otp_record_open> d_open;  // as listed
   bool d_is_closed = false;
+  bool d_main_has_collectives = false;
 };
 
 }  // namespace otp
