@@ -325,6 +325,8 @@ class Instrumentation:
         self._states["steps"] = self.steps_state
         if self._ranks is not None:
             self._states |= self._ranks.state()
+        if self._metrics is not None and self._metrics.waits.state:
+            self._states["collectives"] = self._metrics.waits.state
         if not self._contexts_are_cheap:
             notes.append(_SLOW_CONTEXTS)
         self._states |= self._recording.states()

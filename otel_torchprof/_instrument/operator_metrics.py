@@ -18,6 +18,7 @@ from otel_torchprof._model.averages import OperatorSums
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof.version import __version__
 
+from .collective_waits import CollectiveWaits
 from .line_metrics import LINE_TIME, LineSums
 from .recorder_metrics import RecorderMetrics
 from .sampler import Allowance
@@ -120,6 +121,7 @@ class GenerationMetrics:
 """Operators that have series of their own."""
 
 OPERATOR = "torch.op.name"
+GROUP = "torch.collective.group"
 PHASE = "torch.phase.name"
 SAMPLED = "torch.sampled"
 
@@ -127,7 +129,7 @@ STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 
 """Upper bounds for the durations of steps, in seconds: three for each power of ten."""
 
 PHASE_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, *STEP_BUCKETS, 200.0, 500.0, 1000.0)
-"""Upper bounds for the durations of phases, in seconds, from 10 µs on."""
+"""Upper bounds for parts of steps, in seconds, from 10 µs on."""
 
 _SECONDS = 1e-9
 
@@ -167,7 +169,7 @@ _AMOUNTS = (
 
 
 class StepDurations:
-    """The histograms ``torch.step.duration`` and ``torch.phase.duration``. Not thread-safe.
+    """The histograms of training steps and of their parts. Not thread-safe.
 
     Args:
         meter: meter of the histograms.
@@ -188,18 +190,29 @@ class StepDurations:
             "Time of a training step in a phase, without phases inside it.",
             explicit_bucket_boundaries_advisory=PHASE_BUCKETS,
         )
+        self._waits = meter.create_histogram(
+            "torch.collective.wait.duration",
+            "s",
+            "Time of a training step from the call of collectives to their end: until the last rank arrives, and the transfer.",
+            explicit_bucket_boundaries_advisory=PHASE_BUCKETS,
+        )
 
     def record(self, seconds: float, context: Context | None) -> None:
         """Records a step; its exemplar links to the current span of the context, if that is sampled."""
         self._histogram.record(max(seconds, 0.0), context=context)
 
-    def record_spans(self, steps: Iterable[StepSpan]) -> None:
-        """Records training steps that have spans, once each; exemplars link to these spans if they are exported."""
+    def record_spans(self, steps: Iterable[StepSpan], waits: CollectiveWaits) -> None:
+        """Records training steps that have spans, once each; exemplars link to these spans if they are exported.
+
+        ``waits``: the collectives of these steps.
+        """
         if not self._is_heard():
             return
-        for step in steps:
-            if step.thread is None or step.segment is not Segment.STEP:
-                continue
+        training = [step for step in steps if step.thread is not None and step.segment is Segment.STEP]
+        waited: dict[StepSpan, list[tuple[str, float]]] = {}
+        for step, group, seconds in waits.of_steps(training):
+            waited.setdefault(step, []).append((group, seconds))
+        for step in training:
             own = step.span_context
             context = None if own is None else trace.set_span_in_context(trace.NonRecordingSpan(own))
             duration = step.end - step.start
@@ -207,6 +220,8 @@ class StepDurations:
             if step.phases is not None:
                 for name, time in step.phases.on_thread(step.thread, duration).items():
                     self._phases.record(time * _SECONDS, {PHASE: name}, context=context)
+            for group, seconds in waited.get(step, ()):
+                self._waits.record(seconds, {GROUP: group}, context=context)
 
 
 class ThinnedDurations:
@@ -253,7 +268,7 @@ class TorchMetrics:
         self._meter = meter
         self.generations = generations
         self._is_heard = is_heard
-        self.durations = StepDurations(meter, is_heard)
+        self.durations, self.waits = StepDurations(meter, is_heard), CollectiveWaits()
         self.refresh: Callable[[], None] | None = None
         """Called before sums are read, to update them."""
         self.times: Callable[[], tuple[float, float] | None] | None = None
@@ -301,7 +316,7 @@ class TorchMetrics:
     def add_spans(self, steps: Sequence[StepSpan], samples: TakenSamples | None) -> None:
         """Adds training steps that have spans, and samples of Python stacks."""
         if self._is_heard():
-            self.durations.record_spans(steps)
+            self.durations.record_spans(steps, self.waits)
             with self._lock:
                 self._lines.add(samples, {step.thread for step in steps if step.thread is not None})
 
@@ -315,6 +330,7 @@ class TorchMetrics:
         if times is not None:
             self._earlier = [earlier + time for earlier, time in zip(self._earlier, times, strict=True)]
         self.times = self.refresh = None
+        self.waits.stop()
 
     def _times_now(self) -> tuple[float, float] | None:
         times = self.times  # once: another thread may end the recording
@@ -327,6 +343,7 @@ class TorchMetrics:
         self._lock = threads.Lock()
         self._make_sums(self._most)
         self.times = self.refresh = None
+        self.waits = CollectiveWaits()
         self.recorder.source = None
 
     def _observing(self, amount: _Amount) -> Callable[[Any], list[Observation]]:

@@ -176,6 +176,43 @@ class Collecting:
         return rest
 
 
+COLLECTIVE_TIME = np.dtype(
+    [("start", np.int64), ("end", np.int64), ("group", np.uint32), ("reserved", np.uint32)], align=True
+)
+"""``otp_collective_time``: Unix ns, and the id of the group's name."""
+
+
+class CollectiveTiming:
+    """Times collectives of this process, from now until :meth:`stop`; one object at a time. Thread-safe.
+
+    Only those that no rank leaves before the last has arrived, of backends that report their end (gloo). Costs some microseconds
+    each. Of more than ``most`` that wait to be taken, the oldest are dropped.
+
+    Raises:
+        TorchLibraryError: torch refused.
+    """
+
+    def __init__(self, functions: TorchFunctions, most: int) -> None:
+        self._ffi, self._native = functions.ffi, functions.lib
+        self._pid = os.getpid()
+        if not self._native.otp_torch_collectives_time(most):
+            raise TorchLibraryError("torch refused to report collectives")
+
+    def take(self) -> npt.NDArray[Any]:
+        """The complete ones that were not taken before, as :data:`COLLECTIVE_TIME`, in the order of their ends."""
+        parts: list[npt.NDArray[Any]] = []
+        while not parts or len(parts[-1]) == _ROOM:
+            part = np.empty(_ROOM, dtype=COLLECTIVE_TIME)
+            out = self._ffi.from_buffer("otp_collective_time[]", part)
+            parts.append(part[: int(self._native.otp_torch_collectives_take_times(out, _ROOM))])
+        return np.concatenate(parts)
+
+    def stop(self) -> None:
+        """Ends it and drops the rest; no effect in a forked child, where nothing is timed."""
+        if os.getpid() == self._pid:
+            self._native.otp_torch_collectives_time(0)
+
+
 def no_collectives() -> Collectives:
     """None."""
     return {column.name: np.empty(0, column.dtype) for column in COLLECTIVE_COLUMNS}
@@ -331,9 +368,20 @@ class TorchLibrary:
         Raises:
             TorchLibraryError: torch was built without distributed, or this part does not compile against it.
         """
+        return Collecting(self._with_collectives(), session, most)
+
+    def time_collectives(self, most: int = MOST_COLLECTIVES) -> CollectiveTiming:
+        """Times collectives; ``most``: limit of buffered ones. See :class:`CollectiveTiming`.
+
+        Raises:
+            TorchLibraryError: as :meth:`report_collectives`.
+        """
+        return CollectiveTiming(self._with_collectives(), most)
+
+    def _with_collectives(self) -> TorchFunctions:
         if not self.functions.reports_collectives:
             raise TorchLibraryError(torch_build.why_left_out(self.path, torch_build.COLLECTIVES))
-        return Collecting(self.functions, session, most)
+        return self.functions
 
     def hold_devices(self, captures: int) -> None:
         """Sets the number of streams being captured. Unless it is 0, no timing event is recorded or queried."""
@@ -554,6 +602,13 @@ def _load(torch: Any) -> TorchLibrary:
         library = TorchLibrary(torch_build.ensure(torch))
         _probe(torch, library)
     return library
+
+
+def is_built(torch: Any) -> bool:
+    """Whether :func:`load` need not build the library."""
+    return prebuilt.find(torch) is not None or torch_build.is_whole(
+        torch_build.folder() / torch_build.library_name(torch)
+    )
 
 
 def load() -> TorchLibrary:

@@ -109,7 +109,7 @@ def test_exemplars_point_to_spans_of_steps(reader, metrics):
     sent = StepSpan(3, Trace(5, True, True), 7, 1_000_000_000, 3_000_000_000, None, None, thread=1, **of_step)
     kept = StepSpan(4, Trace(6, True, False), 8, 0, 20_000_000_000, None, None, thread=1, **of_step)
     elsewhere = StepSpan(3, Trace(9, True, True), 10, 0, 10, None, None, **of_step)
-    metrics.durations.record_spans([sent, kept, elsewhere])
+    metrics.durations.record_spans([sent, kept, elsewhere], metrics.waits)
     point = value(reader, "torch.step.duration")
     assert (point.count, point.sum) == (2, 22.0)
     assert [(each.trace_id, each.span_id) for each in point.exemplars] == [(5, 7)]
@@ -124,7 +124,7 @@ def test_phases_of_steps(reader, metrics):
     about = {"thread": 1, "phases": times}
     step = StepSpan(3, Trace(5, True, True), 7, 0, 1_000_000, None, None, segment=Segment.STEP, **about)
     between = StepSpan(-1, Trace(6, True, True), 8, 0, 10**10, None, None, segment=Segment.EVALUATION, **about)
-    metrics.durations.record_spans([step, between])
+    metrics.durations.record_spans([step, between], metrics.waits)
     found = {point.attributes["torch.phase.name"]: point for point in data_points(reader, "torch.phase.duration")}
     assert value(reader, "torch.step.duration").sum == 1e-3
     assert {name: point.sum for name, point in found.items()} == pytest.approx({"data": 3e-4, "unattributed": 7e-4})

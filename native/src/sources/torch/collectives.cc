@@ -14,6 +14,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -54,6 +56,8 @@ struct State {
   std::vector<Known> known;
   std::vector<Listener> listeners;
   int64_t last_token = 0;
+  std::atomic<uint64_t> most_times{0};  // 0: nothing is timed
+  std::deque<otp_collective_time> times;
 };
 
 // Never destroyed; a forked child gets a new one, since another thread may have held the lock.
@@ -250,13 +254,35 @@ class Skew {
 // What is to be done once a call has run.
 struct After {
   std::optional<Skew> skew;
-  uint64_t ticket = 0;  // in the black box, where its end will be known
+  uint64_t ticket = 0;         // in the black box, where its end will be known
+  otp_collective_time time{};  // where its end is to be taken; else without a start
 };
+
+bool tells_its_end(const Call& call) { return call.backend->getBackendName() == "gloo"; }
+
+// Begins to time a call that no rank leaves before all have arrived.
+void begin_time(State& s, const Call& call, otp_collective_time* time) {
+  if (call.is_transfer || call.root >= 0 || !tells_its_end(call)) return;
+  with_known(s, call, [time](const Known& known) { time->group = known.facts.group; });
+  time->start = g_collectives_api->unix_ns(0);
+}
+
+// Takes the end of a call, on whichever thread it completes.
+void end_time(otp_collective_time time) {
+  State* state = g_state;
+  if (state == nullptr) return;
+  time.end = g_collectives_api->unix_ns(0);
+  std::lock_guard<std::mutex> lock(state->lock);
+  uint64_t most = state->most_times;
+  if (most == 0) return;
+  if (state->times.size() >= most) state->times.pop_front();
+  state->times.push_back(time);
+}
 
 // Notes a call in the black box; a ticket for its end, 0 where the backend will not tell that.
 uint64_t note_in_box(const Told& told, const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                      const Call& call) {
-  bool is_tracked = call.backend->getBackendName() == "gloo";
+  bool is_tracked = tells_its_end(call);
   otp_blackbox_call noted = boxed(told, interned(op.schema().name()), is_tracked);
   shapes_of_inputs(op, stack).copy(noted.shapes, sizeof noted.shapes - 1);
   uint64_t ticket = g_collectives_api->collective_enqueued(&noted);
@@ -272,7 +298,8 @@ void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, 
                   op.schema().name().find("recv") != std::string::npos ||
                   op.schema().name().find("monitored") != std::string::npos;
   bool is_boxed = *g_collectives_api->box_is_open != 0;
-  if (state == nullptr || (event == 0 && !may_skew && !is_boxed)) return;
+  bool is_timed = state != nullptr && state->most_times.load(std::memory_order_relaxed) != 0;
+  if (state == nullptr || (event == 0 && !may_skew && !is_boxed && !is_timed)) return;
   Call call = call_of(op, stack);
   if (!call.group) return;
   int64_t before = number_before(*state, call);
@@ -280,6 +307,7 @@ void before_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, 
     Told told = tell(*state, call, before, event, consumers);
     if (is_boxed) after->ticket = note_in_box(told, op, stack, call);
   }
+  if (is_timed) begin_time(*state, call, &after->time);
   if (call.counts_otherwise) after->skew.emplace(*state, std::move(call), before);
 } catch (...) {
 }
@@ -293,14 +321,20 @@ c10::intrusive_ptr<c10d::Work> work_in(const torch::jit::Stack& stack) {
   return last.isCustomClass() ? last.toCustomClass<c10d::Work>() : c10::intrusive_ptr<c10d::Work>{};
 }
 
-// Has the black box hear of the end of a call that has returned. Never throws.
-void await_end(const torch::jit::Stack& stack, uint64_t ticket) try {
-  if (ticket == 0) return;
+// Reports the end of a call: to the black box where it has a ticket, and its time where that is taken.
+void completed(uint64_t ticket, const otp_collective_time& time, bool failed) {
+  if (ticket != 0) g_collectives_api->collective_completed(ticket, failed ? 1 : 0);
+  if (time.start != 0) end_time(time);
+}
+
+// Reports the end of a call that has returned once its work is done. Never throws.
+void await_end(const torch::jit::Stack& stack, const After& after) try {
+  if (after.ticket == 0 && after.time.start == 0) return;
   c10::intrusive_ptr<c10d::Work> work = work_in(stack);
   c10::intrusive_ptr<c10::ivalue::Future> future = work ? work->getFuture() : nullptr;
-  if (!future) return g_collectives_api->collective_completed(ticket, 0);
-  future->addCallback([ticket](c10::ivalue::Future& done) {
-    g_collectives_api->collective_completed(ticket, done.hasError() ? 1 : 0);
+  if (!future) return completed(after.ticket, after.time, false);
+  future->addCallback([ticket = after.ticket, time = after.time](c10::ivalue::Future& done) {
+    completed(ticket, time, done.hasError());
   });
 } catch (...) {  // it stays without an end
 }
@@ -315,7 +349,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     if (after.ticket != 0) g_collectives_api->collective_completed(after.ticket, 1);
     throw;
   }
-  await_end(*stack, after.ticket);
+  await_end(*stack, after);
 }
 
 bool takes_a_group(const c10::OperatorHandle& op) {
@@ -340,6 +374,11 @@ void intercept_all() {
   }
 }
 
+bool intercepted() {
+  static const bool done = (intercept_all(), true);
+  return done;
+}
+
 Listener* listener_of(State& s, int64_t token) {
   for (Listener& listener : s.listeners)
     if (listener.token == token) return &listener;
@@ -360,9 +399,8 @@ __attribute__((visibility("default"))) void otp_torch_attach_collectives(const o
 
 __attribute__((visibility("default"))) int64_t otp_torch_collectives_start(uint32_t consumer, uint64_t most) try {
   using namespace otp::collectives;
-  static const bool done = (intercept_all(), true);
   State* state = g_state;
-  if (!done || state == nullptr) return 0;
+  if (!intercepted() || state == nullptr) return 0;
   std::lock_guard<std::mutex> lock(state->lock);
   state->listeners.push_back({consumer, ++state->last_token, most});
   return state->last_token;
@@ -400,6 +438,31 @@ __attribute__((visibility("default"))) void otp_torch_collectives_stop(int64_t t
   std::lock_guard<std::mutex> lock(state->lock);
   auto& all = state->listeners;
   all.erase(std::remove_if(all.begin(), all.end(), [token](const Listener& l) { return l.token == token; }), all.end());
+}
+
+__attribute__((visibility("default"))) int otp_torch_collectives_time(uint64_t most) try {
+  using namespace otp::collectives;
+  State* state = g_state;
+  if (state == nullptr || (most != 0 && !intercepted())) return 0;
+  std::lock_guard<std::mutex> lock(state->lock);
+  state->most_times = most;
+  if (most == 0) std::deque<otp_collective_time>().swap(state->times);
+  return 1;
+} catch (...) {
+  return 0;
+}
+
+__attribute__((visibility("default"))) uint64_t otp_torch_collectives_take_times(otp_collective_time* out,
+                                                                                 uint64_t room) {
+  using namespace otp::collectives;
+  State* state = g_state;
+  if (state == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(state->lock);
+  uint64_t count = std::min<uint64_t>(room, state->times.size());
+  auto end = state->times.begin() + static_cast<ptrdiff_t>(count);
+  std::copy(state->times.begin(), end, out);
+  state->times.erase(state->times.begin(), end);
+  return count;
 }
 
 }  // extern "C"

@@ -40,6 +40,14 @@ typedef struct {
 
 /* The black box has them all, while one is open and anything listens: see otp_api. */
 
+/* When a rank called a collective and when its backend had completed it, Unix ns; the group is the id of a name. */
+typedef struct {
+  int64_t start;
+  int64_t end;
+  uint32_t group;
+  uint32_t reserved;
+} otp_collective_time;
+
 /* Gives this part the recorder, which otp_torch_attach has accepted. Once. */
 void otp_torch_attach_collectives(const otp_api* api);
 
@@ -56,6 +64,15 @@ uint64_t otp_torch_collectives_lost(int64_t token);
 
 /* Ends it; what was not taken is freed. Nothing where the token is none. */
 void otp_torch_collectives_stop(int64_t token);
+
+/* From now on collectives are timed, whoever records them; of more than `most` that wait to be taken the oldest are
+ * dropped. 0: no longer. Only those that no rank leaves before the last has arrived (none with a root, no send or
+ * receive), of backends that tell when they are complete (gloo). 1: done; 0: torch refused. Intercepts the operators as
+ * otp_torch_collectives_start does; some microseconds each. */
+int otp_torch_collectives_time(uint64_t most);
+
+/* Moves up to `room` of the oldest times to the caller, in the order of their ends; returns how many. */
+uint64_t otp_torch_collectives_take_times(otp_collective_time* out, uint64_t room);
 
 #ifdef __cplusplus
 }
