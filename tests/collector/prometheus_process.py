@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NO_PROMTOOL = "no promtool: name it in PROMTOOL, or put it on the path"
+NO_PROMETHEUS_AT_ALL = "no Prometheus: name it in PROMETHEUS, or put it on the path (Debian: prometheus)"
 NO_PROMETHEUS = (
     "no Prometheus that takes OTLP (3.0 or later; Debian's does not): name it in PROMETHEUS, or put it on the path"
 )
@@ -35,10 +36,15 @@ def promtool() -> str | None:
     return os.environ.get("PROMTOOL") or shutil.which("promtool")
 
 
+def any_prometheus() -> str | None:
+    """The program, where there is one."""
+    return os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+
+
 @functools.cache
 def prometheus() -> str | None:
     """The program, where there is one that takes OTLP: distributions leave that out."""
-    found = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+    found = any_prometheus()
     if found is None:
         return None
     reported = subprocess.run([found, "--help"], capture_output=True, text=True, check=False)
@@ -84,15 +90,15 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def running(binary: str, folder: Path) -> Iterator[Prometheus]:
-    """Starts it, and waits until it is ready."""
+def running(binary: str, folder: Path, configuration: Path | None = None) -> Iterator[Prometheus]:
+    """Starts it, with the example's configuration and OTLP or with another one, and waits until it is ready."""
     port, log = free_port(), folder / "prometheus.log"
     options = [
-        f"--config.file={EXAMPLE / 'prometheus.yaml'}",
+        f"--config.file={configuration or EXAMPLE / 'prometheus.yaml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
-        _OPTION,
         "--enable-feature=exemplar-storage",
+        *(() if configuration else (_OPTION,)),
     ]
     with log.open("wb") as output:
         process = subprocess.Popen([binary, *options], stdout=output, stderr=subprocess.STDOUT, cwd=folder)

@@ -36,7 +36,7 @@ stand_in_library = nvml_stand_in.stand_in_library
 
 DEVICE = "privateuseone"
 RESOURCE = Resource({"service.name": "training", "service.instance.id": "run-0", "torch.distributed.rank": 0})
-VARIABLES = {"__rate_interval": "5m", "__range": "5m", "job": "training", "instance": ".*"}
+VARIABLES = {"__rate_interval": "5m", "__range": "5m", "job": "training", "instance": ".*", "run": ".*"}
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_every_expression_of_the_dashboards_returns_data(store, nvml, simulated)
     job.train("ops", 2, policy=otp.SpanPolicy(keep="slow", max_spans=50))
     job.end()
 
-    empty = dict(promql(**VARIABLES))
+    empty = dict(promql("training", **VARIABLES))
 
     def all_have_data():
         for panel, query in list(empty.items()):
@@ -224,7 +224,7 @@ def test_every_expression_of_the_dashboards_returns_data(store, nvml, simulated)
         return not empty
 
     prometheus_process.until(all_have_data, lambda: f"nothing in {list(empty)}\n{collector.log.read_text()[-4000:]}")
-    panels = dict(promql(**VARIABLES))
+    panels = dict(promql("training", **VARIABLES))
     assert found.values(panels["Energy per step A"])[0] > 0
     assert found.values(panels["Power A"]) == [412.345]
     assert 0 < found.values(panels["Median step A"])[0] < LONG

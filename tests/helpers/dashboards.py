@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "observability"
-BOARDS = ("training", "one-step")
+BOARDS = ("training", "ranks", "one-step")
+RULES = EXAMPLE / "rules.yaml"
 
 _UNITS = {"s": "seconds", "By": "bytes", "W": "watts", "J": "joules", "Cel": "celsius"}
 
@@ -21,17 +24,23 @@ def board(name: str) -> dict[str, Any]:
     return json.loads((EXAMPLE / "grafana" / "dashboards" / f"{name}.json").read_text("utf-8"))
 
 
-def _queries(key: str) -> Iterator[tuple[str, str]]:
-    for name in BOARDS:
+def _queries(key: str, boards: tuple[str, ...] = BOARDS) -> Iterator[tuple[str, str]]:
+    for name in boards:
         for panel in board(name)["panels"]:
             for target in panel.get("targets", []):
                 if key in target:
                     yield f"{panel['title']} {target['refId']}", target[key]
 
 
-def promql(**variables: str) -> list[tuple[str, str]]:
-    """Panel and expression of every query to Prometheus, with variables put in: ``job="training"`` for ``$job``."""
-    return [(panel, _with(expression, variables)) for panel, expression in _queries("expr")]
+def promql(*boards: str, **variables: str) -> list[tuple[str, str]]:
+    """Panel and expression of every query of the boards (all) to Prometheus, with variables: ``job="training"`` for ``$job``."""
+    return [(panel, _with(expression, variables)) for panel, expression in _queries("expr", boards or BOARDS)]
+
+
+def rules() -> list[tuple[str, str]]:
+    """Name and expression of every rule: what it records, or the alert that it raises."""
+    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    return [(rule.get("record") or rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
 
 
 def documented_traceql() -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import re
 from unittest.mock import MagicMock
 
 import pytest
-from dashboards import BOARDS, board, documented_traceql, prometheus_name, promql, traceql
+from dashboards import BOARDS, board, documented_traceql, prometheus_name, promql, rules, traceql
 
 from otel_torchprof._encode import phase_attributes
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
@@ -45,12 +45,23 @@ def test_names_are_those_of_prometheus(metric, name):
 
 
 def test_every_metric_is_one_that_there_is():
-    """No panel and no variable asks for a metric that nothing exports."""
+    """No panel, no variable and no rule asks for a metric that nothing exports."""
     there = exported()
-    asked = {metric for _, expression in promql() for metric in metrics_in(expression)}
+    asked = {metric for _, expression in (*promql(), *rules()) for metric in metrics_in(expression)}
     unknown = {name for name in asked if re.sub("_(bucket|count|sum)$", "", name) not in there}
     assert {name for name in unknown if not COLLECTORS_OWN.fullmatch(name)} == set()
     assert len(asked & there) > 15
+
+
+def test_every_recorded_series_is_one_that_there_is():
+    """What panels and rules ask for of recording rules, a rule before them records."""
+    recorded: set[str] = set()
+    for name, expression in rules():
+        assert set(re.findall(r"\w+:\w+:\w+", expression)) <= recorded, name
+        recorded |= {name} if ":" in name else set()
+    asked = {series for _, expression in promql() for series in re.findall(r"\w+:\w+:\w+", expression)}
+    assert asked <= recorded
+    assert len(asked) > 4
 
 
 def metrics_in(expression: str) -> set[str]:
