@@ -105,9 +105,15 @@ LOSS = "torch.step.loss"
 LEARNING_RATE = "torch.step.learning_rate"
 EPOCH = "torch.step.epoch"
 BATCHES = "torch.step.batches"
-Usage = tuple[int, int, int, int, int, int, int, int]
+RESIDENT, PEAK, FREE = (f"torch.step.memory.{name}" for name in ("resident", "peak", "free"))
+DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_PEAK, DEVICE_FREE = (
+    f"torch.step.device.memory.{name}" for name in ("allocated", "reserved", "peak", "free")
+)
+"""Attributes of a step: bytes of the process at its end, and those of torch's allocator on a device; what is free, and what
+devices have, as of a drain, on its last step."""
+Usage = tuple[int, int, int, int, int, int, int, int, int, int]
 """The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
-unknown; ns that it ran, and ns that all threads ran."""
+unknown; ns that it ran, and ns that all threads ran; :data:`RESIDENT`, -1 where it is unknown, and :data:`PEAK`."""
 
 UNATTRIBUTED = "unattributed"
 """The part of a step that is in no phase."""

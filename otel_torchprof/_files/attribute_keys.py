@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from otel_torchprof._columns.phases import PHASE_NAME, PHASE_PREFIX, PHASES, UNATTRIBUTED, USAGE
+from otel_torchprof._columns.phases import (
+    DEVICE_ALLOCATED,
+    DEVICE_FREE,
+    FREE,
+    PHASE_NAME,
+    PHASE_PREFIX,
+    PHASES,
+    RESIDENT,
+    UNATTRIBUTED,
+    USAGE,
+)
 from otel_torchprof._model.span_table import STEP_NUMBER
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
@@ -13,6 +23,8 @@ STEP, UNFINISHED = STEP_NUMBER, "torch.unfinished"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
 RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"
+MEMORY = (RESIDENT, FREE, DEVICE_ALLOCATED, DEVICE_FREE)
+"""Attributes of a step: bytes of the process and of a device."""
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 FILE = "code.file.path"
@@ -46,6 +58,7 @@ TEXTS = frozenset((PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, TORCH_NAM
 USED = frozenset(
     (
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
+        *MEMORY,
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),

@@ -35,6 +35,7 @@ from otel_torchprof._process.quiet import LimitedLog
 from otel_torchprof._record.step_marks import StepMarks
 from otel_torchprof.errors import NativeError
 
+from .process_memory import MemoryOfDrains
 from .step_log import StepLog
 from .step_segments import StepRule, StepSegments
 
@@ -228,7 +229,7 @@ class LiveRecording:
         self._buffer = SpanBuffer(
             policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
         )
-        self._flows, self._samples = Flows(), LiveSamples()
+        self._flows, self._samples, self._memory = Flows(), LiveSamples(), MemoryOfDrains()
         self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
             # The provider's ids alone may be equal on all ranks: the SDK uses Python's random numbers, which programs seed.
@@ -360,6 +361,7 @@ class LiveRecording:
         if final:  # after place(): the current step gets its span with its first event, which may be in this batch
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = _unsent(span for step in ended for span in step.spans.values())
+        self._memory.note(step_spans)
         note_phases(step_spans)
         self._job.note(step_spans)
         roots = self._trees.ended_roots(min(known_until, self.now()), final=final)

@@ -11,6 +11,8 @@ from opentelemetry.metrics import Observation
 from otel_torchprof._export.ledger import OUTAGE, QUEUE_FULL
 from otel_torchprof._native.recorder import recorder_stats
 
+from .process_memory import allocators, resident_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -26,6 +28,7 @@ ERROR = "error.type"
 REDUCTION = "torch.reduction"
 DECISION = "torch.decision"
 NAME_KIND = "torch.name.kind"
+DEVICE_TYPE, DEVICE_INDEX = "torch.device.type", "torch.device.index"
 _REDUCTIONS = ("aggregated", "collapsed", "detail_dropped")
 _DECISIONS = ("sampled", "root_only")
 
@@ -83,6 +86,21 @@ def _reduced(figures: RecorderFigures) -> list[Observation]:
 def _decided(figures: RecorderFigures) -> list[Observation]:
     spans = figures.entries.spans
     return [Observation(spans[how], {DECISION: how}) for how in _DECISIONS if how in spans]
+
+
+def _resident(_figures: RecorderFigures) -> list[Observation]:
+    resident = resident_memory()
+    return [] if resident is None else [Observation(resident)]
+
+
+def _of_allocators(quantity: str) -> Callable[[RecorderFigures], list[Observation]]:
+    def observe(_figures: RecorderFigures) -> list[Observation]:
+        return [
+            Observation(getattr(each, quantity), {DEVICE_TYPE: "cuda", DEVICE_INDEX: each.device})
+            for each in allocators()
+        ]
+
+    return observe
 
 
 def _buffer(figures: RecorderFigures) -> list[Observation]:
@@ -154,6 +172,22 @@ def _queue_of(exporter: ExporterFigures) -> dict[str, str]:
 
 
 _INSTRUMENTS = (
+    ("up_down_counter", "process.memory.usage", "By", _resident, "The amount of physical memory in use."),
+    (
+        "up_down_counter",
+        "torch.allocator.allocated",
+        "By",
+        _of_allocators("allocated"),
+        "Memory of tensors on a device, as torch's allocator counts it.",
+    ),
+    (
+        "up_down_counter",
+        "torch.allocator.reserved",
+        "By",
+        _of_allocators("reserved"),
+        "Memory that torch's allocator has of a device.",
+    ),
+    ("gauge", "torch.allocator.peak", "By", _of_allocators("peak"), "The most memory of tensors so far on a device."),
     ("counter", "otel_torchprof.events.recorded", "{event}", _recorded, "Number of recorded events."),
     ("counter", "otel_torchprof.events.dropped", "{event}", _dropped, "Number of dropped events, by reason."),
     (

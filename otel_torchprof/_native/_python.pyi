@@ -81,11 +81,12 @@ def optimizer_end(optimizer: object, args: object, kwargs: object, /) -> None: .
 def phase_collection(phase: str, info: dict[str, int], /) -> None: ...
 
 # What the system says of a thread: its number there, ns that it was ready to run and did not (-1: unknown), minor and major page faults, voluntary and
-# involuntary context switches, ns that it ran, since it began; and ns that all threads of the process ran, the others only while it did not. usage_at(event): at the begin of that phase; None where it was not asked for, as of
+# involuntary context switches, ns that it ran, since it began; ns that all threads of the process ran, the others only while it did not; and bytes of the process's resident memory
+# (up to 10 ms old, -1: unknown) and the most of it so far. usage_at(event): at the begin of that phase; None where it was not asked for, as of
 # the latest 16,384 of threads that train. usage_now(): of the calling thread, now: 0.5 us, ten times as much where it was switched out
-# since it was asked about last.
-def usage_at(event: int, /) -> tuple[int, int, int, int, int, int, int, int] | None: ...
-def usage_now() -> tuple[int, int, int, int, int, int, int, int] | None: ...
+# since it was asked about last, or after 10 ms.
+def usage_at(event: int, /) -> tuple[int, int, int, int, int, int, int, int, int, int] | None: ...
+def usage_now() -> tuple[int, int, int, int, int, int, int, int, int, int] | None: ...
 
 # Foresees the steps of a loop for the session with that bit: in those that are not selected it records nothing outside of contexts.
 # thread: threading.get_ident() of the loop. phases: (part, address of its object) of those of a step, the first and the last one where they stand.

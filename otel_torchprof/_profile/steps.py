@@ -18,9 +18,13 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.joined import without
+from otel_torchprof._columns.phases import RESIDENT
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.step_spans import RecordedStep
+from otel_torchprof._model.steps import memory_of
 from otel_torchprof._model.tree import STEP_PREFIX
+from otel_torchprof._native.python_sources import usage_now
+from otel_torchprof._native.recorder import recorder_stats
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._record.step_marks import StepTracker
 from otel_torchprof._record.torch_hooks import OptimizerHooks
@@ -223,6 +227,12 @@ def without_step_labels(batch: Batch) -> Batch:
     return replace(rest, reductions={**reductions, "event": event})
 
 
+def _memory() -> dict[str, int]:
+    """Attributes of the memory of the process, now; without the buffers of recordings, which grow with every event."""
+    memory = memory_of(usage_now())
+    return memory and {**memory, RESIDENT: max(memory[RESIDENT] - recorder_stats().chunk_bytes, 0)}
+
+
 class ProfileSteps:
     """Begins of steps, in windows of time in which the profile records. Not thread-safe."""
 
@@ -238,12 +248,14 @@ class ProfileSteps:
         window = self._windows[-1] if self._windows else None
         if window is not None and window.end is None and window.marks[-1][0] != number:
             window.marks.append((number, at))
+            window.memory.append(_memory())
             window.thread = threads.get_ident()
 
     def close(self, at: int) -> None:
         """Closes the open window, if there is one."""
         if self._windows and self._windows[-1].end is None:
             self._windows[-1].end = at
+            self._windows[-1].memory.append(_memory())
 
     def clear(self) -> None:
         """Removes all windows."""
@@ -270,9 +282,14 @@ class ProfileSteps:
 class _Window:
     def __init__(self, number: int, at: int) -> None:
         self.marks = [(number, at)]
+        self.memory: list[dict[str, int]] = []
+        """Attributes at the end of each step."""
         self.end: int | None = None
         self.thread = threads.get_ident()
 
     def steps(self) -> list[RecordedStep]:
         ends = [at for _, at in self.marks[1:]] + [max(self.end or 0, self.marks[-1][1])]
-        return [RecordedStep(number, at, end, self.thread) for (number, at), end in zip(self.marks, ends, strict=True)]
+        return [
+            RecordedStep(number, at, end, self.thread, attributes=memory)
+            for (number, at), end, memory in zip(self.marks, ends, [*self.memory, {}], strict=False)
+        ]

@@ -66,24 +66,20 @@ def loop():
 
 
 def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
-    """Of a step both of whose ends were asked for on one thread, what that waited, its page faults and switches; of the others nothing."""
+    """Of a step both of whose ends were asked for on one thread, what that waited, its page faults and switches; of each the memory at its end."""
     loop.step(4)
     names = [event.name for event in loop.events if event.name.startswith("NEXT")]
     loop.usage |= {
-        loop.recorder.id_of(names[1]): (7, 100, 1, 2, 3, 4, 1_000, 2_000),
-        loop.recorder.id_of(names[2]): (7, 120, 11, 2, 4, 4, 1_010, 2_025),
+        loop.recorder.id_of(names[1]): (7, 100, 1, 2, 3, 4, 1_000, 2_000, 5_000, 7_000),
+        loop.recorder.id_of(names[2]): (7, 120, 11, 2, 4, 4, 1_010, 2_025, 6_000, 7_000),
     }
-    loop.usage[loop.recorder.id_of(names[3])] = 7, -1, 12, 2, 4, 9, 0, 0
+    loop.usage[loop.recorder.id_of(names[3])] = 7, -1, 12, 2, 4, 9, 0, 0, -1, 7_000
     loop.step()
     loop.usage[loop.recorder.id_of(next(e.name for e in reversed(loop.events) if e.name.startswith("NEXT")))] = (
         8,
-        9,
-        99,
-        9,
-        9,
-        9,
-        9,
-        9,
+        *(9,) * 7,
+        8_000,
+        7_999,  # counted less exactly
     )
     loop.drain(final=True)
     used = [
@@ -93,15 +89,17 @@ def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
     ]
     faults = ("page_faults.minor", "page_faults.major", "context_switches.voluntary", "context_switches.involuntary")
     assert used == [
-        {},
+        {"memory.resident": 5_000, "memory.peak": 7_000},
         {
             "runnable_duration": pytest.approx(20e-9),
             **dict(zip(faults, (10, 0, 1, 0), strict=True)),
             "blocked_duration": pytest.approx(20e-9),  # of 50 ns, of which it ran 10 and waited 20
             "other_threads_duration": pytest.approx(15e-9),
+            "memory.resident": 6_000,
+            "memory.peak": 7_000,
         },
         dict(zip(faults, (1, 0, 0, 5), strict=True)),
-        {},  # its end is on another thread
+        {"memory.resident": 8_000, "memory.peak": 8_000},  # its end is on another thread
         {},
     ]
 

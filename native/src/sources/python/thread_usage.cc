@@ -1,12 +1,13 @@
 // What the system says of a thread where a step of training may begin: how long it ran, how long it was ready to run
-// and did not, page faults and context switches, all since the thread began; and how long the other threads of the
-// process ran.
+// and did not, page faults and context switches, all since the thread began; how long the other threads of the
+// process ran; and the memory of the process.
 //
 // Which phase begins a step is known later, so it is asked where one may, of threads that train: two or three times a
 // step. That is one system call (0.5 us). How long a thread waited to run is in a file, which takes ten times as long:
 // it is read only where the thread has been switched out since, without which it has run all the time and has not
 // waited; what other threads did meanwhile is nothing that it waited for, and is left out. A descriptor that is kept
-// would save most of that, and may be closed by the program, and another file have its number.
+// would save most of that, and may be closed by the program, and another file have its number. Resident memory is in
+// such a file, too (8 us), so that it is read every 10 ms at most; the highest comes with the system call.
 //
 // Python's lock is held in all of this.
 #include <fcntl.h>
@@ -32,6 +33,7 @@ struct Usage {
   int64_t runnable;  // ns; -1: the system does not say
   int64_t minor_faults, major_faults, voluntary_switches, involuntary_switches;
   int64_t running, of_process;  // ns that the thread ran, and all threads together
+  int64_t resident, peak;       // bytes of the process's resident memory, and the most so far; -1: unknown
 };
 
 constexpr size_t kMost = 1 << 16;   // that may wait for a drain; memory is touched only for as many as do
@@ -40,22 +42,41 @@ std::array<Usage, kMost> g_latest;  // of all threads
 size_t g_count = 0;
 size_t g_next = 0;    // behind the one that was found last: a drain asks for them in the order of time
 pid_t g_process = 0;  // that these are of: a forked child counts its events anew
+constexpr int64_t kResidentEvery = 10'000'000;  // ns between two readings of resident memory
+int64_t g_resident = -1, g_resident_at = 0;     // as of the latest reading; when that was
 
 int64_t clock_ns(clockid_t clock) {
   struct timespec now;
   return clock_gettime(clock, &now) == 0 ? now.tv_sec * INT64_C(1000000000) + now.tv_nsec : 0;
 }
 
-int64_t runnable() {
-  char text[64];
-  int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+// The second number in a small file; -1 where there is none.
+int64_t second_number(const char* path) {
+  char text[128];
+  int file = open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return -1;
   ssize_t size = read(file, text, sizeof text - 1);
   close(file);
   if (size <= 0) return -1;
   text[size] = '\0';
-  int64_t running = 0, waiting = 0;  // the first as of the latest tick: it is asked for below
-  return std::sscanf(text, "%" SCNd64 " %" SCNd64, &running, &waiting) == 2 ? waiting : -1;
+  int64_t first = 0, second = 0;
+  return std::sscanf(text, "%" SCNd64 " %" SCNd64, &first, &second) == 2 ? second : -1;
+}
+
+void forget_in_child() {
+  if (g_process == getpid()) return;
+  g_process = getpid();
+  g_count = g_next = 0;
+  g_resident_at = 0;
+}
+
+int64_t resident(int64_t now) {
+  forget_in_child();
+  if (g_resident_at != 0 && now - g_resident_at < kResidentEvery) return g_resident;
+  g_resident_at = now;
+  int64_t pages = second_number("/proc/self/statm");
+  g_resident = pages < 0 ? -1 : pages * sysconf(_SC_PAGESIZE);
+  return g_resident;
 }
 
 bool ask(PythonThread* thread, Usage* usage) {
@@ -67,7 +88,7 @@ bool ask(PythonThread* thread, Usage* usage) {
   if (thread->usage_of != id || thread->switches != switches) {
     thread->usage_of = id;
     thread->switches = switches;
-    thread->runnable = runnable();
+    thread->runnable = second_number("/proc/thread-self/schedstat");  // the first is as of the latest tick
     thread->running = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     thread->of_process = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
   } else {
@@ -83,7 +104,9 @@ bool ask(PythonThread* thread, Usage* usage) {
             found.ru_nvcsw,
             found.ru_nivcsw,
             thread->running,
-            thread->of_process};
+            thread->of_process,
+            resident(now),
+            INT64_C(1024) * found.ru_maxrss};
   return true;
 #else
   (void)thread;
@@ -93,17 +116,12 @@ bool ask(PythonThread* thread, Usage* usage) {
 }
 
 PyObject* as_tuple(const Usage& usage) {
-  return Py_BuildValue("LLLLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
+  return Py_BuildValue("LLLLLLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
                        static_cast<long long>(usage.minor_faults), static_cast<long long>(usage.major_faults),
                        static_cast<long long>(usage.voluntary_switches),
                        static_cast<long long>(usage.involuntary_switches), static_cast<long long>(usage.running),
-                       static_cast<long long>(usage.of_process));
-}
-
-void forget_in_child() {
-  if (g_process == getpid()) return;
-  g_process = getpid();
-  g_count = g_next = 0;
+                       static_cast<long long>(usage.of_process), static_cast<long long>(usage.resident),
+                       static_cast<long long>(usage.peak));
 }
 
 // The usage at an event; null if none was read there, or too many since.
@@ -154,7 +172,6 @@ void note_usage(PythonThread* thread) {
   Usage usage;
   uint32_t consumers = 0;
   if (!ask(thread, &usage)) return;
-  forget_in_child();
   usage.event = g_api->innermost(&consumers);
   g_latest[g_count++ % kMost] = usage;
 }
