@@ -104,6 +104,12 @@ ADVICE = {
         "look at that rank alone: its data, its device, what else runs on its machine",
         "exchange two ranks' machines: if the same rank number stays late, it is the program's work and not the machine",
     ),
+    "memory-growth": Advice(
+        "",
+        "look for what keeps tensors from step to step: lists of losses or outputs (append .item() or .detach()), caches, hooks, "
+        "graphs that were never run backward. otp.profile(profile_memory=True, with_modules=True) says where they are allocated",
+        "record ten times as many steps: if memory stops growing, something was filled once",
+    ),
     "spikes": Advice(
         "of the time is in steps that are far longer than the others",
         "look at the slowest steps below, and record them with more detail: OTEL_TORCHPROF_POLICY=keep=slow",

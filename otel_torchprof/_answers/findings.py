@@ -74,6 +74,18 @@ class VerdictRules(NamedTuple):
     """Fewest such collectives."""
     lateness_share: float = 0.05
     """Least share of step time that a straggler costs."""
+    growth_warm_up: float = 0.2
+    """Part of the steps, the first, whose memory is left out."""
+    growth_steps: int = 39
+    """Fewest steps after these."""
+    growth_blocks: int = 13
+    """Number of blocks of steps whose lowest memory is compared."""
+    growth_third: float = 0.2
+    """Least part of the growth in each third of these."""
+    growth_bytes: float = 2 * 2.0**20
+    """Least growth in all of them, in bytes."""
+    growth_share: float = 0.005
+    """The same, as a part of the memory."""
 
 
 class DiffRules(NamedTuple):

@@ -161,6 +161,7 @@ def rank_of_process(
         blocked=np.array([row.blocked for row in rows]),
         other_threads=np.array([row.other_threads for row in rows]),
         counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
+        memory=np.array([row.memory for row in rows], np.float64).reshape(len(rows), len(attribute_keys.MEMORY)),
         gap=np.minimum(steps.gap, seconds) if knows_gaps else unknown,
         operating=np.minimum(steps.operating, seconds) if knows_gaps else unknown,
         device=seconds - drained,
@@ -193,6 +194,7 @@ _OF_SPAN = (
     attribute_keys.BLOCKED,
     attribute_keys.OTHER_THREADS,
     attribute_keys.DRAINED,
+    *attribute_keys.MEMORY,
     *attribute_keys.PHASE_OF,
 )
 """The attributes of a step that are stored."""
@@ -202,7 +204,7 @@ _MOST_SAMPLES = 1 << 16
 
 
 class LiveSteps:
-    """The last 1,000 steps and segments between steps, 150 bytes each, and 65,536 samples of Python stacks, 29 bytes each.
+    """The last 1,000 steps and segments between steps, 180 bytes each, and 65,536 samples of Python stacks, 29 bytes each.
 
     One thread may add, any thread read.
     """

@@ -47,6 +47,7 @@ class StepRow(NamedTuple):
     drained: float = NAN
     counters: tuple[float, ...] = (NAN,) * len(attribute_keys.COUNTERS)
     phases: tuple[float, ...] | None = None
+    memory: tuple[float, ...] = (NAN,) * len(attribute_keys.MEMORY)
 
 
 @dataclass
@@ -244,4 +245,5 @@ def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRo
         attributes.get(attribute_keys.DRAINED, NAN),
         tuple(attributes.get(key, NAN) for key in attribute_keys.COUNTERS),
         phases,
+        tuple(attributes.get(key, NAN) for key in attribute_keys.MEMORY),
     )

@@ -11,6 +11,8 @@ import numpy as np
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, Segment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_torchprof._columns.arrays import Flags, Floats, Integers
     from otel_torchprof._files.collectives import Collectives
 
@@ -43,6 +45,18 @@ class OperatorTime(NamedTuple):
     """Whether they are in the phase in which the loop waits for data."""
 
 
+class KeptMemory(NamedTuple):
+    """Blocks that were not seen to be freed."""
+
+    phase: str
+    """Empty if it is not known, as are the others."""
+    module: str
+    operator: str
+    """The outermost in which they were allocated."""
+    bytes: int
+    blocks: int
+
+
 @dataclass
 class Rank:
     """The steps of one process, in order; unknown values are NaN."""
@@ -70,6 +84,8 @@ class Rank:
     """Seconds in which other threads of the process ran and it did not."""
     counters: Floats
     """Counts by step and :data:`COUNTERS`."""
+    memory: Floats
+    """Bytes by step and :data:`~otel_torchprof._files.attribute_keys.MEMORY`."""
     gap: Floats
     """Seconds of the loop's thread outside of operators."""
     operating: Floats
@@ -106,6 +122,8 @@ class Rank:
     """Whether gaps are known to be no waits for other ranks."""
     step_rule: str = ""
     """Where steps begin and end, if the file marks none."""
+    kept: Callable[[int, int, int], list[KeptMemory]] | None = None
+    """Returns the memory that was allocated between two times and is in use at a third, Unix ns; None if it is not known."""
     has_twin_steps: bool = False
     """Whether several steps have the same number."""
 

@@ -28,6 +28,7 @@ from .findings import (
     with_runnable,
 )
 from .judging import Candidate, blocked_elsewhere, judged
+from .memory_growth import MEMORY_GROWTH, memory_growth
 from .rank_reading import read_ranks
 from .spikes import pauses, spikes
 from .steps import COUNTERS, DERIVED, LOADERS, PLACE_OF, is_operator, is_what_models_do
@@ -266,16 +267,16 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     by_rank, withheld = {}, []
     for rank, of_other_ranks in zip(ranks, _without_processor(ranks), strict=True):
         found, depending = _judged(rank, of_other_ranks)
-        by_rank[rank.name] = one_story(found)
+        by_rank[rank.name] = [*one_story(found), *memory_growth(rank)]
         withheld += depending
     findings = with_late_rank(by_rank, late) if late else merged(by_rank)
-    findings.sort(key=lambda finding: -finding.recoverable_seconds)
+    findings.sort(key=lambda finding: (-finding.recoverable_seconds, finding.severity == "none"))
     if late:
         withheld = [reason for reason in withheld if reason.verdict != "communication-bound"]
         findings.sort(
             key=lambda finding: finding.verdict != late.finding.verdict
         )  # it causes waits, and comes before them
-    has_fault = any(finding.severity != "none" and not finding.is_note for finding in findings)
+    has_fault = any(_costs_time(finding) for finding in findings)
     chosen = [steady(rank) for rank in ranks]
     steps = np.concatenate([rank.seconds[is_chosen] for rank, is_chosen in zip(ranks, chosen, strict=True)])
     return Explanation(
@@ -294,6 +295,10 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
         knows_runnable=all(with_runnable(rank, is_chosen).any() for rank, is_chosen in zip(ranks, chosen, strict=True)),
         step_rule=next((rank.step_rule for rank in ranks if rank.step_rule), ""),
     )
+
+
+def _costs_time(finding: Finding) -> bool:
+    return finding.severity != "none" and not finding.is_note and finding.verdict != MEMORY_GROWTH
 
 
 def _without_processor(ranks: list[Rank]) -> list[Floats | None]:

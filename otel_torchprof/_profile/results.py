@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from otel_torchprof import markup
+from otel_torchprof._answers.kept_memory import kept_memory
 from otel_torchprof._answers.rank_reading import rank_of_spans
 from otel_torchprof._answers.verdicts import explain, explained
 from otel_torchprof._encode import otlp, otlp_json
@@ -458,6 +460,7 @@ class ProfileResults(RecordedColumns):
             rank = rank_of_spans("the profile", spans)
         except TorchProfError as error:
             raise self._no_steps() from error
+        rank.kept = partial(kept_memory, self._batch())
         return explained([rank])
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
