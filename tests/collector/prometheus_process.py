@@ -51,9 +51,9 @@ def prometheus() -> str | None:
     return found if _OPTION.removeprefix("--") in reported.stdout + reported.stderr else None
 
 
-def until(found: Callable[[], Any], why: Callable[[], str]) -> Any:
+def until(found: Callable[[], Any], why: Callable[[], str], seconds: float = LONG) -> Any:
     """What a call gives as soon as it gives something."""
-    deadline, again = time.monotonic() + LONG, threading.Event()
+    deadline, again = time.monotonic() + seconds, threading.Event()
     while not (answer := found()):
         assert time.monotonic() < deadline, why()
         again.wait(0.1)

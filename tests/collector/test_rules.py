@@ -12,11 +12,12 @@ import pytest
 import scraped
 import yaml
 from dashboards import EXAMPLE, RULES, promql, rules
-from fault_server import LONG
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 LATE = "2"
+TEN_MINUTES = 600.0
+"""Four ranks begin late on a busy machine."""
 NEEDS_MORE = {"TorchHang", "TorchInputBound", "TorchSlowerThanYesterday", "TorchMemoryGrows"}
 """Alerts that four ranks of which one is late do not raise: without a hang, for a day, or with a GPU."""
 
@@ -63,7 +64,7 @@ def ranks(tmp_path):
                 yield found
             finally:
                 (tmp_path / "stop").touch()
-                process.wait(LONG)
+                process.wait(TEN_MINUTES)
 
 
 def test_the_late_rank_is_named(ranks):
@@ -73,7 +74,7 @@ def test_the_late_rank_is_named(ranks):
         alerts = ranks.ask("alerts")["alerts"]
         return [each["labels"] for each in alerts if each["state"] == "firing"]
 
-    prometheus_process.until(firing, lambda: str(ranks.ask("alerts")))
+    prometheus_process.until(firing, lambda: str(ranks.ask("alerts")), TEN_MINUTES)
     assert {(each["alertname"], each["torch_distributed_rank"]) for each in firing()} == {("TorchStraggler", LATE)}
     empty = dict([*promql("ranks", job="ranks", run=".*"), *rules()])
 
@@ -83,4 +84,4 @@ def test_the_late_rank_is_named(ranks):
                 del empty[name]
         return not empty
 
-    prometheus_process.until(all_have_data, lambda: f"nothing in {list(empty)}")
+    prometheus_process.until(all_have_data, lambda: f"nothing in {list(empty)}", TEN_MINUTES)
