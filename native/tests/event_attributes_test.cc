@@ -45,28 +45,34 @@ Attributes attributes(const std::vector<int64_t>& row, const std::vector<Event>&
     kind.push_back(event.kind), scope.push_back(event.scope), sequence_nr.push_back(event.sequence_nr);
     fwd_thread.push_back(event.fwd_thread), thread.push_back(event.thread), self_time.push_back(event.self_time);
   }
-  std::vector<std::vector<uint32_t>> narrow(7, std::vector<uint32_t>(row.size()));
-  std::vector<std::vector<int64_t>> wide(3, std::vector<int64_t>(row.size()));
+  std::vector<uint32_t> spans;
+  std::vector<int64_t> rows;
+  for (uint32_t i = 0; i < row.size(); ++i)
+    if (row[i] >= 0) spans.push_back(i), rows.push_back(row[i]);
+  bool is_plain = true;
+  for (uint64_t i = 0; i < rows.size(); ++i) is_plain = is_plain && rows[i] == static_cast<int64_t>(i);
+  std::vector<std::vector<uint32_t>> narrow(5, std::vector<uint32_t>(spans.size()));
+  std::vector<std::vector<int64_t>> wide(3, std::vector<int64_t>(spans.size()));
   Attributes found;
-  found.self_duration.resize(row.size());
+  found.self_duration.resize(spans.size());
   otp_event_attributes a{};
-  a.count = row.size(), a.row = row.data(), a.row_count = events.size();
+  a.count = spans.size(), a.span = spans.data(), a.row = is_plain ? nullptr : rows.data(), a.row_count = events.size();
   a.kind = kind.data(), a.scope = scope.data(), a.sequence_nr = sequence_nr.data(), a.self_time = self_time.data();
   a.fwd_thread = fwd_thread.data(), a.thread = thread.data();
   a.name_of_scope = kScopes.data(), a.scope_count = kScopes.size();
   a.name_of_thread = kThreadNames.data(), a.id_of_thread = kThreadIds.data(), a.thread_count = kThreadIds.size();
-  a.thread_id = {narrow[0].data(), wide[0].data(), 0};
-  a.self_duration = found.self_duration.data();
-  a.thread_name = {narrow[1].data(), narrow[2].data(), 0};
-  a.op_scope = {narrow[3].data(), narrow[4].data(), 0};
-  a.op_sequence_nr = {narrow[5].data(), wide[1].data(), 0};
-  a.op_forward_thread = {narrow[6].data(), wide[2].data(), 0};
+  a.thread_id = wide[0].data(), a.thread_name = narrow[0].data(), a.self_duration = found.self_duration.data();
+  a.op_scope = {narrow[1].data(), narrow[2].data(), 0};
+  a.op_sequence_nr = {narrow[3].data(), wide[1].data(), 0};
+  a.op_forward_thread = {narrow[4].data(), wide[2].data(), 0};
   found.result = otp_make_event_attributes(&a);
   if (found.result != 0) return found;
-  found.thread_id = pairs<Numbered>(a.thread_id), found.thread_name = pairs<Named>(a.thread_name);
+  for (uint64_t i = 0; i < spans.size(); ++i) {
+    found.thread_id.emplace_back(spans[i], a.thread_id[i]);
+    if (a.thread_name[i] != 0) found.thread_name.emplace_back(spans[i], a.thread_name[i]);
+  }
   found.op_scope = pairs<Named>(a.op_scope), found.op_sequence_nr = pairs<Numbered>(a.op_sequence_nr);
   found.op_forward_thread = pairs<Numbered>(a.op_forward_thread);
-  found.self_duration.resize(a.thread_id.count);
   return found;
 }
 

@@ -17,7 +17,7 @@ from otel_torchprof._model.frames import distinct
 from otel_torchprof._model.inputs import DistinctInputs
 from otel_torchprof._model.memory import CPU_TYPES, DEVICE_TYPES, MovedMemory, moved_memory
 from otel_torchprof._model.reductions import own_times
-from otel_torchprof._model.span_table import ascending
+from otel_torchprof._model.span_table import AttributeType, ascending, events_after, numbers_between
 from otel_torchprof._native.loops import event_attributes
 from otel_torchprof._process.heap import Arena
 
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.frame_info import FunctionInfo
     from otel_torchprof._columns.generation import AttributeValue
-    from otel_torchprof._model.span_table import AttributeType, SpanTable
+    from otel_torchprof._model.span_table import AttributeColumn, SpanTable
 
 Array = npt.NDArray[Any]
 Values = tuple[Array, Array]
 """The values of an attribute, and the spans that have one each, ascending."""
-_ATTRIBUTE_BYTES = 60
-"""Estimated size of one span's attributes: its scope, self time and thread."""
+_ATTRIBUTE_BYTES = 36
+"""Estimated size of one span's attributes: its scope, self time and thread, and what they are made of."""
+_THREADS = {("thread.id", AttributeType.INT64): "thread_id", ("thread.name", AttributeType.NAME): "thread_name"}
+"""Keys and types of attributes of threads, and their names in ``otp_event_attributes``."""
 _BY_ROW = ("kind", "scope", "sequence_nr", "fwd_thread", "thread")
 
 
 def chosen(values: Values, mask: npt.NDArray[np.bool_]) -> Values:
     """The values where the mask is true."""
     return values[0][mask], values[1][mask]
+
+
+def _is_run_up_to(rows: Array, end: int) -> bool:
+    """Whether rising rows follow each other up to ``end``."""
+    return len(rows) > 0 and bool(rows[-1] + 1 == end and rows[0] + len(rows) == end)
 
 
 class AttributeSource:
@@ -51,7 +58,7 @@ class AttributeSource:
         table: SpanTable,
         *,
         dropped_on: int | None,
-        self_time: Array | None,
+        self_time: Callable[[Arena], Array] | None,
         with_flops: bool = False,
         callers: Array | None = None,
         device_times: DeviceTimes | None = None,
@@ -69,22 +76,54 @@ class AttributeSource:
 
     @cached_property
     def of_events(self) -> Mapping[str, Values]:
-        """The attributes that most events have, see :func:`~otel_torchprof._native.loops.event_attributes`."""
+        """The attributes that most events have, see :func:`~otel_torchprof._native.loops.event_attributes`; with :attr:`threads_before`."""
         batch, threads = self.batch, self.batch.threads
         own = self._self_time
         named = self.add([thread.name for thread in threads])
         columns = {
-            "self_time": own_times(batch) if own is None else own,
+            "self_time": own_times(batch) if own is None else own(self._room),
             "name_of_scope": self.add([scope.name.lower() for scope in Scope]),
             "name_of_thread": named * np.array([bool(thread.name) for thread in threads], dtype=np.uint32),
             "id_of_thread": np.array([thread.ident for thread in threads], dtype=np.int64),
         }
-        return event_attributes(self.table.row, columns | {name: batch[name] for name in _BY_ROW}, self._room)
+        columns |= {name: batch[name] for name in _BY_ROW}
+        front = {_THREADS[key, column.type]: column.values for key, column in self.threads_before.items()}
+        rows = None if self._before is not None else self.rows
+        of_all, made = event_attributes(self.events, rows, columns, self._room, front)
+        for name, values in of_all.items():
+            with_before = (
+                numbers_between(len(self.table) - len(values), len(self.table)) if name in front else self.events
+            )
+            made[name] = values, with_before
+        if not all(thread.name for thread in threads):
+            made["thread_name"] = chosen(made["thread_name"], made["thread_name"][0] != 0)
+        return made
 
     @cached_property
-    def events(self) -> Array:
+    def threads_before(self) -> Mapping[str, AttributeColumn]:
+        """The columns with the threads of the synthetic spans right before the events, by key."""
+        if self._before is None:
+            return {}
+        return {
+            column.key: column
+            for column in self.table.attributes
+            if (column.key, column.type) in _THREADS
+            and column.rows is not None
+            and _is_run_up_to(column.rows, self._before)
+        }
+
+    @cached_property
+    def _before(self) -> int | None:
+        """The number of synthetic spans, if they are followed by all events of the batch, in its order; else None."""
+        before = events_after(self.table.row)
+        return before if before is not None and len(self.table) - before == len(self.batch) else None
+
+    @cached_property
+    def events(self) -> npt.NDArray[np.uint32]:
         """The spans of events, ascending."""
-        return self.of_events["thread_id"][1]
+        if self._before is not None:
+            return numbers_between(self._before, len(self.table))
+        return np.flatnonzero(self.table.row >= 0).astype(np.uint32)
 
     @cached_property
     def rows(self) -> Array:
@@ -98,10 +137,13 @@ class AttributeSource:
     @cached_property
     def synthetic(self) -> Array:
         """The spans of no event, ascending."""
-        return np.flatnonzero(self.table.row < 0)
+        return np.flatnonzero(self.table.row < 0) if self._before is None else np.arange(self._before)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
         """The spans of events where a mask by row is true, ascending, and their rows."""
+        if self._before is not None:
+            rows = np.flatnonzero(mask)
+            return rows + self._before, rows
         at = np.flatnonzero(mask[self.rows]) if mask.any() else np.empty(0, dtype=np.int64)
         return self.events[at], self.rows[at]
 
@@ -125,7 +167,8 @@ class AttributeSource:
     @cached_property
     def any_flags(self) -> int:
         """Flags that any event has."""
-        return int(np.bitwise_or.reduce(self.batch["flags"]))
+        flags = self.batch["flags"]
+        return int(np.bitwise_or.reduce(flags)) if flags.max(initial=0) else 0
 
     @cached_property
     def inputs(self) -> DistinctInputs:

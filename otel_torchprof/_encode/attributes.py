@@ -26,8 +26,11 @@ from . import phase_attributes as phases
 from .attribute_source import Attribute, AttributeSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._model.devices import DeviceTimes
+    from otel_torchprof._process.heap import Arena
 
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 _IF_REDUCED = "on roots (of steps) whose spans were aggregated, collapsed or split off"
@@ -113,7 +116,7 @@ def add_attributes(
     batch: Batch,
     *,
     dropped_on: int | None = None,
-    self_time: npt.NDArray[np.int64] | None = None,
+    self_time: Callable[[Arena], npt.NDArray[np.int64]] | None = None,
     with_flops: bool = False,
     callers: npt.NDArray[np.uint32] | None = None,
     device_times: DeviceTimes | None = None,
@@ -122,7 +125,7 @@ def add_attributes(
 
     ``table`` has spans of events of ``batch`` (``table.row``) and synthetic ones (row -1) in any order; its names begin
     with those of the batch. ``dropped_on``: row of the table for the number of dropped events; default: the
-    last synthetic span, if there is one. ``self_time``: ns per row of the batch, for batches without all children of their
+    last synthetic span, if there is one. ``self_time``: returns ns per row of the batch, for batches without all children of their
     events; default: computed from the batch. ``with_flops``: count floating-point operations too. ``callers``: per row the name of
     the enclosing call, see :class:`~otel_torchprof._model.frame_spans.Displayed`. ``device_times``: of the rows of the batch, for
     batches from which events were removed; default: computed from the batch.
@@ -149,7 +152,9 @@ def add_attributes(
             continue
         values, spans = computed
         for column in [c for c in columns if c.key == attribute.key]:
-            if column.type is attribute.type:  # merged: readers expect one column per attribute
+            if column is source.threads_before.get(attribute.key):
+                columns.remove(column)
+            elif column.type is attribute.type:  # merged: readers expect one column per attribute
                 columns.remove(column)
                 values, spans = source.joined((column.values, column.spans(len(table))), (values, spans))
             else:

@@ -87,8 +87,8 @@ def flag(flag: Flag) -> Callable[[AttributeSource], Values | None]:
 
 def step(source: AttributeSource) -> Values:
     """Number of the step."""
-    spans = np.flatnonzero(source.table.step >= 0)
-    return source.table.step[spans], spans
+    numbers = source.table.step[source.synthetic]
+    return chosen((numbers, source.synthetic), numbers >= 0)
 
 
 ITERATION = "dl.iteration"

@@ -133,6 +133,10 @@ def _halved(entries: _Entries) -> _Entries:
 
 
 def _json(entries: _Entries, stacks: Sequence[tuple[Call, ...]], depth: int) -> str:
+    if len(entries) == 1:  # as of most steps that last some milliseconds
+        time, duration, number = entries[0]
+        stack = _whole_json(kept_calls(stacks[number], depth))
+        return f'{{"stacks":[{stack}],"samples":[[{time / 1e6},{duration / 1e6},0]]}}'
     places = {number: place for place, number in enumerate(dict.fromkeys([stack for _, _, stack in entries]))}
     texts = [f"[{time / 1e6},{duration / 1e6},{places[stack]}]" for time, duration, stack in entries]
     used = [kept_calls(stacks[number], depth) for number in places]

@@ -422,7 +422,7 @@ def drained_spans(
         table,
         placed.batch,
         dropped_on=_last_root(table) if any(placed.batch.dropped.values()) else None,
-        self_time=None if placed.child_time is None else placed.self_times(),
+        self_time=None if placed.child_time is None else placed.self_times,
         with_flops=with_flops,
         callers=callers,
         device_times=placed.devices,

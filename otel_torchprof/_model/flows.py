@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.schema import Kind, Scope
+from otel_torchprof._columns.schema import Scope
+from otel_torchprof._native import loops
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EVALUATION = "autograd::engine::evaluate_function: "
 """Prefix of the autograd engine's event around each backward function; torch's lists give the event the numbers of that function."""
+_COLUMNS = ("sequence_nr", "start", "kind", "scope", "thread", "fwd_thread")
 
 
 def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -32,7 +33,7 @@ def forward_backward(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     function is a candidate like any other: there activation checkpointing runs the forward again, and ``create_graph``
     makes the nodes of the second derivative. Without either, gradients are off there and operators carry no number.
 
-    O(n log n) in the events that have a sequence number. Thread-safe.
+    Linear in the events. Thread-safe.
     """
     if not has_backward(batch):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -54,35 +55,23 @@ class NumberedEvents(NamedTuple):
     made_on: npt.NDArray[np.int64]
     """Torch's id of the thread on which the node of the graph was made."""
     start: npt.NDArray[np.int64]
-    backward: npt.NDArray[np.bool_]
+    is_backward: npt.NDArray[np.bool_]
 
     def at(self, which: npt.NDArray[Any]) -> NumberedEvents:
         """Returns the events at the given positions, or where the mask is true."""
-        return NumberedEvents(
-            self.row[which], self.number[which], self.made_on[which], self.start[which], self.backward[which]
-        )
+        return NumberedEvents(*(column[which] for column in self))
 
     def followed_by(self, other: NumberedEvents) -> NumberedEvents:
         """Returns these events, then those of ``other``."""
-        return NumberedEvents(
-            np.concatenate((self.row, other.row)),
-            np.concatenate((self.number, other.number)),
-            np.concatenate((self.made_on, other.made_on)),
-            np.concatenate((self.start, other.start)),
-            np.concatenate((self.backward, other.backward)),
-        )
+        return NumberedEvents(*(np.concatenate(columns) for columns in zip(self, other, strict=True)))
 
 
 def numbered_events(batch: Batch) -> NumberedEvents:
-    """Returns the events of a batch that can be in a pair, in the order of their rows."""
-    rows = np.flatnonzero(batch["sequence_nr"] >= 0)  # few have one
-    rows = rows[batch["kind"][rows] != int(Kind.PHASE)]
-    backward = batch["scope"][rows] == int(Scope.BACKWARD_FUNCTION)
+    """Returns the events of a batch that can be in a pair, in the order of their rows: few are."""
     torch_tids = np.array([thread.torch_tid for thread in batch.threads], dtype=np.int64)
-    made_on = np.where(backward, batch["fwd_thread"][rows], torch_tids[batch["thread"][rows]])
-    known = made_on != 0
-    rows = rows[known]
-    return NumberedEvents(rows, batch["sequence_nr"][rows], made_on[known], batch["start"][rows], backward[known])
+    return NumberedEvents(
+        **loops.numbered_events({**{name: batch[name] for name in _COLUMNS}, "torch_tid": torch_tids})
+    )
 
 
 def latest_forward(events: NumberedEvents) -> NumberedEvents:
@@ -91,7 +80,7 @@ def latest_forward(events: NumberedEvents) -> NumberedEvents:
     Consecutive operators of a thread with the same number are candidates for the same backward function; the last one is its
     operator. If gradients are on but nothing needs any, one operator of all remains.
     """
-    at = np.flatnonzero(~events.backward)
+    at = np.flatnonzero(~events.is_backward)
     number, made_on = events.number[at], events.made_on[at]
     is_last = np.ones(len(at), dtype=np.bool_)
     is_last[:-1] = (number[1:] != number[:-1]) | (made_on[1:] != made_on[:-1])
@@ -100,25 +89,7 @@ def latest_forward(events: NumberedEvents) -> NumberedEvents:
 
 def pair(events: NumberedEvents) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Returns the positions of forward operators and of their backward functions, sorted by the latter."""
-    if not events.backward.any():
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    # In this order the forward operator of a backward function is the last one before it, if that has the same key. The
-    # sort is stable: with equal starts the later row, which is deeper, is last.
-    numbers = distinct_values(events.number[events.backward])
-    nearest = numbers[np.minimum(np.searchsorted(numbers, events.number), len(numbers) - 1)]
-    can_be = np.flatnonzero(nearest == events.number)
-    keys = (events.backward, events.start, events.number, events.made_on)
-    order = can_be[np.lexsort([key[can_be] for key in keys])]
-    backward, number, made_on = events.backward[order], events.number[order], events.made_on[order]
-    positions = np.arange(len(order))
-    last_forward = np.maximum.accumulate(np.where(backward, -1, positions))
-
-    at = positions[backward & (last_forward >= 0)]
-    to = last_forward[at]
-    same = (number[to] == number[at]) & (made_on[to] == made_on[at])
-    forward_at, backward_at = order[to[same]], order[at[same]]
-    by_backward = np.argsort(backward_at, kind="stable")
-    return forward_at[by_backward], backward_at[by_backward]
+    return loops.paired_events(events._asdict())
 
 
 def numbered_rows(batch: Batch) -> Array:

@@ -19,7 +19,7 @@ from otel_torchprof._process.heap import Arena
 from .flows import NumberedEvents, has_backward, latest_forward, numbered_events, pair
 from .forest import contexts_of_nodes, enclosing_of, ends_of_nodes, of_nodes
 from .frame_spans import module_calls, plain_names
-from .span_table import LINK, AttributeColumn, AttributeType, SpanTable, ascending, extend_names
+from .span_table import LINK, AttributeColumn, AttributeType, SpanTable, ascending, extend_names, rows_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -144,7 +144,7 @@ def _inside_of_others(enclosing: Nodes, is_frame: Mask, context: Array, start: A
     return ancestor >= 0
 
 
-_COLUMN_BYTES = 57
+_COLUMN_BYTES = 49
 """Bytes of a span in a table, without attributes."""
 REMEMBERED = 1 << 16
 """Forward operators of earlier drains that a backward function can link to."""
@@ -156,6 +156,10 @@ class _Ends(NamedTuple):
     trace_id: npt.NDArray[np.uint8]
     span_id: npt.NDArray[np.uint64]
 
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The trace ids as two words each."""
+        return np.ascontiguousarray(self.trace_id).view(np.uint64).reshape(-1, 2)
+
     def at(self, which: Array) -> _Ends:
         """The targets at the given positions."""
         return _Ends(self.trace_id[which], self.span_id[which])
@@ -163,6 +167,20 @@ class _Ends(NamedTuple):
     def followed_by(self, other: _Ends) -> _Ends:
         """These, then the others."""
         return _Ends(np.concatenate((self.trace_id, other.trace_id)), np.concatenate((self.span_id, other.span_id)))
+
+
+class _Remembered(NamedTuple):
+    """Forward operators of one drain, or of several."""
+
+    events: NumberedEvents
+    ends: _Ends
+    highest: int
+    """Their highest number."""
+
+    def followed_by(self, other: _Remembered) -> _Remembered:
+        """These, then the others."""
+        events, ends = self.events.followed_by(other.events), self.ends.followed_by(other.ends)
+        return _Remembered(events, ends, max(self.highest, other.highest))
 
 
 _NO_IDS = np.empty((0, 16), dtype=np.uint8)
@@ -177,7 +195,7 @@ class Flows:
     """
 
     def __init__(self) -> None:
-        self._remembered: deque[tuple[NumberedEvents, _Ends]] = deque()
+        self._remembered: deque[_Remembered] = deque()
         """One entry per drain, oldest first; joined from time to time."""
 
     def links(
@@ -200,17 +218,20 @@ class Flows:
         new = numbered_events(placed.batch)
         if not traced.all():
             new = new.at(traced[new.row])
-        is_linking = new.backward if shown is traced else new.backward & shown[new.row]
+        is_linking = new.is_backward if shown is traced else new.is_backward & shown[new.row]
         if is_linking.any():  # not in a drain all of whose steps are left out
-            linking = new if shown is traced else new.at(is_linking | ~new.backward)
-            lowest = linking.number[linking.backward].min()
-            events, ends = linking, _ends_of(linking, placed, trace_ids)
-            for earlier, earlier_ends in reversed(self._remembered):
-                if (may_match := np.flatnonzero(earlier.number >= lowest)).size:
-                    events = earlier.at(may_match).followed_by(events)
-                    ends = earlier_ends.at(may_match).followed_by(ends)
+            events = new if shown is traced else new.at(is_linking | ~new.is_backward)
+            lowest, known = events.number[events.is_backward].min(), _Ends(_NO_IDS, np.empty(0, dtype=np.uint64))
+            for earlier in reversed(self._remembered):
+                if earlier.highest >= lowest:
+                    may_match = np.flatnonzero(earlier.events.number >= lowest)
+                    events = earlier.events.at(may_match).followed_by(events)
+                    known = earlier.ends.at(may_match).followed_by(known)
             forward, backward = pair(events)
-            flows = events.row[backward], ends.at(forward)
+            rows = events.row[forward]
+            flows = events.row[backward], _ends_of(np.maximum(rows, 0), placed, trace_ids)
+            is_known = rows < 0
+            flows[1].trace_id[is_known], flows[1].span_id[is_known] = known.at(forward[is_known])
         if not final:
             self._remember(placed, latest_forward(new), trace_ids)
         return flows
@@ -221,26 +242,30 @@ class Flows:
         if len(new.row) > REMEMBERED:
             new = new.at(np.argsort(new.start, kind="stable")[-REMEMBERED:])
         # -1: rows of earlier batches have no meaning later.
-        self._remembered.append((new._replace(row=np.full(len(new.row), -1)), _ends_of(new, placed, trace_ids)))
-        remembered = sum(len(earlier.row) for earlier, _ in self._remembered)
-        while remembered - len(self._remembered[0][0].row) >= REMEMBERED:
-            remembered -= len(self._remembered.popleft()[0].row)
+        events, ends = new._replace(row=np.full(len(new.row), -1)), _ends_of(new.row, placed, trace_ids)
+        self._remembered.append(_Remembered(events, ends, int(new.number.max())))
+        remembered = sum(len(earlier.events.row) for earlier in self._remembered)
+        while remembered - len(self._remembered[0].events.row) >= REMEMBERED:
+            remembered -= len(self._remembered.popleft().events.row)
         if len(self._remembered) > _MOST_DRAINS:
-            events, ends = self._remembered.popleft()
-            for later, later_ends in self._remembered:
-                events, ends = events.followed_by(later), ends.followed_by(later_ends)
-            self._remembered = deque([(events, ends)])
+            first = self._remembered.popleft()
+            for later in self._remembered:
+                first = first.followed_by(later)
+            self._remembered = deque([first])
 
 
-def _ends_of(events: NumberedEvents, placed: Placed, trace_ids: Array) -> _Ends:
-    return _Ends(trace_ids[placed.trace_group[events.row]], placed.span_id[events.row])
+def _ends_of(rows: Array, placed: Placed, trace_ids: Array) -> _Ends:
+    return _Ends(trace_ids.take(placed.trace_group[rows], axis=0), placed.span_id[rows])
 
 
 def failed_events(batch: Batch) -> npt.NDArray[np.bool_]:
     """Mask of the events that failed. Exceptions of Python calls are no errors: callers expect many, such as the end of an iterator."""
     # Not with the enums, which numpy takes for int64: eight times the memory of these columns.
-    failed: npt.NDArray[np.bool_] = (batch["error_type"] != 0) | (batch["flags"] & int(Flag.ERROR) != 0)
-    failed &= batch["kind"] != int(Kind.FRAME)
+    failed: npt.NDArray[np.bool_] = batch["error_type"] != 0
+    if batch["flags"].max(initial=0):  # mostly no event has any
+        failed |= batch["flags"] & int(Flag.ERROR) != 0
+    if failed.any():
+        failed &= batch["kind"] != int(Kind.FRAME)
     return failed
 
 
@@ -304,7 +329,7 @@ def live_table(
         ),
         parent_is_remote=_remote(placed, steps, column),
         error=column([0] * len(steps), failed_events(batch), np.uint8),
-        row=column([-1] * len(steps), np.arange(len(batch)), np.int64),
+        row=rows_after(len(steps), count) if rows is None else np.concatenate((np.full(len(steps), -1), rows)),
         step=column([step.number for step in steps], -1, np.int64),
         links=_links(steps, position, *_of_events(flow, placed, collectives)),
         names=extend_names(names, step_names),
@@ -376,7 +401,9 @@ def _links(steps: Sequence[StepSpan], position: Callable[[Array], Array], rows: 
     of_steps, rest = links[: len(row)], links[len(row) :]
     of_steps["row"], of_steps["span_id"] = row, np.array(span_ids, dtype=np.uint64)
     of_steps["trace_id"] = np.frombuffer(trace_ids, dtype=np.uint8).reshape(-1, 16)
-    rest["row"], rest["trace_id"], rest["span_id"] = linking_rows[here], ends.trace_id[here], ends.span_id[here]
+    # As words: numpy copies arrays inside of structures one by one.
+    words = rest.view(np.uint64).reshape(-1, 4)
+    words[:, 0], words[:, 1:3], words[:, 3] = linking_rows[here], ends.words()[here], ends.span_id[here]
     linked = links["row"]
     return links if (linked[1:] >= linked[:-1]).all() else links[np.argsort(linked, kind="stable")]
 

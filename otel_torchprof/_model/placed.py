@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._native.placing import GroupSums
+    from otel_torchprof._process.heap import Arena
 
     from .devices import DeviceTimes
     from .step_spans import StepSpan, Trace
@@ -62,10 +63,8 @@ class Placed(NamedTuple):
     devices: DeviceTimes | None = None
     """Device times, including children in earlier drains."""
 
-    def self_times(self) -> npt.NDArray[np.int64]:
+    def self_times(self, room: Arena | None = None) -> npt.NDArray[np.int64]:
         """Returns the self time of each event, ns."""
         batch = self.batch
-        own = self_times(batch["parent"], batch["start"], batch["end"])
-        if self.child_time is not None:
-            own -= self.child_time
-        return np.maximum(own, 0, out=own)
+        own = self_times(batch["parent"], batch["start"], batch["end"], self.child_time, room)
+        return own if self.child_time is not None else np.maximum(own, 0, out=own)

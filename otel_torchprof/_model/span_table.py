@@ -89,6 +89,52 @@ def ascending(values: Array, rows: Array) -> tuple[Array, Array]:
     return values[is_first], rows[is_first]
 
 
+class _Counted:
+    """Numbers from 0 on, of which columns are views: most drains have nothing else in them, and as many as the drain before."""
+
+    LEAST, BEFORE = 1 << 16, 1 << 10
+
+    def __init__(self) -> None:
+        self.numbers = np.empty(0, np.uint32)
+        self.rows = np.empty(0, np.int64)
+        """-1 as many times as there may be synthetic spans, then the rows of events."""
+
+    def up_to(self, end: int) -> _Counted:
+        """These, and more of them if need be. Thread-safe: replaced as a whole."""
+        global _counted  # noqa: PLW0603 - as above
+        if end <= len(self.numbers):
+            return self
+        more = _Counted()
+        more.numbers = np.arange(max(end + end // 4, self.LEAST), dtype=np.uint32)
+        more.rows = np.maximum(np.arange(-self.BEFORE, len(more.numbers)), -1)
+        more.numbers.flags.writeable = more.rows.flags.writeable = False
+        _counted = more
+        return more
+
+
+_counted = _Counted()
+
+
+def numbers_between(begin: int, end: int) -> npt.NDArray[np.uint32]:
+    """The numbers from ``begin`` up to ``end``, rising; read-only, costs nothing per number."""
+    return _counted.up_to(end).numbers[begin:end]
+
+
+def rows_after(synthetic: int, events: int) -> npt.NDArray[np.int64]:
+    """The column ``row`` of some synthetic spans, and all events of a batch after them; read-only, mostly costs nothing per span."""
+    first = _Counted.BEFORE - synthetic
+    if first < 0:
+        return np.concatenate((np.full(synthetic, -1), np.arange(events)))
+    return _counted.up_to(events).rows[first : _Counted.BEFORE + events]
+
+
+def events_after(row: npt.NDArray[np.int64]) -> int | None:
+    """The number of synthetic spans of a column made by :func:`rows_after`; None for other columns, and for parts that begin with an event."""
+    if row.base is not _counted.rows or not row.flags.c_contiguous or (len(row) and row[0] > 0):
+        return None
+    return len(row) - 1 - int(row[-1]) if len(row) else 0
+
+
 _ROWS = np.dtype(np.uint32)
 LINK = np.dtype([("row", np.uint64), ("trace_id", np.uint8, 16), ("span_id", np.uint64)])
 """``otp_link`` in ``encode.h``, in native byte order, which NumPy gives to concatenated arrays. The target may be in another table."""

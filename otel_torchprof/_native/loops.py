@@ -63,12 +63,18 @@ def subtract_from_parents(totals: npt.NDArray[np.int64], parent: Array, values: 
     lib.otp_subtract_from_parents(len(parent), pointer(parent), pointer(values), pointer(totals))
 
 
-def self_times(parent: Array, start: Array, end: Array) -> npt.NDArray[np.int64]:
-    """The self time of each row: its duration without its children, ns."""
-    own_times = np.empty(len(parent), dtype=np.int64)
+def self_times(
+    parent: Array, start: Array, end: Array, child_time: Array | None = None, room: Arena | None = None
+) -> npt.NDArray[np.int64]:
+    """The self time of each row: its duration without its children, ns.
+
+    ``child_time``: int64, of children that are no rows; no self time is negative then. None: there are none.
+    """
+    own_times = np.empty(len(parent), np.int64) if room is None else room.empty(len(parent), np.int64)
     parent = np.ascontiguousarray(parent, dtype=np.int32)
     start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
-    lib.otp_self_times(len(own_times), *map(pointer, (parent, start, end, own_times)))
+    elsewhere = ffi.NULL if child_time is None else pointer(child_time)
+    lib.otp_self_times(len(own_times), *map(pointer, (parent, start, end)), elsewhere, pointer(own_times))
     return own_times
 
 
@@ -234,38 +240,79 @@ def add_to_groups(group: Array, begin: int, first: Array, count: Array, sums: Se
 
 
 def event_attributes(
-    row: Array, columns: Mapping[str, Array], room: Arena
-) -> dict[str, tuple[Array, npt.NDArray[np.uint32]]]:
-    """The attributes that most events have: for each the values, and the spans that have one. Costs 6 ns per span.
+    spans: npt.NDArray[np.uint32],
+    rows: Array | None,
+    columns: Mapping[str, Array],
+    room: Arena,
+    front: Mapping[str, Array],
+) -> tuple[dict[str, Array], dict[str, tuple[Array, npt.NDArray[np.uint32]]]]:
+    """The attributes that most events have: values of those that all have, values and spans of the others. Costs 5 ns per span.
 
-    ``row``: of the event of each span, int64, negative for none. ``columns``: the other arrays of ``otp_event_attributes`` in ``model.h``,
-    which names the attributes too; ``thread_id`` and ``self_duration`` are of all events.
+    ``spans``: of events. ``rows``: int64, of each the row of its event; None: the rows from 0 on. ``columns``: the other arrays of
+    ``otp_event_attributes`` in ``model.h``, which names the attributes too. ``front``: values to be put before those of events.
 
     Raises:
         IndexError: a row or the number of a thread is out of range.
     """
-    count, most, few = len(row), room.empty, np.empty  # of memory that nobody touches, there are no pages
-    made = {
-        "thread_id": (most(count, np.int64), most(count, np.uint32)),
-        "thread_name": (most(count, np.uint32), most(count, np.uint32)),
+    count, most, few = len(spans), room.empty, np.empty  # of memory that nobody touches, there are no pages
+    of_all: dict[str, Array] = {}
+    for name, dtype in (("thread_id", np.int64), ("thread_name", np.uint32), ("self_duration", np.float64)):
+        before = front.get(name, ())
+        of_all[name] = most(len(before) + count, dtype)
+        of_all[name][: len(before)] = before
+    of_some = {
         "op_scope": (most(count, np.uint32), most(count, np.uint32)),
         "op_sequence_nr": (few(count, np.int64), few(count, np.uint32)),
         "op_forward_thread": (few(count, np.int64), few(count, np.uint32)),
     }
-    arrays = {**columns, "row": row, "self_duration": most(count, np.float64)}
+    arrays = {**columns, "span": spans, **({} if rows is None else {"row": rows})}
     views = {name: pointer(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    views |= {name: {"values": pointer(values), "spans": pointer(spans)} for name, (values, spans) in made.items()}
+    views |= {name: pointer(values[len(values) - count :]) for name, values in of_all.items()}
+    views |= {name: {"values": pointer(values), "spans": pointer(own)} for name, (values, own) in of_some.items()}
     native = ffi.new("otp_event_attributes *", views)
     native.count, native.row_count = count, len(columns["kind"])
     native.scope_count, native.thread_count = len(columns["name_of_scope"]), len(columns["id_of_thread"])
     if lib.otp_make_event_attributes(native) < 0:
         raise IndexError("a span has a row that is not in its batch, or that is of a thread that is not")
-    for name, (values, spans) in made.items():
+    made = {}
+    for name, (values, own) in of_some.items():
         has = getattr(native, name).count
         rest_is_freed = 2 * has < count
-        made[name] = (values[:has].copy(), spans[:has].copy()) if rest_is_freed else (values[:has], spans[:has])
-    events = made["thread_id"][1]
-    return {**made, "self_duration": (arrays["self_duration"][: len(events)], events)}
+        made[name] = (values[:has].copy(), own[:has].copy()) if rest_is_freed else (values[:has], own[:has])
+    return of_all, made
+
+
+def numbered_events(columns: Mapping[str, Array]) -> dict[str, Array]:
+    """The events that can be in a pair, as the columns of ``otp_numbered_events``, for those of ``otp_flow_columns`` in ``model.h``.
+
+    Costs 1 ns per row.
+
+    Raises:
+        IndexError: the number of a thread is out of range.
+    """
+    most = np.count_nonzero(columns["sequence_nr"] >= 0)  # few: room for all rows would be fresh memory
+    made: dict[str, Array] = {name: np.empty(most, np.int64) for name in ("row", "number", "made_on", "start")}
+    made["is_backward"] = np.empty(most, np.bool_)
+    native = ffi.new("otp_flow_columns *", {name: pointer(np.ascontiguousarray(own)) for name, own in columns.items()})
+    native.count, native.thread_count = len(columns["start"]), len(columns["torch_tid"])
+    numbered = ffi.new("otp_numbered_events *", {name: pointer(values) for name, values in made.items()})
+    if lib.otp_number_events(native, numbered) < 0:
+        raise IndexError("an event is of a thread that is not in its batch")
+    return {name: values[: numbered.count] for name, values in made.items()}
+
+
+def paired_events(events: Mapping[str, Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The positions of forward operators and of their backward functions, by the latter; see ``otp_pair_events`` in ``model.h``.
+
+    Raises:
+        MemoryError: memory is short.
+    """
+    native = ffi.new("otp_numbered_events *", {name: pointer(values) for name, values in events.items()})
+    native.count = len(events["start"])
+    forward, backward = np.empty((2, np.count_nonzero(events["is_backward"])), np.int64)
+    pairs = lib.otp_pair_events(native, pointer(forward), pointer(backward))
+    _checked(pairs)
+    return forward[:pairs], backward[:pairs]
 
 
 class SpanForest(NamedTuple):

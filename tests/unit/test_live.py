@@ -218,7 +218,7 @@ def test_remembered_forward_operators_are_bounded(service):
     placed = service.trees.place(type(batch)(many, batch.names, batch.threads))
     requested = np.ones(rows, dtype=bool)
     service.flows.links(placed, requested, requested, np.zeros((len(placed.trace_groups), 16), np.uint8), final=False)
-    ((remembered, _),) = service.flows._remembered
+    ((remembered, *_),) = service.flows._remembered
     assert (len(remembered.row), remembered.number.min()) == (REMEMBERED, REMEMBERED + 500)
 
 
@@ -226,7 +226,7 @@ def test_operators_that_make_no_node_are_remembered_as_one(service):
     """Of operators with one number a backward function belongs to the last, so the others are forgotten with their drain."""
     service.steps.begin(0)
     spans = service.spans(*(forward(name, 4, start) for name, start in (("neg", 10), ("relu", 20), ("mul", 30))))
-    assert [len(remembered.row) for remembered, _ in service.flows._remembered] == [1]
+    assert [len(remembered.row) for remembered, *_ in service.flows._remembered] == [1]
     spans |= service.spans(backward("MulBackward", 4, 50))
     assert spans["MulBackward"].links == [(spans["mul"].trace, spans["mul"].span_id)]
 

@@ -22,8 +22,9 @@ void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
 void otp_subtract_from_parents(uint64_t count, const int32_t* parent, const int64_t* values, int64_t* totals);
 
 /* The time that each of `count` events spent in none of those right below it. parent[i] is below i, or negative for a
- * root. */
-void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end, int64_t* self);
+ * root. `child_time`: of children that are not among them; then no self time is negative. Null: of none. */
+void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end,
+                    const int64_t* child_time, int64_t* self);
 
 /* The span ids of `count` events by their ids, none of which is 0: see event_span_ids in span_table.py. */
 void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids);
@@ -106,10 +107,11 @@ typedef struct {
   uint64_t count;
 } otp_span_numbers;
 
-/* The attributes that most events have, of spans in any order. */
+/* The attributes that most events have, of the spans of events in any order. */
 typedef struct {
-  uint64_t count;     /* of spans */
-  const int64_t* row; /* of each span: the row of its event; negative: it is of none */
+  uint64_t count;
+  const uint32_t* span; /* the number of each, for what is not of all */
+  const int64_t* row;   /* of each: the row of its event; null: the rows from 0 on */
   uint64_t row_count;
   const uint8_t* kind;  /* by row, as the columns of a batch: otp_event_kind */
   const uint8_t* scope; /* those from scope_count on have no name */
@@ -123,9 +125,9 @@ typedef struct {
   const int64_t* id_of_thread;    /* by thread */
   uint64_t thread_count;
   /* Written: room for `count` each. */
-  otp_span_numbers thread_id; /* of all events */
-  double* self_duration;      /* likewise, seconds */
-  otp_span_names thread_name;
+  int64_t* thread_id;                 /* of all */
+  uint32_t* thread_name;              /* of all; 0: none */
+  double* self_duration;              /* of all, seconds */
   otp_span_names op_scope;            /* not of modules, calls and phases */
   otp_span_numbers op_sequence_nr;    /* sequence numbers; not of phases, which have other numbers there */
   otp_span_numbers op_forward_thread; /* not of calls and phases */
@@ -133,6 +135,39 @@ typedef struct {
 
 /* Fills in what is written. Returns 0, or -1 if a row or a thread is out of range. */
 int otp_make_event_attributes(otp_event_attributes* attributes);
+
+/* What the links of backward functions are made of: the columns of a batch. */
+typedef struct {
+  uint64_t count;
+  const int64_t* sequence_nr; /* negative: none */
+  const int64_t* start;
+  const uint8_t* kind;  /* otp_event_kind */
+  const uint8_t* scope; /* at::RecordScope */
+  const uint32_t* thread;
+  const uint32_t* fwd_thread; /* of a backward function: torch's id of the forward operator's thread */
+  const int64_t* torch_tid;   /* by thread: torch's id; 0: unknown */
+  uint64_t thread_count;
+} otp_flow_columns;
+
+/* The events with an autograd sequence number, but phases, whose node of the graph was made on a known thread. */
+typedef struct {
+  uint64_t count;
+  int64_t* row;
+  int64_t* number;
+  int64_t* made_on; /* torch's id of that thread */
+  int64_t* start;
+  uint8_t* is_backward;
+} otp_numbered_events;
+
+/* Fills in such events, in the order of their rows; there is room for as many as have a number. Returns 0, or -1 if a
+ * thread is out of range. */
+int otp_number_events(const otp_flow_columns* columns, otp_numbered_events* numbered);
+
+/* Pairs each backward function with the last forward operator that has the same number and thread, and does not start
+ * after it; of several with one start, the later one. Writes their positions, with room for as many as there are
+ * backward functions, in the order of these. Linear, for events in the order of their starts. Returns the number of
+ * pairs, or -1 when memory is short. */
+int64_t otp_pair_events(const otp_numbered_events* events, int64_t* forward, int64_t* backward);
 
 /* What memory is used for: torch's categories, with its numbers in files. */
 enum otp_memory_category {
