@@ -93,10 +93,16 @@ char*& data_of(otp_batch* batch, const otp_column& column) {
 
 uint64_t aligned(uint64_t bytes, uint64_t to = kAlignment) { return (bytes + to - 1) / to * to; }
 
-// Of a large block: whole pages, and all of the last huge page where no more than an eighth of it is to spare.
+// Of a large block: whole pages. One that may be used again has one of four sizes per power of two, so that it fits a
+// later batch that is a little larger; what is not touched is only addresses. Of a larger one, all of the last huge
+// page where no more than an eighth of it is to spare.
 uint64_t in_pages(uint64_t bytes) {
   if (bytes < kOwnPages) return bytes;
-  return std::max(aligned(bytes, kLargestPage), (bytes + kHugePage / 8) / kHugePage * kHugePage);
+  if (bytes > kMostSpare)
+    return std::max(aligned(bytes, kLargestPage), (bytes + kHugePage / 8) / kHugePage * kHugePage);
+  uint64_t quarter = kOwnPages / 4;
+  while (8 * quarter < bytes) quarter *= 2;
+  return aligned(bytes, quarter);
 }
 
 // Large blocks in pages of their own, so that the system has them back at once and the heap keeps no holes between
@@ -119,31 +125,57 @@ void* mapped_block(size_t size) {
   return begin + before;
 }
 
-// The block of a drain that was freed last, for the next drain, which needs about as much: a page that was touched
-// before costs nothing. Its first word is its size. It goes with a small batch, as of an idle program, and with the
-// last one of a recording.
-std::atomic<uint64_t*> g_spare{nullptr};
+// Blocks of drains that were freed, for later drains, which need about as much: a page that was touched before costs
+// nothing. Two, since a batch waits for the ends of its steps while the next one is decoded. The first word of each is
+// its size. They go when only small batches have come for a while, as of an idle program (between large ones there is a
+// small one now and then, with the rest of the records), and with the last batch of a recording.
+std::atomic<uint64_t*> g_spares[2];
+std::atomic<uint32_t> g_small{0};  // small batches since the last large one
+constexpr uint32_t kMostSmall = 8;
 std::atomic<bool> g_ended{false};  // a recording has ended, and nobody has drained since: no block is kept
 
-void set_spare(uint64_t* block) {
-  uint64_t* before = g_spare.exchange(block);
-  if (before != nullptr) munmap(before, *before);
+void release(uint64_t* block) {
+  if (block != nullptr) munmap(block, *block);
+}
+
+void release_spares() {
+  for (std::atomic<uint64_t*>& spare : g_spares) release(spare.exchange(nullptr));
+}
+
+void keep(uint64_t* block) {
+  for (std::atomic<uint64_t*>& spare : g_spares) {
+    uint64_t* none = nullptr;
+    if (spare.compare_exchange_strong(none, block)) return;
+  }
+  release(block);
+}
+
+// A spare block of at least that size, but not of far more; null if there is none. What is too small is in the way.
+uint64_t* take_spare(uint64_t size) {
+  for (std::atomic<uint64_t*>& spare : g_spares) {
+    uint64_t* block = spare.exchange(nullptr);
+    if (block == nullptr) continue;
+    if (size <= *block && *block / 8 <= size) return block;
+    if (size <= *block)
+      keep(block);
+    else
+      release(block);
+  }
+  return nullptr;
 }
 
 // At least `*size` bytes, which becomes what they are; null where there is no memory.
 void* allocate(uint64_t* size) {
   g_ended.store(false);
   if (*size < kOwnPages) {
-    set_spare(nullptr);
+    if (g_small.fetch_add(1) >= kMostSmall) release_spares();
     return std::malloc(*size);
   }
-  uint64_t* spare = g_spare.exchange(nullptr);
-  if (spare != nullptr && *size <= *spare && *spare / 2 <= *size) {
-    *size = *spare;
-    return spare;
-  }
-  if (spare != nullptr) munmap(spare, *spare);
-  return mapped_block(*size);
+  g_small.store(0);
+  uint64_t* spare = take_spare(*size);
+  if (spare == nullptr) return mapped_block(*size);
+  *size = *spare;
+  return spare;
 }
 
 constexpr uint64_t kAbsent = UINT64_MAX;
@@ -332,7 +364,7 @@ void otp_batch_free(otp_batch* batch) {
   bool is_last = batch->watermark == INT64_MAX;
   if (is_last) {
     otp::g_ended.store(true);
-    otp::set_spare(nullptr);
+    otp::release_spares();
   }
   if (bytes < otp::kOwnPages) {
     std::free(batch);
@@ -341,7 +373,7 @@ void otp_batch_free(otp_batch* batch) {
   } else {
     auto* block = reinterpret_cast<uint64_t*>(batch);
     *block = bytes;
-    otp::set_spare(block);
+    otp::keep(block);
   }
 }
 

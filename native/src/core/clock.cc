@@ -152,17 +152,6 @@ ClockReader::ClockReader(const Clock& clock) {
   d_points.assign(clock.points().begin(), clock.points().end());
 }
 
-int64_t ClockSegment::unix_ns(uint64_t ticks) const {
-  // A segment lasts from one calibration to the next; a double is exact to the nanosecond for three months of ticks.
-  double passed = static_cast<double>(static_cast<int64_t>(ticks - base.ticks)) * ns_per_tick;
-  // No time is further away than a century; what says so is no tick, and must not overflow.
-  constexpr double kFar = 3.2e18;
-  return base.unix_ns + static_cast<int64_t>(std::clamp(passed, -kFar, kFar));
-}
-
-int64_t ClockReader::unix_ns(uint64_t ticks) {
-  if (__builtin_expect(!d_segment.covers(ticks), 0)) d_segment = segment_of({d_points.data(), d_points.size()}, ticks);
-  return d_segment.unix_ns(ticks);
-}
+void ClockReader::select(uint64_t ticks) { d_segment = segment_of({d_points.data(), d_points.size()}, ticks); }
 
 }  // namespace otp

@@ -3,6 +3,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -85,7 +86,13 @@ struct ClockSegment {
   double ns_per_tick = 1.0;
 
   bool covers(uint64_t ticks) const { return ticks >= from && ticks < to; }
-  int64_t unix_ns(uint64_t ticks) const;
+  // A segment lasts from one calibration to the next; a double is exact to the nanosecond for three months of ticks.
+  int64_t unix_ns(uint64_t ticks) const {
+    double passed = static_cast<double>(static_cast<int64_t>(ticks - base.ticks)) * ns_per_tick;
+    // No time is further away than a century; what says so is no tick, and must not overflow.
+    constexpr double kFar = 3.2e18;
+    return base.unix_ns + static_cast<int64_t>(std::min(std::max(passed, -kFar), kFar));
+  }
 };
 
 // A copy of the points for one decode: no lock per event, and all events of a batch on one mapping.
@@ -93,9 +100,14 @@ class ClockReader {
  public:
   explicit ClockReader(const Clock& clock);
   explicit ClockReader(std::vector<ClockPoint> points) : d_points(std::move(points)) {}  // one at least, in order
-  int64_t unix_ns(uint64_t ticks);
+  int64_t unix_ns(uint64_t ticks) {
+    if (__builtin_expect(!d_segment.covers(ticks), 0)) select(ticks);
+    return d_segment.unix_ns(ticks);
+  }
 
  private:
+  void select(uint64_t ticks);
+
   std::vector<ClockPoint> d_points;
   ClockSegment d_segment;  // empty, so that the first call selects one
 };

@@ -30,6 +30,7 @@ void ThreadDecode::restore_pending() {
     d_batch.kind[row] = event.kind;
     d_batch.scope[row] = event.scope;
     d_batch.flags[row] = event.flags;
+    d_batch.thread[row] = d_batch.end_thread[row] = d_thread_index;
     if (d_batch.context != nullptr) d_batch.context[row] = event.context;
     restore_parent(row, event.parent);
     d_state.open.push_back({event.index, row, 0});
@@ -38,27 +39,24 @@ void ThreadDecode::restore_pending() {
   d_state.pending.clear();
 }
 
-uint64_t ThreadDecode::new_row(uint64_t index) {
+// Without its threads, and without what its end writes.
+inline uint64_t ThreadDecode::new_row(uint64_t index) {
   uint64_t row = d_batch.rows++;
   d_batch.id[row] = id_of(index);
-  d_batch.end[row] = 0;
   d_batch.parent[row] = -1;
-  d_batch.thread[row] = d_thread_index;
-  d_batch.end_thread[row] = d_thread_index;
-  d_batch.error_type[row] = 0;
   if (d_batch.inputs != nullptr) d_batch.inputs[row] = -1;
   return row;
 }
 
 // A parent that this session did not get (dropped, or begun before its start) is replaced by the next one outwards that
 // it did get: events are listed in the order of their begin, so that is the last open one before it.
-const ThreadDecoder::Open* ThreadDecode::open_around(uint64_t index) const {
+inline const ThreadDecoder::Open* ThreadDecode::open_around(uint64_t index) const {
   for (size_t i = d_state.open.size(); i-- > 0;)
     if (d_state.open[i].index <= index) return &d_state.open[i];
   return nullptr;
 }
 
-void ThreadDecode::set_parent(uint64_t row, uint64_t parent) {
+inline void ThreadDecode::set_parent(uint64_t row, uint64_t parent) {
   const ThreadDecoder::Open* around = open_around(parent);
   if (around != nullptr) d_batch.parent[row] = static_cast<int32_t>(around->row);
 }
@@ -72,20 +70,20 @@ void ThreadDecode::restore_parent(uint64_t row, uint64_t parent_id) {
   if (parent_id != 0) d_builder.add_outer(row, parent_id);
 }
 
-ThreadDecoder::Open* ThreadDecode::find_open(uint64_t index) {
+inline ThreadDecoder::Open* ThreadDecode::find_open(uint64_t index) {
   for (size_t i = d_state.open.size(); i-- > 0;)
     if (d_state.open[i].index == index) return &d_state.open[i];
   return nullptr;
 }
 
-void ThreadDecode::begin(const otp_record_begin& record) {
+inline __attribute__((always_inline)) void ThreadDecode::begin(const otp_record_begin& record) {
   uint64_t index = d_state.next_index++;
   d_last_begin_ours = (record.head.consumers & d_limits.consumer) != 0 && record.head.ticks >= d_limits.start_ticks &&
                       record.head.ticks <= d_limits.stop_ticks;
   if (d_last_begin_ours) row_of(record, index);
 }
 
-void ThreadDecode::row_of(const otp_record_begin& record, uint64_t index) {
+inline __attribute__((always_inline)) void ThreadDecode::row_of(const otp_record_begin& record, uint64_t index) {
   uint64_t row = new_row(index);
   d_batch.start[row] = next_ns(record.head.ticks);
   d_batch.sequence_nr[row] = record.sequence_nr;
@@ -147,18 +145,22 @@ void ThreadDecode::memory(const otp_record_memory& record) {
                        d_thread_index);
 }
 
-void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
+inline void ThreadDecode::close_row(uint64_t row, int64_t end_ns, uint8_t flags) {
   d_batch.end[row] = std::max(end_ns, d_batch.start[row]);
   d_batch.flags[row] |= flags;
 }
 
-void ThreadDecode::end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type) {
+inline void ThreadDecode::end(ThreadDecoder::Open* open, int64_t end_ns, uint8_t flags, uint32_t error_type) {
   close_row(open->row, end_ns, flags);
   d_batch.error_type[open->row] = error_type;
-  d_state.open.erase(d_state.open.begin() + (open - d_state.open.data()));
+  if (open == &d_state.open.back())
+    d_state.open.pop_back();
+  else
+    d_state.open.erase(d_state.open.begin() + (open - d_state.open.data()));
 }
 
-void ThreadDecode::end_here(uint64_t index, uint64_t ticks, uint8_t flags, uint32_t error_type) {
+inline __attribute__((always_inline)) void ThreadDecode::end_here(uint64_t index, uint64_t ticks, uint8_t flags,
+                                                                  uint32_t error_type) {
   ThreadDecoder::Open* open = find_open(index);
   if (open != nullptr && ticks <= d_limits.stop_ticks) end(open, next_ns(ticks), flags, error_type);
 }
@@ -226,25 +228,29 @@ uint64_t scan_lost(const ChunkView& view, uint32_t consumer, std::vector<LateEnd
   return events;
 }
 
-// Decodes the record at `at`; its size, or 0 where there is no whole, known one.
-uint32_t ThreadDecode::record(const uint8_t* at, uint32_t left) {
-  otp_record head;
-  if (left < sizeof head) return 0;
-  std::memcpy(&head, at, sizeof head);
+// Decodes the record at `at`; its size, or 0 where there is no whole, known one. Nearly all are begins and ends.
+inline __attribute__((always_inline)) uint32_t ThreadDecode::record(const otp_record& head, const uint8_t* at,
+                                                                    uint32_t left) {
+  if (head.kind == OTP_RECORD_BEGIN && left >= sizeof(otp_record_begin)) {
+    otp_record_begin whole;
+    std::memcpy(&whole, at, sizeof whole);
+    begin(whole);
+    return sizeof whole;
+  }
+  if (head.kind != OTP_RECORD_END) return rare_record(head, at, left);
+  bool ours = (head.consumers & d_limits.consumer) != 0;
+  if (ours && head.value <= d_state.next_index) end_here(d_state.next_index - head.value, head.ticks, head.detail, 0);
+  return sizeof head;
+}
+
+uint32_t ThreadDecode::rare_record(const otp_record& head, const uint8_t* at, uint32_t left) {
   uint32_t size = record_size(head, left);
   if (size == 0) return 0;
   bool ours = (head.consumers & d_limits.consumer) != 0;
-  if (d_is_listing && head.kind != OTP_RECORD_OPEN) close_unlisted();
   if (head.kind == OTP_RECORD_OPEN && ours) {
     otp_record_open whole;
     std::memcpy(&whole, at, sizeof whole);
     opened(whole);
-  } else if (head.kind == OTP_RECORD_BEGIN) {
-    otp_record_begin whole;
-    std::memcpy(&whole, at, sizeof whole);
-    begin(whole);
-  } else if (head.kind == OTP_RECORD_END && ours && head.value <= d_state.next_index) {
-    end_here(d_state.next_index - head.value, head.ticks, head.detail, 0);
   } else if (head.kind == OTP_RECORD_ERROR_END && ours) {
     otp_record_error_end whole;
     std::memcpy(&whole, at, sizeof whole);
@@ -269,32 +275,36 @@ uint32_t ThreadDecode::chunk(const ChunkView& view) {
   d_last_begin_ours = false;
   d_listed.clear();
   d_is_listing = d_limits.most_listed != 0 && !view.continues;
+  const uint64_t first = d_batch.rows;
   uint32_t at = 0;
-  while (at < view.size) {
-    if (d_limits.cut_ticks != UINT64_MAX && is_behind_cut(view.data + at, view.size - at)) {
-      if (d_is_listing) close_unlisted();
-      return at;
-    }
-    uint32_t size = record(view.data + at, view.size - at);
+  bool is_cut = false;
+  for (uint32_t size = 0; view.size - at >= sizeof(otp_record); at += size) {
+    otp_record head;
+    std::memcpy(&head, view.data + at, sizeof head);
+    is_cut = is_behind_cut(head);
+    bool ends_list = d_is_listing && !is_cut && head.kind != OTP_RECORD_OPEN;
+    if (__builtin_expect(ends_list, 0) && record_size(head, view.size - at) != 0) close_unlisted();
+    size = is_cut ? 0 : record(head, view.data + at, view.size - at);
     if (size == 0) break;
-    at += size;
   }
-  if (d_is_listing && at != 0) close_unlisted();
-  return view.size;
+  if (d_is_listing && (is_cut || at != 0)) close_unlisted();
+  std::fill(d_batch.thread + first, d_batch.thread + d_batch.rows, d_thread_index);
+  std::fill(d_batch.end_thread + first, d_batch.end_thread + d_batch.rows, d_thread_index);
+  return is_cut ? at : view.size;
 }
 
 // The records of a thread are in the order of their times; INPUTS, which have none, go with their BEGIN. A list at a
 // chunk's head is read as a whole: it is older than the chunk.
-bool ThreadDecode::is_behind_cut(const uint8_t* at, uint32_t left) const {
-  otp_record head;
-  if (left < sizeof head) return false;
-  std::memcpy(&head, at, sizeof head);
-  return head.kind != OTP_RECORD_INPUTS && head.kind != OTP_RECORD_OPEN && head.ticks > d_limits.cut_ticks;
+inline bool ThreadDecode::is_behind_cut(const otp_record& head) const {
+  return head.ticks > d_limits.cut_ticks && head.kind != OTP_RECORD_INPUTS && head.kind != OTP_RECORD_OPEN;
 }
 
 void ThreadDecode::finish_all(uint64_t stop_ticks) {
   int64_t stop_ns = d_clock.unix_ns(stop_ticks);
-  for (const ThreadDecoder::Open& open : d_state.open) close_row(open.row, stop_ns, OTP_FLAG_UNFINISHED);
+  for (const ThreadDecoder::Open& open : d_state.open) {
+    close_row(open.row, stop_ns, OTP_FLAG_UNFINISHED);
+    d_batch.error_type[open.row] = 0;
+  }
   d_state.open.clear();
 }
 

@@ -89,8 +89,9 @@ class ThreadDecode {
   void keep_open(std::vector<uint64_t>* rows);
 
  private:
-  uint32_t record(const uint8_t* at, uint32_t left);
-  bool is_behind_cut(const uint8_t* at, uint32_t left) const;
+  uint32_t record(const otp_record& head, const uint8_t* at, uint32_t left);
+  uint32_t rare_record(const otp_record& head, const uint8_t* at, uint32_t left);
+  bool is_behind_cut(const otp_record& head) const;
   void begin(const otp_record_begin& record);
   void memory(const otp_record_memory& record);
   void opened(const otp_record_open& record);
