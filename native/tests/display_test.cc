@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -37,7 +38,10 @@ struct Events {
   // The sums of each name as row, calls, total, self time, amount.
   std::vector<std::vector<int64_t>> sums(uint64_t room) const {
     const int64_t* const amounts[] = {amount.data()};
-    const otp_display_sums given{columns(), scope.data(), counted.data(), child_time.data(), 1, amounts};
+    std::vector<int64_t> rows(name.size()), work(2 * name.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    const otp_display_sums given{
+        columns(), scope.data(), counted.data(), rows.size(), rows.data(), child_time.data(), work.data(), 1, amounts};
     std::vector<int64_t> out(5 * room);
     const int64_t count = otp_display_sums_by_name(&given, room, out.data());
     CHECK(count >= 0 && count <= static_cast<int64_t>(room));

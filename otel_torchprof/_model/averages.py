@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch, Names
 
     from .devices import DeviceTimes
-    from .tree import TreeView
+    from .tree import ChildTime, TreeView
 
 Array = npt.NDArray[Any]
 
@@ -320,7 +320,7 @@ class RunningAverages:
     def add(
         self,
         batch: Batch,
-        child_time: npt.NDArray[np.int64] | None = None,
+        child_time: ChildTime | None = None,
         *,
         counted: npt.NDArray[np.bool_] | None = None,
         devices: DeviceTimes | None = None,
@@ -329,8 +329,7 @@ class RunningAverages:
 
         Args:
             batch: its names are the recorder's.
-            child_time: time of children in earlier batches, ns, by row; that of a row that is not displayed is of its nearest
-                displayed ancestor.
+            child_time: time of children in earlier batches; that of a row that is not displayed is of its nearest displayed ancestor.
             counted: a mask of the rows that are added.
             devices: times of devices by row.
         """
@@ -366,7 +365,7 @@ class RunningAverages:
 
 def _by_name(
     batch: Batch,
-    child_time: npt.NDArray[np.int64] | None,
+    child_time: ChildTime | None,
     amounts: Sequence[Array] = (),
     counted: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -375,7 +374,8 @@ def _by_name(
     Returns:
         The row of the first event of each name, in their order on display; and a row of the sums of each: number, time, self time, amounts.
     """
-    more = {"scope": batch["scope"], "child_time": child_time, "counted": counted}
+    more = {"scope": batch["scope"], "counted": counted}
+    more |= {} if child_time is None else {"child_row": child_time.rows, "child_time": child_time.times}
     given = {name: np.ascontiguousarray(column) for name, column in more.items() if column is not None}
     first, *sums = sums_by_name(displayed_events(batch, modules=True), given, amounts, len(batch.names))
     return first, np.column_stack(sums)

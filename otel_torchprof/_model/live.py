@@ -24,6 +24,7 @@ from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._native.loops import roots_of
 from otel_torchprof._native.placing import PlacedNodes, Trees, placed_nodes
 from otel_torchprof._process.give_way import give_way, with_pauses
+from otel_torchprof._process.heap import Arena
 
 from .compiled import shares
 from .devices import DeviceTimes, timed_rows, times_of
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .collectives import LiveCollectives
     from .devices import TimedRows
     from .step_spans import RecordedStep, Step, StepSpan
+    from .tree import ChildTime
 
 
 Array = npt.NDArray[Any]
@@ -147,6 +149,9 @@ def _joined(devices: Mapping[str, Array] | None, added: Mapping[str, Any]) -> di
     return new if devices is None else {name: np.concatenate((devices[name], new[name])) for name in new}
 
 
+_ID_BYTES = 8 + 8
+"""Bytes of the span id and the trace group of an event."""
+
 _MOST_LINKS = 32
 """Maximum number of links from the operators' shared root to ended spans."""
 
@@ -217,14 +222,15 @@ class LiveTrees:
         rows, trees = len(batch), nodes.trees
         give_way()
         trace_groups, of_root = self._trace_groups(nodes, batch, steps)
-        trace_group = np.empty(len(trees.root), dtype=np.int64)
+        room = Arena(_ID_BYTES * len(trees.root))
+        trace_group = room.empty(len(trees.root), np.int64)
         trace_group[trees.roots] = of_root
         give_way()
         child_time = self._times(trees, batch)
         self._remember(nodes, trace_groups, trace_group[trees.root[rows:]])
         if self._collectives is not None:
             batch = self._collectives.place(batch, trees, trace_groups, trace_group)
-        span_id = self._span_ids(batch["id"])
+        span_id = self._span_ids(batch["id"], room)
         found = self._placed_nodes(nodes, batch, span_id, trace_groups, trace_group)
         own = batch
         if trees.is_moved:
@@ -263,8 +269,8 @@ class LiveTrees:
         """Drops ended roots after they were sent."""
         self._operators.forget(ended)
 
-    def _span_ids(self, events: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        own = event_span_ids(events, self._key)
+    def _span_ids(self, events: npt.NDArray[np.uint64], room: Arena | None = None) -> npt.NDArray[np.uint64]:
+        own = event_span_ids(events, self._key, room)
         return own if self._collectives is None else self._collectives.span_ids(events, own)
 
     def _placed_nodes(
@@ -387,7 +393,8 @@ class LiveTrees:
         waiting = np.flatnonzero(of_root < 0)
         start, context = at_nodes(batch, "start", roots[waiting]), None
         if "context" in batch.columns:
-            context = at_nodes(batch, "context", roots[waiting]).astype(np.int64)
+            contexts = at_nodes(batch, "context", roots[waiting])
+            context = contexts.astype(np.int64) if contexts.any() else None
         step = self._positions(steps, start, context)
         for end, following in self._steps.gaps():
             step[(start > end) & (start < following)] = -1
@@ -507,7 +514,7 @@ class LiveTrees:
         groups = (trace_groups[number] for number in of_open.tolist())
         self._places = dict(zip(nodes.decided.id.tolist(), groups, strict=True))
 
-    def _times(self, trees: Trees, batch: Batch) -> npt.NDArray[np.int64] | None:
+    def _times(self, trees: Trees, batch: Batch) -> ChildTime | None:
         """Stores the times of children of open parents; returns the stored times of parents that have ended now."""
         if not len(self._child_times) and not len(batch.opens):
             return None

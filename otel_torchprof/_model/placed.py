@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .devices import DeviceTimes
     from .step_spans import StepSpan, Trace
+    from .tree import ChildTime
 
 
 @untracked
@@ -52,8 +53,8 @@ class Placed(NamedTuple):
     span_id: npt.NDArray[np.uint64]
     parent_span_id: npt.NDArray[np.uint64]
     is_root: npt.NDArray[np.bool_]
-    child_time: npt.NDArray[np.int64] | None
-    """Time of direct children in earlier drains, ns; None if no event has any."""
+    child_time: ChildTime | None
+    """Times of direct children in earlier drains; None if no event has any."""
     root: npt.NDArray[np.uint64]
     """Span id of the trace group's root: a synthetic span or the top-level event."""
     open_roots: frozenset[int]
@@ -66,5 +67,7 @@ class Placed(NamedTuple):
     def self_times(self, room: Arena | None = None) -> npt.NDArray[np.int64]:
         """Returns the self time of each event, ns."""
         batch = self.batch
-        own = self_times(batch["parent"], batch["start"], batch["end"], self.child_time, room)
-        return own if self.child_time is not None else np.maximum(own, 0, out=own)
+        own = self_times(batch["parent"], batch["start"], batch["end"], room)
+        if self.child_time is not None:
+            own[self.child_time.rows] -= self.child_time.times
+        return np.maximum(own, 0, out=own)

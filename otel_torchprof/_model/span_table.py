@@ -15,6 +15,8 @@ from otel_torchprof._native import loops
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from otel_torchprof._process.heap import Arena
+
 Array = npt.NDArray[Any]
 
 
@@ -247,11 +249,11 @@ def extend_names(names: Names, extra: Sequence[str]) -> Names:
     return names.followed_by(Names.of(extra)) if extra else names
 
 
-def event_span_ids(ids: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+def event_span_ids(ids: npt.NDArray[np.uint64], key: int, room: Arena | None = None) -> npt.NDArray[np.uint64]:
     """The span ids of events: distinct for distinct event ids, never 0, and spread over all 64 bits.
 
     The id times an odd key, through the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
     Generators", 2014; constants: Stafford's mix 13). Each operation is a bijection that maps 0 to 0, and event ids are not 0;
     adding the key or XOR-ing with it instead would map one event to 0, OpenTelemetry's invalid id.
     """
-    return loops.event_span_ids(ids, key)
+    return loops.event_span_ids(ids, key, room)

@@ -8,20 +8,26 @@ an ancestor that contains it in time, and an operator that only forwards to one 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import find
 from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind
-from otel_torchprof._native.loops import display_parents, display_tree, subtract_from_parents, with_crossing
+from otel_torchprof._native.loops import (
+    display_parents,
+    display_tree,
+    positions_of,
+    subtract_from_parents,
+    with_crossing,
+)
 from otel_torchprof._process.heap import Arena
 
 from .reductions import weights_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from otel_torchprof._columns.batch import Batch, Names
 
@@ -266,6 +272,15 @@ def _system_threads(batch: Batch) -> npt.NDArray[np.int64]:
 # ---- Self time over several drains: children end, and are drained, before their parents ----
 
 
+class ChildTime(NamedTuple):
+    """Times of children that are no rows."""
+
+    rows: npt.NDArray[np.int64]
+    """Rows that have any, each once."""
+    times: npt.NDArray[np.int64]
+    """The time of each of them, ns."""
+
+
 class ChildTimes:
     """Durations of the children of open events, by the id of the parent. Not thread-safe.
 
@@ -278,8 +293,8 @@ class ChildTimes:
     def __len__(self) -> int:
         return len(self._times)
 
-    def settle(self, ended: Array, parents: Array, durations: Array, still_open: Array) -> Array | None:
-        """Returns the child time of each event from earlier drains, ns; None if no event has any. Call it once per drain.
+    def settle(self, ended: Array, parents: Array, durations: Array, still_open: Array) -> ChildTime | None:
+        """Returns the child times of events from earlier drains; None if no event has any. Call it once per drain.
 
         Args:
             ended: ids of ended events.
@@ -287,21 +302,23 @@ class ChildTimes:
             durations: of these children, ns.
             still_open: ids of all open events; the child times of others are dropped.
         """
-        child_times = self._of(ended) if self._times else None
+        is_open = set(still_open.tolist())
+        child_times = self._of(ended, is_open) if self._times else None
         ids, which = np.unique(parents, return_inverse=True)
         sums = np.zeros(len(ids), dtype=np.int64)
         np.add.at(sums, which, durations)
         for key, time in zip(ids.tolist(), sums.tolist(), strict=True):
             self._times[key] = self._times.get(key, 0) + time
         if self._times:
-            is_open = set(still_open.tolist())
             self._times = {key: time for key, time in self._times.items() if key in is_open}
         return child_times
 
-    def _of(self, ended: Array) -> Array | None:
-        at = np.flatnonzero(np.isin(ended, np.fromiter(self._times, np.uint64, len(self._times))))
-        if not at.size:
+    def _of(self, ended: Array, is_open: Container[int]) -> ChildTime | None:
+        # What was open is among the first rows of its thread, so that the search soon ends.
+        keys = [key for key in self._times if key not in is_open]
+        rows = positions_of(ended, np.array(keys, dtype=np.uint64))
+        known = rows >= 0
+        if not known.any():
             return None
-        child_times = np.zeros(len(ended), dtype=np.int64)
-        child_times[at] = [self._times.pop(key) for key in ended[at].tolist()]
-        return child_times
+        times = np.array([self._times.pop(key) for key, has in zip(keys, known.tolist(), strict=True) if has], np.int64)
+        return ChildTime(rows[known], times)

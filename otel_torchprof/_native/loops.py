@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._process.heap import Arena
+
 from .ffi import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from otel_torchprof._process.heap import Arena
 
 Array = npt.NDArray[Any]
 _C_TYPES = {
@@ -63,18 +63,12 @@ def subtract_from_parents(totals: npt.NDArray[np.int64], parent: Array, values: 
     lib.otp_subtract_from_parents(len(parent), pointer(parent), pointer(values), pointer(totals))
 
 
-def self_times(
-    parent: Array, start: Array, end: Array, child_time: Array | None = None, room: Arena | None = None
-) -> npt.NDArray[np.int64]:
-    """The self time of each row: its duration without its children, ns.
-
-    ``child_time``: int64, of children that are no rows; no self time is negative then. None: there are none.
-    """
+def self_times(parent: Array, start: Array, end: Array, room: Arena | None = None) -> npt.NDArray[np.int64]:
+    """The self time of each row: its duration without its children, ns."""
     own_times = np.empty(len(parent), np.int64) if room is None else room.empty(len(parent), np.int64)
     parent = np.ascontiguousarray(parent, dtype=np.int32)
     start, end = np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64)
-    elsewhere = ffi.NULL if child_time is None else pointer(child_time)
-    lib.otp_self_times(len(own_times), *map(pointer, (parent, start, end)), elsewhere, pointer(own_times))
+    lib.otp_self_times(len(own_times), *map(pointer, (parent, start, end, own_times)))
     return own_times
 
 
@@ -100,7 +94,7 @@ def sums_by_name(
 
     Args:
         events: the arrays of ``otp_events``, by name.
-        more: other arrays of ``otp_display_sums``, by name.
+        more: other arrays of ``otp_display_sums``, by name, except room to work in.
         amounts: int64 columns to be summed.
         names: number of names.
 
@@ -111,6 +105,10 @@ def sums_by_name(
     addresses = ffi.new("int64_t *[]", columns)
     native = ffi.new("otp_display_sums *", {name: pointer(column) for name, column in more.items()})
     native.events, native.columns, native.column_count = _events(events), addresses, len(columns)
+    native.child_count = len(more.get("child_row", ()))
+    count = 2 * len(events["parent"])
+    room = Arena(8 * count).empty(count, np.int64)
+    native.room = pointer(room)
     sums = np.empty((4 + len(columns), min(len(events["parent"]), 2 * names)), dtype=np.int64)
     count = lib.otp_display_sums_by_name(native, sums.shape[1], pointer(sums))
     _checked(count)
@@ -153,10 +151,10 @@ def display_tree(rows: Array | None, parent: Array, start: Array, end: Array, ro
     return made
 
 
-def event_span_ids(ids: Array, key: int) -> npt.NDArray[np.uint64]:
+def event_span_ids(ids: Array, key: int, room: Arena | None = None) -> npt.NDArray[np.uint64]:
     """The span ids of events, see :func:`~otel_torchprof._model.span_table.event_span_ids`."""
     ids = np.ascontiguousarray(ids, dtype=np.uint64)
-    span_ids = np.empty(len(ids), dtype=np.uint64)
+    span_ids = (room or Arena(0)).empty(len(ids), np.uint64)
     lib.otp_event_span_ids(len(ids), pointer(ids), key, pointer(span_ids))
     return span_ids
 

@@ -13,7 +13,15 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._model.averages import Average, Averages, RunningAverages
 from otel_torchprof._model.inputs import shape_keys
-from otel_torchprof._model.tree import HIDDEN_NAMES, TreeView, display_name, nested_rows, not_nested, torch_view
+from otel_torchprof._model.tree import (
+    HIDDEN_NAMES,
+    ChildTime,
+    TreeView,
+    display_name,
+    nested_rows,
+    not_nested,
+    torch_view,
+)
 
 
 def _described(view: TreeView):
@@ -49,7 +57,8 @@ def test_hidden_operators_disappear_and_their_children_move_up(hidden):
 def test_time_of_earlier_children_is_that_of_what_is_displayed():
     """Children that came with an earlier batch are subtracted from the nearest displayed event: a merged one has no time of its own."""
     running = RunningAverages()
-    running.add(as_batch(_chain("a", "b", "b", HIDDEN_NAMES[-1])), np.array([500, 1_000, 2_000, 300]))
+    earlier = ChildTime(np.arange(4), np.array([500, 1_000, 2_000, 300]))
+    running.add(as_batch(_chain("a", "b", "b", HIDDEN_NAMES[-1])), earlier)
     assert running.read() == [Average("a", False, 1, 8_000, 1_500), Average("b", False, 1, 6_000, 2_700)]
 
 

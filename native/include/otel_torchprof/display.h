@@ -52,9 +52,12 @@ void otp_display_tree(const otp_display* display);
 /* What is summed by name: the events on display. */
 typedef struct {
   otp_events events;
-  const uint8_t* scope;      /* by row: labels are summed apart from operators of the same name */
-  const uint8_t* counted;    /* by row: whether it is in the sums; null: all are */
-  const int64_t* child_time; /* by row, ns: of children that are no rows, which is no self time; null: none */
+  const uint8_t* scope;   /* by row: labels are summed apart from operators of the same name */
+  const uint8_t* counted; /* by row: whether it is in the sums; null: all are */
+  uint64_t child_count;
+  const int64_t* child_row;  /* rows with children that are no rows */
+  const int64_t* child_time; /* of each of these, ns: of such children, which is no self time */
+  int64_t* room;             /* to work in: two numbers per event */
   uint64_t column_count;
   const int64_t* const* columns; /* by row: what else is summed */
 } otp_display_sums;

@@ -22,9 +22,8 @@ void otp_max_to_parents(uint64_t count, const int32_t* parent, int64_t* values);
 void otp_subtract_from_parents(uint64_t count, const int32_t* parent, const int64_t* values, int64_t* totals);
 
 /* The time that each of `count` events spent in none of those right below it. parent[i] is below i, or negative for a
- * root. `child_time`: of children that are not among them; then no self time is negative. Null: of none. */
-void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end,
-                    const int64_t* child_time, int64_t* self);
+ * root. */
+void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end, int64_t* self);
 
 /* The span ids of `count` events by their ids, none of which is 0: see event_span_ids in span_table.py. */
 void otp_event_span_ids(uint64_t count, const uint64_t* ids, uint64_t key, uint64_t* span_ids);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <vector>
 
@@ -29,14 +28,33 @@ bool is_hidden(const otp_events& events, uint64_t row) { return events.hidden !=
 // Whether torch gives it no children.
 bool is_unfit(const otp_events& events, uint64_t row) { return is_async(events, row) || is_hidden(events, row); }
 
+int64_t duration_of(const otp_events& events, uint64_t row) { return minus(events.end[row], events.start[row]); }
+
+// Where what is found of events is written, by row.
+struct Found {
+  int32_t* parent;     // on display
+  uint8_t* left_out;   // whether it is
+  uint8_t* children;   // room to work in
+  int64_t* self_time;  // of those that are not left out; null: not asked for
+
+  void add(uint64_t row, int64_t time) const {
+    if (self_time != nullptr) self_time[row] = plus(self_time[row], time);
+  }
+  void subtract(int32_t row, int64_t time) const {
+    if (row >= 0) add(static_cast<uint64_t>(row), minus(0, time));
+  }
+};
+
 // Makes the parent of each event its nearest ancestor that does not end before it and is not unfit; of unfit events,
 // that is not unfit: otherwise a child that ends before them could miss a parent. Counts the children on display as so
-// many bits: 0, 1, or more. Returns the events that may be left out.
+// many bits: 0, 1, or more. Takes all but unfit events as displayed for self times. Returns the events that may be left
+// out.
 //
 // The search continues at the new parent of a candidate: the ancestors that the candidate skipped are unfit, or end
 // before it and so before the event.
-std::vector<uint32_t> contain(const otp_events events, int32_t* parent, uint8_t* children) {
+std::vector<uint32_t> contain(const otp_events events, const Found found) {
   std::vector<uint32_t> suspects;
+  int32_t* const parent = found.parent;
   for (uint32_t i = 0; i < events.count; ++i) {
     const bool is_odd = is_unfit(events, i);
     const int64_t end = is_odd ? INT64_MIN : events.end[i];
@@ -44,7 +62,12 @@ std::vector<uint32_t> contain(const otp_events events, int32_t* parent, uint8_t*
     while (above >= 0 && (events.end[above] < end || is_unfit(events, static_cast<uint32_t>(above))))
       above = parent[above];
     parent[i] = above;
-    if (above >= 0 && !is_odd) children[above] = static_cast<uint8_t>(children[above] << 1 | 1);
+    if (!is_odd) {
+      const int64_t duration = duration_of(events, i);
+      found.add(i, duration);
+      found.subtract(above, duration);
+      if (above >= 0) found.children[above] = static_cast<uint8_t>(found.children[above] << 1 | 1);
+    }
     const bool is_namesake = above >= 0 && events.name[above] == events.name[i];
     if (is_odd || is_namesake || events.kind[i] == OTP_EVENT_PHASE) suspects.push_back(i);
   }
@@ -65,67 +88,46 @@ bool is_repeated(const otp_events& events, const int32_t* parent, uint32_t row) 
   return above >= 0 && events.name[above] == events.name[row];
 }
 
-// Writes the parents on display and what is left out; returns whether anything is.
+// Writes what is found; returns whether anything is left out.
 //
 // Torch removes only children of the name of their parent one after another until there are none
 // (`_remove_dup_nodes`). One pass finds the same: the children of a removed event move to its parent, which has the
 // same name, so whether one of them is removed does not depend on whether the event is.
-bool display_parents(const otp_events& events, int32_t* parent, uint8_t* left_out) {
+bool display(const otp_events events, const Found found) {
+  int32_t* const parent = found.parent;
+  uint8_t* const left_out = found.left_out;
   std::copy(events.parent, events.parent + events.count, parent);
   std::fill(left_out, left_out + events.count, uint8_t{0});
-  std::vector<uint8_t> children(events.count);
+  std::fill(found.children, found.children + events.count, uint8_t{0});
+  if (found.self_time != nullptr) std::fill(found.self_time, found.self_time + events.count, 0);
   bool is_any = false;
-  for (const uint32_t i : contain(events, parent, children.data())) {
+  for (const uint32_t i : contain(events, found)) {
     if (is_async(events, i)) parent[i] = -1;
-    left_out[i] = is_hidden(events, i) || is_only_namesake(events, i, parent[i], children.data()) ||
+    left_out[i] = is_hidden(events, i) || is_only_namesake(events, i, parent[i], found.children) ||
                   is_repeated(events, parent, i);
-    is_any = is_any || left_out[i] != 0;
+    if (left_out[i] == 0) continue;
+    is_any = true;
+    if (!is_unfit(events, i)) found.subtract(parent[i], minus(0, duration_of(events, i)));
   }
   for (uint64_t i = 0; is_any && i < events.count; ++i) {
-    while (parent[i] >= 0 && left_out[parent[i]] != 0) parent[i] = parent[parent[i]];
+    int32_t above = parent[i];
+    if (above < 0 || left_out[above] == 0) continue;
+    while (above >= 0 && left_out[above] != 0) above = parent[above];
+    parent[i] = above;
+    if (left_out[i] == 0 && !is_unfit(events, i)) found.subtract(above, duration_of(events, i));
   }
   return is_any;
 }
 
-// The events on display, and the self time of each.
-class Displayed {
- public:
-  explicit Displayed(const otp_display_sums& sums)
-      : d_events(sums.events),
-        d_parent(new int32_t[sums.events.count]),
-        d_left_out(new uint8_t[sums.events.count]),
-        d_self_time(sums.events.count) {
-    display_parents(d_events, d_parent.get(), d_left_out.get());
-    for (uint64_t i = 0; i < d_events.count; ++i) {
-      if (is_async(d_events, i) || d_left_out[i] != 0) continue;
-      d_self_time[i] = plus(d_self_time[i], duration(i));
-      const int32_t above = d_parent[i];
-      if (above >= 0) d_self_time[above] = minus(d_self_time[above], duration(i));
-    }
-    if (sums.child_time != nullptr) subtract(sums.child_time);
+// Subtracts times of children that are no rows from the self time of the nearest ancestor on display; what is left of
+// any event is no less than 0.
+void subtract_child_times(const otp_display_sums& sums, const Found& found) {
+  for (uint64_t i = 0; i < sums.child_count; ++i) {
+    auto row = static_cast<int32_t>(sums.child_row[i]);
+    while (row >= 0 && found.left_out[row] != 0) row = sums.events.parent[row];
+    found.subtract(row, sums.child_time[i]);
   }
-
-  bool has(uint64_t row) const { return d_left_out[row] == 0; }
-  int64_t duration(uint64_t row) const { return minus(d_events.end[row], d_events.start[row]); }
-  int64_t self_time(uint64_t row) const { return d_self_time[row]; }
-
- private:
-  // From the nearest ancestor on display; what is left is no less than 0.
-  void subtract(const int64_t* child_time) {
-    for (uint64_t i = 0; i < d_events.count; ++i) {
-      if (child_time[i] == 0) continue;
-      auto row = static_cast<int32_t>(i);
-      while (row >= 0 && d_left_out[row] != 0) row = d_events.parent[row];
-      if (row >= 0) d_self_time[row] = minus(d_self_time[row], child_time[i]);
-    }
-    for (uint64_t i = 0; i < d_events.count; ++i) d_self_time[i] = std::max<int64_t>(d_self_time[i], 0);
-  }
-
-  const otp_events d_events;
-  std::unique_ptr<int32_t[]> d_parent;
-  std::unique_ptr<uint8_t[]> d_left_out;
-  std::vector<int64_t> d_self_time;
-};
+}
 
 struct Sum {
   int64_t row, start, end;  // of the first on display
@@ -136,18 +138,22 @@ struct Sum {
 class Sums {
  public:
   explicit Sums(const otp_display_sums& sums) : d_columns(sums.columns, sums.columns + sums.column_count) {
-    const Displayed displayed(sums);
     const otp_events events = sums.events;
+    auto* bytes = reinterpret_cast<uint8_t*>(sums.room + events.count);
+    const Found found{reinterpret_cast<int32_t*>(bytes), bytes + 4 * events.count, bytes + 5 * events.count, sums.room};
+    display(events, found);
+    subtract_child_times(sums, found);
+    const int64_t least = sums.child_count == 0 ? INT64_MIN : 0;
     for (uint64_t i = 0; i < events.count; ++i) {
-      if (!displayed.has(i) || (sums.counted != nullptr && sums.counted[i] == 0)) continue;
+      if (found.left_out[i] != 0 || (sums.counted != nullptr && sums.counted[i] == 0)) continue;
       const uint64_t key = uint64_t{events.name[i]} << 1 | (sums.scope[i] == kUserScope);
       const uint32_t at = position(key, static_cast<int64_t>(i), events);
       Sum& sum = d_sums[at];
       if (events.start[i] < sum.start || (events.start[i] == sum.start && events.end[i] > sum.end))
         sum.row = static_cast<int64_t>(i), sum.start = events.start[i], sum.end = events.end[i];
       ++sum.calls;
-      sum.total = plus(sum.total, displayed.duration(i));
-      sum.self_time = plus(sum.self_time, displayed.self_time(i));
+      sum.total = plus(sum.total, duration_of(events, i));
+      sum.self_time = plus(sum.self_time, std::max(found.self_time[i], least));
       int64_t* more = d_more.data() + at * d_columns.size();
       for (const int64_t* column : d_columns) *more = plus(*more, column[i]), ++more;
     }
@@ -193,7 +199,8 @@ class Sums {
 
 extern "C" int otp_display_parents(const otp_events* events, int32_t* parent, uint8_t* left_out) {
   try {
-    const bool is_any = otp::display_parents(*events, parent, left_out);
+    std::vector<uint8_t> children(events->count);
+    const bool is_any = otp::display(*events, {parent, left_out, children.data(), nullptr});
     return is_any || !std::equal(parent, parent + events->count, events->parent) ? 1 : 0;
   } catch (const std::bad_alloc&) {
     return -1;

@@ -23,13 +23,11 @@ extern "C" void otp_subtract_from_parents(uint64_t count, const int32_t* parent,
 }
 
 extern "C" void otp_self_times(uint64_t count, const int32_t* parent, const int64_t* start, const int64_t* end,
-                               const int64_t* child_time, int64_t* self) {
+                               int64_t* self) {
   for (uint64_t i = 0; i < count; ++i) {
     self[i] = end[i] - start[i];
     if (parent[i] >= 0) self[parent[i]] -= self[i];
   }
-  if (child_time == nullptr) return;
-  for (uint64_t i = 0; i < count; ++i) self[i] = std::max<int64_t>(self[i] - child_time[i], 0);
 }
 
 // Parents come first: whether one stays is known before what is below it.
