@@ -27,7 +27,8 @@ constexpr uintptr_t kTags = 3;    // of a reference in a frame, since Python 3.1
 constexpr int kStacked = 0;       // owner of a frame that lies in a chunk
 constexpr int kNoPythonFrom = 3;  // owners of frames that run no Python
 constexpr int kAttempts = 3;
-constexpr uint32_t kOddReadings = 4;  // a loop that asks a generator looked twice in a row as if the generator had no caller
+constexpr uint32_t kOddReadings =
+    4;  // a loop that asks a generator looked twice in a row as if the generator had no caller
 constexpr uintptr_t kMostOfFrame = 1 << 14;
 constexpr uint32_t kKeptOfCut = 64;
 

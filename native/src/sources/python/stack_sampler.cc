@@ -593,16 +593,12 @@ PyObject* resume_samples(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef g_methods[] = {{"pause_samples", pause_samples, METH_NOARGS, nullptr},
-                           {"resume_samples", resume_samples, METH_NOARGS, nullptr},
-                           {"start_samples", start_samples, METH_VARARGS, nullptr},
-                           {"stop_samples", stop_samples, METH_O, nullptr},
-                           {"take_samples", take_samples, METH_VARARGS, nullptr},
-                           {"sampled_stack", sampled_stack, METH_O, nullptr},
-                           {"sampled_stacks", sampled_stacks, METH_NOARGS, nullptr},
-                           {"sample_loop", sample_loop, METH_NOARGS, nullptr},
-                           {"end_samples", end_samples, METH_NOARGS, nullptr},
-                           {nullptr, nullptr, 0, nullptr}};
+PyMethodDef g_methods[] = {
+    {"pause_samples", pause_samples, METH_NOARGS, nullptr},   {"resume_samples", resume_samples, METH_NOARGS, nullptr},
+    {"start_samples", start_samples, METH_VARARGS, nullptr},  {"stop_samples", stop_samples, METH_O, nullptr},
+    {"take_samples", take_samples, METH_VARARGS, nullptr},    {"sampled_stack", sampled_stack, METH_O, nullptr},
+    {"sampled_stacks", sampled_stacks, METH_NOARGS, nullptr}, {"sample_loop", sample_loop, METH_NOARGS, nullptr},
+    {"end_samples", end_samples, METH_NOARGS, nullptr},       {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
