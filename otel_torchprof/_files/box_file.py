@@ -417,7 +417,7 @@ def _memory_events() -> dict[str, Any]:
 
 
 def _killed(path: Path) -> int:
-    counts = [line.split()[1] for line in path.read_text("ascii").splitlines() if line.startswith("oom_kill ")]
+    counts = [line.split()[1] for line in path.read_text("utf-8").splitlines() if line.startswith("oom_kill ")]
     if not counts:
         raise ValueError(f"{path} of this kernel has no count")
     return int(counts[0])
@@ -444,7 +444,7 @@ def _stat(folder: str) -> tuple[str, int]:
 
 @functools.cache
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
 
 
 def _namespace() -> int:

@@ -36,7 +36,7 @@ class AllocatorMemory(NamedTuple):
 def resident_memory() -> int | None:
     """Bytes of resident memory of this process; None where the system does not say. Costs 20 us."""
     try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
 

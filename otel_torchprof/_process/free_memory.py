@@ -36,7 +36,7 @@ def free_memory(system: Path = Path("/")) -> int:
 
 def _free_of_machine(system: Path) -> int:
     try:
-        match = re.search(r"^MemAvailable: +(\d+) kB$", (system / "proc/meminfo").read_text("ascii"), re.MULTILINE)
+        match = re.search(r"^MemAvailable: +(\d+) kB$", (system / "proc/meminfo").read_text("utf-8"), re.MULTILINE)
         if match:
             return int(match[1]) << 10
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -65,8 +65,8 @@ def _free_of_groups(system: Path) -> list[int]:
 def _left(group: Path, version: _Version) -> list[int]:
     """Bytes that a group has left; nothing if it has no limit, or is none that this process sees."""
     try:
-        limit, used = (int((group / name).read_text("ascii")) for name in (version.limit, version.used))
-        match = re.search(rf"^{version.reclaimable} (\d+)$", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
+        limit, used = (int((group / name).read_text("utf-8")) for name in (version.limit, version.used))
+        match = re.search(rf"^{version.reclaimable} (\d+)$", (group / "memory.stat").read_text("utf-8"), re.MULTILINE)
     except (OSError, ValueError):  # ValueError: the limit is "max"
         return []
     return [max(limit - used + (int(match[1]) if match else 0), 0)]

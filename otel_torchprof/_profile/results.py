@@ -609,7 +609,7 @@ class ProfileResults(RecordedColumns):
         new_trace_id, new_span_id = self._ids.from_start()
         placed, roots = placed_recording(
             batch,
-            self._steps() or [RecordedStep(-1, *self._segments.times(), name=PROFILE_NAME)],
+            self._marks.with_memory(self._steps()) or [RecordedStep(-1, *self._segments.times(), name=PROFILE_NAME)],
             new_trace_id=new_trace_id,
             new_span_id=new_span_id,
             parent=self._parent,

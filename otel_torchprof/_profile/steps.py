@@ -30,6 +30,8 @@ from otel_torchprof._record.step_marks import StepTracker
 from otel_torchprof._record.torch_hooks import OptimizerHooks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy.typing as npt
 
     from otel_torchprof._columns.batch import Array, Batch
@@ -278,6 +280,13 @@ class ProfileSteps:
             all_steps += steps
         return all_steps
 
+    def with_memory(self, steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+        """The steps with the attributes of the memory of the process at their ends, for their spans."""
+        known: dict[int, Mapping[str, Any]] = {}
+        for window in self._windows:
+            known |= {at: memory for (_, at), memory in zip(window.marks, window.memory, strict=False)}
+        return [step._replace(attributes=known.get(step.start) or step.attributes) for step in steps]
+
 
 class _Window:
     def __init__(self, number: int, at: int) -> None:
@@ -289,7 +298,4 @@ class _Window:
 
     def steps(self) -> list[RecordedStep]:
         ends = [at for _, at in self.marks[1:]] + [max(self.end or 0, self.marks[-1][1])]
-        return [
-            RecordedStep(number, at, end, self.thread, attributes=memory)
-            for (number, at), end, memory in zip(self.marks, ends, [*self.memory, {}], strict=False)
-        ]
+        return [RecordedStep(number, at, end, self.thread) for (number, at), end in zip(self.marks, ends, strict=True)]

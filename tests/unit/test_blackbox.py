@@ -148,7 +148,7 @@ def test_who_it_is_of(started):
     assert box.path.name.startswith(f"rank3.{os.getpid()}.")
     place = {"rank": 3, "world_size": 4, "local_world_size": 1, "run_id": "job 7"}
     assert {key: info[key] for key in place} == place
-    of_process = {"owner", "started", "machine", "pids"}
+    of_process = {"owner", "started", "machine", "pids", "memory_events", "cgroup", "killed"}
     assert set(info) - set(place) - of_process == {"host", "program", "detail", "opened", "python", "otel_torchprof"}
     assert info["owner"] == os.getpid()
     assert (info["host"], info["detail"]) == (os.uname().nodename, "ops")
