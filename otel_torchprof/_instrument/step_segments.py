@@ -270,9 +270,8 @@ class StepSegments:
         while (cycle := self._cycle) is not None and not self._is_in_loop:
             begins_at = self.begins_at
             own, tokens = tokens, []
-            if (
-                begins_at != NEVER
-            ):  # by the end of the token: its begin may be that of a call inside which the loop begins
+            if begins_at != NEVER:
+                # By the end of the token: its begin may be that of a call inside which the loop begins.
                 own, tokens = _parted(own, begins_at)
             own = self._learned_from_these(own)
             self._note(own)

@@ -28,6 +28,11 @@ constexpr int kStderrMs = 1000;
 constexpr unsigned kMostDescriptors = 65536;
 constexpr size_t kStack = 32768;
 constexpr std::string_view kHangLine = "hang: ";
+#if defined(__SANITIZE_THREAD__)
+constexpr int kShared = 0;  // TSan takes each new process for a fork, after which its own memory is that of the child
+#else
+constexpr int kShared = CLONE_VM | CLONE_VFORK;
+#endif
 
 int64_t unix_ns(const timespec& time) { return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec; }
 
@@ -52,6 +57,11 @@ void offer_to_the_kernel() {
   close(file);
 }
 
+// Without what _exit() does under TSan, which writes out what the program had printed.
+[[noreturn]] void leave(int status) {
+  for (;;) syscall(SYS_exit_group, status);
+}
+
 struct Start {
   char* const* arguments;
   int file;
@@ -72,13 +82,13 @@ int become_program(void* argument) {
   alarm(kProgramSeconds);
   sigprocmask(SIG_SETMASK, &blocked, nullptr);
   execv(start.arguments[0], start.arguments);
-  _exit(127);
+  leave(127);
 }
 
 int start_program(void* argument) {
   auto& start = *static_cast<Start*>(argument);
-  int pid = clone(become_program, start.inner_stack + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, argument);
-  _exit(pid < 0 ? 1 : 0);
+  int pid = clone(become_program, start.inner_stack + kStack, kShared | SIGCHLD, argument);
+  leave(pid < 0 ? 1 : 0);
 }
 
 }  // namespace
@@ -132,7 +142,7 @@ HangReport::Answer HangReport::read(int file, int64_t written) {
 bool HangReport::start(int file) {
   static char g_stacks[2][kStack] __attribute__((aligned(16)));
   Start start{d_arguments.data(), file, g_stacks[0]};
-  int pid = clone(start_program, g_stacks[1] + kStack, CLONE_VM | CLONE_VFORK, &start);
+  int pid = clone(start_program, g_stacks[1] + kStack, kShared, &start);
   if (pid < 0) return false;
   int status = 0;
   while (waitpid(pid, &status, __WALL) < 0 && errno == EINTR) {
