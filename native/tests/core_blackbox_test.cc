@@ -431,10 +431,10 @@ void it_can_be_read_while_it_is_written() {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&stop] {
-      while (!stop) {
+    threads.emplace_back([&stop, i] {
+      for (int round = 0; !stop; ++round) {
         begin("around");
-        leaf("around inside");
+        leaf(("inside of " + std::to_string(i) + " for the time " + std::to_string(round / 100)).c_str());
         end("around");
       }
     });

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -141,6 +142,7 @@ bool Image::read_chunk(uint64_t at, FoundChunk* found) {
   auto size = static_cast<uint32_t>(std::min<uint64_t>(published, there));
   if (!read(records_at, d_records.data(), size)) size = 0;
   if (!copy_head(at, &again) || again.sequence != head.sequence) return false;
+  (void)copy(offsetof(otp_blackbox_header, name_count), &d_header.name_count);  // its records may have new names
   ++d_found;
   bool is_head = head.check == head.checksum(head.sequence) && head.thread != 0 && head.thread < kMostThreads &&
                  head.next_index < kMostIndex;
