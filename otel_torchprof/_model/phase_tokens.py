@@ -18,7 +18,7 @@ from otel_torchprof._process.give_way import with_pauses
 from .step_rules import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_torchprof._columns.batch import Array, Batch
 
@@ -61,7 +61,7 @@ class PhaseTokens:
         if not rows.size and not (batch.opens.kind == Kind.PHASE).any():
             return []
         above = _Above(batch)
-        around: dict[int, Sequence[_Event]] = {}
+        around: dict[int, tuple[_Event, ...]] = {}
         tokens = self._ended(batch, rows, above, around)
         for token, enclosing in self._opens(batch, above):
             tokens.append(token)
@@ -90,7 +90,7 @@ class PhaseTokens:
         of_span = self._began(token.context) if token.context else None
         return starts if of_span is None or of_span < last else [*starts, of_span]
 
-    def _ended(self, batch: Batch, rows: Array, above: _Above, around: dict[int, Sequence[_Event]]) -> list[Token]:
+    def _ended(self, batch: Batch, rows: Array, above: _Above, around: dict[int, tuple[_Event, ...]]) -> list[Token]:
         """Returns the top-level phases among the rows, and adds the ancestors of each, by id; notes those that contain a backward pass."""
         rows = rows[is_any_of(batch["fwd_thread"][rows], tuple(_KNOWN))]
         idents = [thread.ident for thread in batch.threads]
@@ -112,7 +112,7 @@ class PhaseTokens:
                 self._holders.add(holders[-1])
         return [token for token in tokens if token.id not in inside] if inside else tokens
 
-    def _opens(self, batch: Batch, above: _Above) -> Iterator[tuple[Token, Sequence[_Event]]]:
+    def _opens(self, batch: Batch, above: _Above) -> Iterator[tuple[Token, tuple[_Event, ...]]]:
         """Yields the top-level phases among the open events, and their ancestors."""
         opens = batch.opens
         for at in np.flatnonzero(opens.kind == Kind.PHASE).tolist():
@@ -161,19 +161,19 @@ class _Above:
         """Mask of the rows that have a parent."""
         return (self._columns[0][rows] >= 0) | is_any_of(rows, tuple(self._outer))
 
-    def of_rows(self, rows: Array) -> list[list[_Event]]:
+    def of_rows(self, rows: Array) -> list[tuple[_Event, ...]]:
         """Returns the ancestors of each row."""
         parents, *columns = self._columns
-        above: list[list[_Event]] = [[] for _ in range(len(rows))]
+        above: list[tuple[_Event, ...]] = [()] * len(rows)  # lists would be tracked by the garbage collector
         places = np.arange(len(rows))
         while places.size:
             for place, row in zip(places.tolist(), rows.tolist(), strict=True) if self._outer else ():
-                above[place] += self.open(self._outer.get(row, 0))
+                above[place] += tuple(self.open(self._outer.get(row, 0)))
             rows = parents[rows]
             places, rows = places[rows >= 0], rows[rows >= 0]
             events = map(_Event, *(column[rows].tolist() for column in columns))
             for place, event in zip(places.tolist(), events, strict=True):
-                above[place].append(event)
+                above[place] += (event,)
         return above
 
     def open(self, id_: int) -> Iterator[_Event]:

@@ -59,7 +59,12 @@ class Streamed:
                 traces.get(s.context.trace_id, s.context.trace_id),
                 s.parent and named(s.parent.span_id),
                 sorted(str(named(link.context.span_id)) for link in s.links),
-                {name: value for name, value in s.attributes.items() if name != "thread.name"},
+                # What memory is free is that of the drain.
+                {
+                    name: value
+                    for name, value in s.attributes.items()
+                    if name not in {"thread.name", "torch.step.memory.free"}
+                },
                 # Each stream reads the clock itself when a step ends, and another thread may run in between.
                 None if s.name == "torch.step" else (s.start_time, s.end_time),
             )
