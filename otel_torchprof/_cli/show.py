@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._columns.phases import LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
 from otel_torchprof._files.attribute_keys import PHASE_OF, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
@@ -61,6 +61,8 @@ class DisplayedStep:
     """Seconds in each phase, in the order of :data:`PHASES`; empty in a file without phases."""
     rank: int | None = None
     """None if it is not known, or if the file has only one."""
+    loaded: tuple[int | None, ...] = (None,) * len(LOADED)
+    """How many tokens and samples its batches had; None if it is not known."""
 
 
 def read(
@@ -188,6 +190,7 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
                 bool(attributes.get(UNFINISHED)),
                 {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes},
                 ranks.get(events.tracks[events.track.item(row)][0]),
+                tuple(attributes.get(key) for key in LOADED),
             )
         )
     return steps, len(rows) - len(first)
@@ -317,7 +320,8 @@ def _steps(sums: TraceSums, name: str, limit: int) -> str:
     if not steps:
         raise TorchProfError(f"{name} has no steps; without --steps its averages are shown")
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
-    heads = "".join(f"  {phase:>{_width(phase)}}" for phase in phases)
+    rates = [at for at in range(len(LOADED)) if any(step.loaded[at] for step in steps)]
+    heads = "".join(f"  {name:>{_width(name)}}" for name in (*phases, *(_RATES[at] for at in rates)))
     has_ranks = any(step.rank is not None for step in steps)
     first = f"{'Rank':>6}  " if has_ranks else ""
     lines = [f"{first}{'Step':>8}  {'Started':>14}  {'Duration':>12}{heads}  {'Spans':>10}"]
@@ -330,6 +334,7 @@ def _steps(sums: TraceSums, name: str, limit: int) -> str:
         columns = "".join(
             f"  {'' if time is None else brief_time(time * 1e6):>{_width(phase)}}" for phase, time in times
         )
+        columns += "".join(f"  {_rate([step], at):>9}" for at in rates)
         first = f"{'' if step.rank is None else step.rank:>6}  " if has_ranks else ""
         lines.append(f"{first}{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
     if 0 <= limit < len(steps):
@@ -337,8 +342,23 @@ def _steps(sums: TraceSums, name: str, limit: int) -> str:
     durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)
     if durations:
         middle, longest = brief_time(durations[len(durations) // 2]), brief_time(durations[-1])
-        lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}")
+        whole = [step for step in steps if not step.is_unfinished]
+        speeds = "".join(f", {_rate(whole, at)} {_RATES[at]}" for at in rates)
+        lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}{speeds}")
     return "\n".join((*lines, ""))
+
+
+_RATES = ("tokens/s", "samples/s")
+
+
+def _rate(steps: Sequence[DisplayedStep], at: int) -> str:
+    """Tokens or samples per second of those steps of which they are known; of several ranks, of all together."""
+    known = [(count, step.duration) for step in steps if (count := step.loaded[at]) is not None and step.duration]
+    if not known:
+        return ""
+    seconds = sum(duration for _, duration in known) / 1e9 / len({step.rank for step in steps})
+    rate = sum(count for count, _ in known) / seconds
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
 
 
 def _width(phase: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -111,9 +112,33 @@ DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_PEAK, DEVICE_FREE = (
 )
 """Attributes of a step: bytes of the process at its end, and those of torch's allocator on a device; what is free, and what
 devices have, as of a drain, on its last step."""
-Usage = tuple[int, int, int, int, int, int, int, int, int, int]
+LOADED = TOKENS, SAMPLES = ("torch.step.tokens", "torch.step.samples")
+"""Attributes of a step: how many its batches have."""
+Usage = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
 """The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
-unknown; ns that it ran, and ns that all threads ran; :data:`RESIDENT`, -1 where it is unknown, and :data:`PEAK`."""
+unknown; ns that it ran, and ns that all threads ran; :data:`RESIDENT`, -1 where it is unknown, and :data:`PEAK`; :data:`LOADED`, of
+all batches so far."""
+
+
+def with_loaded(attributes: Mapping[str, Any] | None, tokens: int | None, samples: int | None) -> Mapping[str, Any] | None:
+    """Attributes of a step, with what the program says of :data:`LOADED`.
+
+    Raises:
+        TypeError, ValueError: that is no integer, or less than 0.
+    """
+    if tokens is None and samples is None:
+        return attributes
+    return {**(attributes or {}), **{key: _count(key, n) for key, n in zip(LOADED, (tokens, samples), strict=True) if n is not None}}
+
+
+def _count(key: str, value: Any) -> int:
+    name, kind = key.rpartition(".")[2], type(value)
+    if kind is not int and not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is of type {kind.__name__}; it must be an integer")
+    if value < 0:
+        raise ValueError(f"{name} is {value}; it must not be less than 0")
+    return int(value)
+
 
 UNATTRIBUTED = "unattributed"
 """The part of a step that is in no phase."""

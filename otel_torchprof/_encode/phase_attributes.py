@@ -19,6 +19,7 @@ from otel_torchprof._columns.phases import (
     EPOCH,
     FREE,
     LEARNING_RATE,
+    LOADED,
     LOSS,
     OF_MODULES,
     PEAK,
@@ -125,6 +126,12 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         AttributeType.INT64,
         _ON_MARKED,
         "number of batches whose gradients were accumulated",
+    ),
+    (
+        "`, `".join(LOADED),
+        AttributeType.INT64,
+        "on steps and other segments of a job, from `detail=\"steps\"` on, if `step()` says it, or batches come from `DataLoader`",
+        "tokens in `input_ids`, with padding; samples, by the first dimension of the first tensor",
     ),
     (
         "torch.phase.<name>.duration",

@@ -6,6 +6,7 @@ from otel_torchprof._columns.phases import (
     DEVICE_ALLOCATED,
     DEVICE_FREE,
     FREE,
+    LOADED,
     PHASE_NAME,
     PHASE_PREFIX,
     PHASES,
@@ -25,6 +26,7 @@ RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"
 MEMORY = (RESIDENT, FREE, DEVICE_ALLOCATED, DEVICE_FREE)
 """Attributes of a step: bytes of the process and of a device."""
+TOKENS, SAMPLES = LOADED
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 FILE = "code.file.path"
@@ -58,7 +60,7 @@ TEXTS = frozenset((PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, TORCH_NAM
 USED = frozenset(
     (
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
-        *MEMORY,
+        *(*MEMORY, *LOADED),
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),

@@ -13,6 +13,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_torchprof import config
+from otel_torchprof._columns.phases import with_loaded
 from otel_torchprof._export.provider import Provider, is_sdk_provider
 from otel_torchprof._export.sdk import OTEL_SDK_DISABLED, is_disabled
 from otel_torchprof._files.box import BlackBox
@@ -195,7 +196,13 @@ class TorchInstrumentor(BaseInstrumentor):
         """Returns the supported versions of torch, for OpenTelemetry's dependency check."""
         return ("torch >= 2.6",)
 
-    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
+    def step(
+        self,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        tokens: int | None = None,
+        samples: int | None = None,
+    ) -> None:
         """Ends the current step of the loop and begins the next one; after the first call nothing else ends a step.
 
         Does nothing while torch is not instrumented. Costs about 15 us.
@@ -203,9 +210,14 @@ class TorchInstrumentor(BaseInstrumentor):
         Args:
             attributes: attributes for the span of the ended step, ``{"torch.step.loss": 2.31}``: numbers, booleans,
                 texts.
+            tokens, samples: how many the ended step had. Default: as many as the batches of ``DataLoader`` have: tokens
+                in ``input_ids``, with padding, samples by the first dimension of the first tensor.
+
+        Raises:
+            TypeError, ValueError: ``tokens`` or ``samples`` is no integer, or less than 0.
         """
         if self._running is not None:
-            self._running.step(attributes)
+            self._running.step(with_loaded(attributes, tokens, samples))
 
     def keep_step(self) -> None:
         """Samples the current step in full, even if the policy keeps slow steps only.

@@ -40,7 +40,7 @@ from .sampler import Sampler
 from .step_log import StepLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.resources import Resource
@@ -219,8 +219,10 @@ class MetricsInstrumentation:
         """Whether it was started and not stopped."""
         return self._recording.running
 
-    def step(self, _attributes: object = None) -> None:
+    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
         """Ends a step, for ``step()`` of the program. Costs some microseconds."""
+        if attributes:
+            self._metrics.add_loaded(attributes)
         self._marks.note(None)
 
     def stop(self, _deadline: Any = None) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.metrics import Observation
 from otel_torchprof import config
 from otel_torchprof._columns import generation
 from otel_torchprof._columns.generation import INPUT_TOKENS, MODEL, OPERATION, OUTPUT_TOKENS, PROVIDER
-from otel_torchprof._columns.phases import Segment
+from otel_torchprof._columns.phases import LOADED, Segment
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._model.averages import OperatorSums
 from otel_torchprof._process import process_changes, threads
@@ -282,6 +282,9 @@ class TorchMetrics:
         meter.create_observable_counter(
             "torch.steps", [self._observe_steps], unit="{step}", description="Number of ended training steps."
         )
+        for key, unit in zip(LOADED, ("{token}", "{sample}"), strict=True):
+            of = f"Number of {unit[1:-1]}s in the batches of training steps."
+            meter.create_observable_counter(key, [self._observing_loaded(key)], unit=unit, description=of)
         meter.create_observable_counter(
             "otel_torchprof.sampling.time",
             [self._observe_times],
@@ -300,6 +303,7 @@ class TorchMetrics:
         self._most = most
         self._operators, self._lines = OperatorSums(most), LineSums()
         self._steps = {True: 0, False: 0}
+        self._loaded = dict.fromkeys(LOADED, 0)
         self._earlier = [0.0, 0.0]
 
     def begin(self, most_operators: int) -> None:
@@ -315,6 +319,9 @@ class TorchMetrics:
 
     def add_spans(self, steps: Sequence[StepSpan], samples: TakenSamples | None) -> None:
         """Adds training steps that have spans, and samples of Python stacks."""
+        for step in steps:
+            if step.thread is not None and step.segment is Segment.STEP:
+                self.add_loaded(step.attributes)
         if self._is_heard():
             self.durations.record_spans(steps, self.waits)
             with self._lock:
@@ -323,6 +330,12 @@ class TorchMetrics:
     def add_step(self, *, sampled: bool) -> None:
         """Counts an ended step; ``sampled``: its operators were recorded."""
         self._steps[sampled] += 1
+
+    def add_loaded(self, attributes: Mapping[str, Any]) -> None:
+        """Adds the tokens and samples of a step, from its attributes."""
+        for key in LOADED:
+            if isinstance(count := attributes.get(key), int):
+                self._loaded[key] += count
 
     def end(self) -> None:
         """Stores the times of a recording that ends, and stops reading from it."""
@@ -369,6 +382,9 @@ class TorchMetrics:
         if not any(self._steps.values()):
             return []
         return [Observation(count, {SAMPLED: sampled}) for sampled, count in self._steps.items()]
+
+    def _observing_loaded(self, key: str) -> Callable[[Any], list[Observation]]:
+        return lambda _options: [Observation(self._loaded[key])] if self._loaded[key] else []
 
     def _observe_times(self, _options: Any) -> list[Observation]:
         now = self._times_now() or (0.0, 0.0)

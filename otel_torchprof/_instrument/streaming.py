@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from otel_torchprof import config, parsers
+from otel_torchprof._columns.phases import with_loaded
 from otel_torchprof._export.provider import Provider
 from otel_torchprof._export.sdk import span_limits_of_environment
 from otel_torchprof._export.span_policy import checked_policy
@@ -177,16 +178,26 @@ class stream:  # noqa: N801 - beside profile
         else:
             self._processor.shutdown_within(deadline.remaining())
 
-    def step(self, attributes: Mapping[str, Any] | None = None) -> None:
+    def step(
+        self,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        tokens: int | None = None,
+        samples: int | None = None,
+    ) -> None:
         """Ends the current step of the loop and begins the next one; after the first call nothing else ends a step.
 
         Costs some microseconds.
 
         Args:
             attributes: attributes for the span of the ended step: numbers, booleans, texts.
+            tokens, samples: as of :meth:`TorchInstrumentor.step`.
+
+        Raises:
+            TypeError, ValueError: ``tokens`` or ``samples`` is no integer, or less than 0.
         """
         if not self._state and not self._off:
-            self._instrumentation.step(attributes)
+            self._instrumentation.step(with_loaded(attributes, tokens, samples))
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Sends everything that was recorded so far.

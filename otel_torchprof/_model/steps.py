@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._columns.phases import PEAK, RESIDENT, USAGE, Segment
+from otel_torchprof._columns.phases import LOADED, PEAK, RESIDENT, USAGE, Segment
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native.recorder import CONTEXT_MUTED
 from otel_torchprof._process import threads
@@ -414,21 +414,23 @@ class Steps:
 
 
 def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str, Any]:
-    """Returns attributes of the resources a thread used in ``duration`` ns; only memory if that is unknown, or if the threads differ."""
-    memory = memory_of(after)
-    if before is None or after is None or before[0] != after[0]:
-        return memory
-    _, runnable, *counts, running, of_process, _, _ = map(operator.sub, after, before)
+    """Returns attributes of what ``duration`` ns took: of the process, and of the thread unless it is another one, or unknown."""
+    if before is None or after is None:
+        return memory_of(after)
+    _, runnable, *counts, running, of_process, _, _, tokens, samples = map(operator.sub, after, before)
+    whole = {**{key: count for key, count in zip(LOADED, (tokens, samples), strict=True) if count > 0}, **memory_of(after)}
+    if before[0] != after[0]:
+        return whole
     if before[1] < 0 or after[1] < 0:
-        return {**dict(zip(USAGE[1:5], counts, strict=True)), **memory}
+        return {**dict(zip(USAGE[1:5], counts, strict=True)), **whole}
     blocked, others = max(duration - running - runnable, 0), max(of_process - running, 0)
     times = zip(USAGE, (runnable / 1e9, *counts, blocked / 1e9, others / 1e9), strict=True)
-    return {**dict(times), **memory}
+    return {**dict(times), **whole}
 
 
 def memory_of(usage: Usage | None) -> dict[str, int]:
     """Returns the attributes of the process's memory; none if it is unknown."""
-    return {} if usage is None or usage[-2] < 0 else {RESIDENT: usage[-2], PEAK: max(usage[-2:])}
+    return {} if usage is None or usage[8] < 0 else {RESIDENT: usage[8], PEAK: max(usage[8:10])}
 
 
 def _start(step: Step, current: tuple[SpanContext, int | None] | None) -> int:

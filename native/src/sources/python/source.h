@@ -116,6 +116,14 @@ struct PythonThread {
   int64_t usage_of = 0, switches = 0, asked_at = 0, runnable = -1, running = 0, of_process = 0;
 };
 
+// What the data loaders of the process have returned so far.
+struct Loaded {
+  int64_t tokens, samples;
+};
+extern Loaded g_loaded;
+// Adds what the iterator of a loader has returned, as far as its shapes say: see batches.cc.
+void count_batch(PyObject* iterator, PyObject* batch);
+
 // The calling thread's, made where there is none. Null when there is no memory.
 PythonThread* python_thread();
 

@@ -1,6 +1,6 @@
 // What the system says of a thread where a step of training may begin: how long it ran, how long it was ready to run
 // and did not, page faults and context switches, all since the thread began; how long the other threads of the
-// process ran; and the memory of the process.
+// process ran; and the memory of the process. With it goes what its data loaders have returned so far.
 //
 // Which phase begins a step is known later, so it is asked where one may, of threads that train: two or three times a
 // step. That is one system call (0.5 us). How long a thread waited to run is in a file, which takes ten times as long:
@@ -34,6 +34,7 @@ struct Usage {
   int64_t minor_faults, major_faults, voluntary_switches, involuntary_switches;
   int64_t running, of_process;  // ns that the thread ran, and all threads together
   int64_t resident, peak;       // bytes of the process's resident memory, and the most so far; -1: unknown
+  Loaded loaded;
 };
 
 constexpr size_t kMost = 1 << 16;   // that may wait for a drain; memory is touched only for as many as do
@@ -106,7 +107,8 @@ bool ask(PythonThread* thread, Usage* usage) {
             thread->running,
             thread->of_process,
             resident(now),
-            INT64_C(1024) * found.ru_maxrss};
+            INT64_C(1024) * found.ru_maxrss,
+            g_loaded};
   return true;
 #else
   (void)thread;
@@ -116,12 +118,13 @@ bool ask(PythonThread* thread, Usage* usage) {
 }
 
 PyObject* as_tuple(const Usage& usage) {
-  return Py_BuildValue("LLLLLLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
+  return Py_BuildValue("LLLLLLLLLLLL", static_cast<long long>(usage.thread), static_cast<long long>(usage.runnable),
                        static_cast<long long>(usage.minor_faults), static_cast<long long>(usage.major_faults),
                        static_cast<long long>(usage.voluntary_switches),
                        static_cast<long long>(usage.involuntary_switches), static_cast<long long>(usage.running),
                        static_cast<long long>(usage.of_process), static_cast<long long>(usage.resident),
-                       static_cast<long long>(usage.peak));
+                       static_cast<long long>(usage.peak), static_cast<long long>(usage.loaded.tokens),
+                       static_cast<long long>(usage.loaded.samples));
 }
 
 // The usage at an event; null if none was read there, or too many since.
