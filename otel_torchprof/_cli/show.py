@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._columns.phases import LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._columns.phases import FLOPS, LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
 from otel_torchprof._files.attribute_keys import PHASE_OF, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
@@ -61,8 +62,8 @@ class DisplayedStep:
     """Seconds in each phase, in the order of :data:`PHASES`; empty in a file without phases."""
     rank: int | None = None
     """None if it is not known, or if the file has only one."""
-    loaded: tuple[int | None, ...] = (None,) * len(LOADED)
-    """How many tokens and samples its batches had; None if it is not known."""
+    amounts: tuple[int | None, ...] = (None,) * (len(LOADED) + 1)
+    """Tokens and samples of its batches, and floating-point operations; None if it is not known."""
 
 
 def read(
@@ -190,7 +191,7 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
                 bool(attributes.get(UNFINISHED)),
                 {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes},
                 ranks.get(events.tracks[events.track.item(row)][0]),
-                tuple(attributes.get(key) for key in LOADED),
+                tuple(attributes.get(key) for key in _AMOUNTS),
             )
         )
     return steps, len(rows) - len(first)
@@ -229,6 +230,13 @@ def add_parser(commands: Any) -> None:
         choices=_MODULE_KEYS,
         metavar="KEY",
         help=f"sort key: {', '.join(_KEYS)}; by module also {', '.join(k for k in _MODULE_KEYS if k not in _KEYS)}",
+    )
+    parser.add_argument(
+        "--peak-flops",
+        type=float,
+        metavar="N",
+        help="the device's peak in FLOP/s, of a rank, such as 312e12: --steps then has the share that matrix products, convolutions "
+        "and attention reached (MFU), where operators were recorded with shapes",
     )
     parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows of the table, -1 for all (default: 50)")
     what = parser.add_mutually_exclusive_group()
@@ -309,18 +317,19 @@ def _text(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
 
         return show_lines.text_of(sums.samples, name, options.rows, as_json=options.json)
     if options.steps:
-        return _steps(sums, name, options.rows)
+        return _steps(sums, name, options)
     from otel_torchprof._profile.events import averages_list
 
     return _averages_text(averages_list(sums.averages()), _FIELDS, options)
 
 
-def _steps(sums: TraceSums, name: str, limit: int) -> str:
-    steps = sorted(sums.steps, key=lambda step: (step.start, step.number))
+def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
+    limit, steps = options.rows, sorted(sums.steps, key=lambda step: (step.start, step.number))
     if not steps:
         raise TorchProfError(f"{name} has no steps; without --steps its averages are shown")
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
-    rates = [at for at in range(len(LOADED)) if any(step.loaded[at] for step in steps)]
+    peak = options.peak_flops
+    rates = [at for at in range(len(_RATES)) if _rate(steps, at, peak)]
     heads = "".join(f"  {name:>{_width(name)}}" for name in (*phases, *(_RATES[at] for at in rates)))
     has_ranks = any(step.rank is not None for step in steps)
     first = f"{'Rank':>6}  " if has_ranks else ""
@@ -334,7 +343,7 @@ def _steps(sums: TraceSums, name: str, limit: int) -> str:
         columns = "".join(
             f"  {'' if time is None else brief_time(time * 1e6):>{_width(phase)}}" for phase, time in times
         )
-        columns += "".join(f"  {_rate([step], at):>9}" for at in rates)
+        columns += "".join(f"  {_rate([step], at, peak):>9}" for at in rates)
         first = f"{'' if step.rank is None else step.rank:>6}  " if has_ranks else ""
         lines.append(f"{first}{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
     if 0 <= limit < len(steps):
@@ -343,22 +352,31 @@ def _steps(sums: TraceSums, name: str, limit: int) -> str:
     if durations:
         middle, longest = brief_time(durations[len(durations) // 2]), brief_time(durations[-1])
         whole = [step for step in steps if not step.is_unfinished]
-        speeds = "".join(f", {_rate(whole, at)} {_RATES[at]}" for at in rates)
+        speeds = "".join(f", {_rate(whole, at, peak)} {_RATES[at]}" for at in rates)
         lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}{speeds}")
     return "\n".join((*lines, ""))
 
 
-_RATES = ("tokens/s", "samples/s")
+_AMOUNTS = (*LOADED, FLOPS)
+_RATES = ("tokens/s", "samples/s", "FLOP/s", "MFU")
+_PREFIXES = "kMGTPE"
 
 
-def _rate(steps: Sequence[DisplayedStep], at: int) -> str:
-    """Tokens or samples per second of those steps of which they are known; of several ranks, of all together."""
-    known = [(count, step.duration) for step in steps if (count := step.loaded[at]) is not None and step.duration]
+def _rate(steps: Sequence[DisplayedStep], at: int, peak: float | None) -> str:
+    """An entry of :data:`_RATES` for those steps of which it is known; of several ranks, all together. Empty without any."""
+    of = min(at, len(_AMOUNTS) - 1)
+    known = [(amount, step.duration) for step in steps if (amount := step.amounts[of]) is not None and step.duration]
     if not known:
         return ""
-    seconds = sum(duration for _, duration in known) / 1e9 / len({step.rank for step in steps})
-    rate = sum(count for count, _ in known) / seconds
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
+    seconds, ranks = sum(duration for _, duration in known) / 1e9, len({step.rank for step in steps})
+    rate = sum(amount for amount, _ in known) / seconds
+    if at == len(_AMOUNTS):
+        return "" if peak is None else f"{rate / peak:.1%}"
+    rate *= ranks
+    if of < len(LOADED):
+        return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
+    power = min(max(int(math.log10(max(rate, 1))) // 3, 0), len(_PREFIXES))
+    return f"{rate / 1000**power:.3g}{('', *_PREFIXES)[power]}"
 
 
 def _width(phase: str) -> int:

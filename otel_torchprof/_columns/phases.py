@@ -114,13 +114,16 @@ DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_PEAK, DEVICE_FREE = (
 devices have, as of a drain, on its last step."""
 LOADED = TOKENS, SAMPLES = ("torch.step.tokens", "torch.step.samples")
 """Attributes of a step: how many its batches have."""
+FLOPS = "torch.step.flops"
 Usage = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
 """The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
 unknown; ns that it ran, and ns that all threads ran; :data:`RESIDENT`, -1 where it is unknown, and :data:`PEAK`; :data:`LOADED`, of
 all batches so far."""
 
 
-def with_loaded(attributes: Mapping[str, Any] | None, tokens: int | None, samples: int | None) -> Mapping[str, Any] | None:
+def with_loaded(
+    attributes: Mapping[str, Any] | None, tokens: int | None, samples: int | None
+) -> Mapping[str, Any] | None:
     """Attributes of a step, with what the program says of :data:`LOADED`.
 
     Raises:
@@ -128,7 +131,10 @@ def with_loaded(attributes: Mapping[str, Any] | None, tokens: int | None, sample
     """
     if tokens is None and samples is None:
         return attributes
-    return {**(attributes or {}), **{key: _count(key, n) for key, n in zip(LOADED, (tokens, samples), strict=True) if n is not None}}
+    return {
+        **(attributes or {}),
+        **{key: _count(key, n) for key, n in zip(LOADED, (tokens, samples), strict=True) if n is not None},
+    }
 
 
 def _count(key: str, value: Any) -> int:

@@ -17,6 +17,7 @@ from otel_torchprof._columns.phases import (
     DEVICE_PEAK,
     DEVICE_RESERVED,
     EPOCH,
+    FLOPS,
     FREE,
     LEARNING_RATE,
     LOADED,
@@ -130,8 +131,14 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
     (
         "`, `".join(LOADED),
         AttributeType.INT64,
-        "on steps and other segments of a job, from `detail=\"steps\"` on, if `step()` says it, or batches come from `DataLoader`",
+        'on steps and other segments of a job, from `detail="steps"` on, if `step()` says it, or batches come from `DataLoader`',
         "tokens in `input_ids`, with padding; samples, by the first dimension of the first tensor",
+    ),
+    (
+        FLOPS,
+        AttributeType.INT64,
+        "on steps and other segments of a job, and profiles, if operators were recorded with shapes",
+        "floating-point operations of matrix products, convolutions and attention",
     ),
     (
         "torch.phase.<name>.duration",

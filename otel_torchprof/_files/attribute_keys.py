@@ -14,6 +14,7 @@ from otel_torchprof._columns.phases import (
     UNATTRIBUTED,
     USAGE,
 )
+from otel_torchprof._columns.phases import FLOPS as STEP_FLOPS
 from otel_torchprof._model.span_table import STEP_NUMBER
 
 AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggregated.duration"
@@ -26,7 +27,6 @@ RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"
 MEMORY = (RESIDENT, FREE, DEVICE_ALLOCATED, DEVICE_FREE)
 """Attributes of a step: bytes of the process and of a device."""
-TOKENS, SAMPLES = LOADED
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 FILE = "code.file.path"
@@ -60,7 +60,7 @@ TEXTS = frozenset((PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, TORCH_NAM
 USED = frozenset(
     (
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
-        *(*MEMORY, *LOADED),
+        *(*MEMORY, *LOADED, STEP_FLOPS),
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),

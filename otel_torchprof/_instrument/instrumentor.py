@@ -210,8 +210,9 @@ class TorchInstrumentor(BaseInstrumentor):
         Args:
             attributes: attributes for the span of the ended step, ``{"torch.step.loss": 2.31}``: numbers, booleans,
                 texts.
-            tokens, samples: how many the ended step had. Default: as many as the batches of ``DataLoader`` have: tokens
-                in ``input_ids``, with padding, samples by the first dimension of the first tensor.
+            tokens: how many the ended step had. Default: those in the ``input_ids`` of the batches that ``DataLoader``
+                returned in it, with padding.
+            samples: how many it had. Default: the first dimension of the first tensor in these batches.
 
         Raises:
             TypeError, ValueError: ``tokens`` or ``samples`` is no integer, or less than 0.

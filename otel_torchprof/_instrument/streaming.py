@@ -191,7 +191,8 @@ class stream:  # noqa: N801 - beside profile
 
         Args:
             attributes: attributes for the span of the ended step: numbers, booleans, texts.
-            tokens, samples: as of :meth:`TorchInstrumentor.step`.
+            tokens: as of :meth:`TorchInstrumentor.step`.
+            samples: likewise.
 
         Raises:
             TypeError, ValueError: ``tokens`` or ``samples`` is no integer, or less than 0.

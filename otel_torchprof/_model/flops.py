@@ -4,8 +4,8 @@ For the operators that torch's profiler counts (``with_flops=True``: ``aten::mm`
 ``add``, ``conv2d``) the numbers are torch's, its conventions included: a multiplication and an addition are two operations,
 biases and scaling factors do not count, elementwise operators count their first input, and counts are modulo 2**64.
 
-In addition to torch: convolutions of other dimensions, transposed ones and ones with padding as text, attention, and the
-backward passes of both. Of nested ones only the top-level event counts, and only if no matrix product or convolution that torch counts is
+In addition to torch: convolutions of other dimensions, transposed ones and ones with padding as text, attention, LSTM layers of
+oneDNN, and the backward passes of these. Of nested ones only the top-level event counts, and only if no matrix product or convolution that torch counts is
 inside it or encloses it, so that sums over events are right.
 """
 
@@ -231,6 +231,20 @@ def _attention_backward(inputs: Sequence[Input]) -> int:
     return 2 * scores * (3 * width + 2 * value_width)
 
 
+def _recurrent(inputs: Sequence[Input]) -> int:
+    """2 * steps * N * elements of the weights of input and state: a layer's products, for all gates together.
+
+    Hochreiter, Schmidhuber: Long short-term memory (Neural Computation 9, 1997). Inputs: (steps, N, width), both weights.
+    """
+    steps, batch, _ = _shape(inputs, 0, 3)
+    return 2 * steps * batch * (prod(_shape(inputs, 1, 2)) + prod(_shape(inputs, 2, 2)))
+
+
+def _recurrent_backward(inputs: Sequence[Input]) -> int:
+    """Each product of the forward pass has one for its input and one for its weight. Inputs: those of the forward pass first."""
+    return 2 * _recurrent(inputs)
+
+
 _TORCHS: dict[str, Callable[[Sequence[Input]], int]] = {
     "aten::add": _elementwise,
     "aten::mul": _elementwise,
@@ -257,6 +271,8 @@ _BEYOND: dict[str, Callable[[Sequence[Input]], int]] = {
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
+    "aten::mkldnn_rnn_layer": _recurrent,
+    "aten::mkldnn_rnn_layer_backward": _recurrent_backward,
     "aten::scaled_dot_product_attention": _attention,
     **{f"{_SDPA}{kind}": _attention for kind in _FUSED},
     **{f"{_SDPA}{kind}_backward": _attention_backward for kind in _FUSED},
@@ -280,6 +296,19 @@ def flops_of(batch: Batch) -> npt.NDArray[np.uint64]:
     if weights is None:
         return flops
     return np.where(weights.flops >= 0, weights.flops.astype(np.uint64), flops * weights.calls.astype(np.uint64))
+
+
+def group_flops(batch: Batch, group: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.float64]:
+    """Floating-point operations of matrix products, convolutions and attention per group of rows, as a model's FLOPs are counted.
+
+    ``group``: of each row, -1 for none. Costs what :func:`flops_of` does.
+    """
+    is_elementwise = np.array([name in _ELEMENTWISE for name in batch.names], dtype=np.bool_)[batch["name"]]
+    counted = flops_of(batch)
+    rows = np.flatnonzero((counted != 0) & ~is_elementwise & (group >= 0))
+    sums = np.zeros(groups)
+    np.add.at(sums, group[rows], counted[rows])
+    return sums
 
 
 def _by_inputs(batch: Batch) -> npt.NDArray[np.uint64]:

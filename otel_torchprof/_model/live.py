@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.phases import FLOPS
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
 from otel_torchprof._native.loops import roots_of
 from otel_torchprof._native.placing import PlacedNodes, Trees, placed_nodes
@@ -28,8 +29,10 @@ from otel_torchprof._process.heap import Arena
 
 from .compiled import shares
 from .devices import DeviceTimes, timed_rows, times_of
+from .flops import group_flops
 from .forest import Forest, Lasting, OpenEventInfo, at_nodes, forest
 from .frames import distinct
+from .inputs import has_inputs
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
@@ -252,6 +255,7 @@ class LiveTrees:
         give_way()
         self._widen_steps(placed)
         self._add_shares(placed, trees.parent)
+        self._add_flops(placed)
         give_way()
         self._add_phases(placed, nodes.enclosing, found.group)
         self._steps.settle()
@@ -345,6 +349,17 @@ class LiveTrees:
             if all_shares is not None and span is not None:
                 own = all_shares.chosen(number)
                 span.shares = own if span.shares is None else span.shares.plus(own)
+
+    @staticmethod
+    def _add_flops(placed: Placed) -> None:
+        """Adds the floating-point operations to steps of operators with inputs."""
+        spans = [group.step for group in placed.trace_groups]
+        if not any(spans) or not has_inputs(placed.batch):
+            return
+        counted = group_flops(placed.batch, placed.trace_group, len(spans)).tolist()
+        for span, flops in zip(spans, counted, strict=True):
+            if span is not None and flops:
+                span.attributes[FLOPS] = span.attributes.get(FLOPS, 0) + int(flops)
 
     @staticmethod
     def _add_phases(placed: Placed, enclosing: Array, trace_group: Array) -> None:

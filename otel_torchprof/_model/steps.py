@@ -418,7 +418,10 @@ def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str,
     if before is None or after is None:
         return memory_of(after)
     _, runnable, *counts, running, of_process, _, _, tokens, samples = map(operator.sub, after, before)
-    whole = {**{key: count for key, count in zip(LOADED, (tokens, samples), strict=True) if count > 0}, **memory_of(after)}
+    whole = {
+        **{key: count for key, count in zip(LOADED, (tokens, samples), strict=True) if count > 0},
+        **memory_of(after),
+    }
     if before[0] != after[0]:
         return whole
     if before[1] < 0 or after[1] < 0:

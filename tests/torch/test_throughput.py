@@ -13,7 +13,7 @@ from instrumented import Collecting  # noqa: E402
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._native.python_sources import usage_now  # noqa: E402
 
-TOKENS, SAMPLES = "torch.step.tokens", "torch.step.samples"
+TOKENS, SAMPLES, FLOPS = "torch.step.tokens", "torch.step.samples", "torch.step.flops"
 SIZE, LENGTH, BATCHES = 4, 10, 6
 
 
@@ -83,7 +83,9 @@ def test_the_program_says_it():
     assert [(step[TOKENS], step[SAMPLES], step["torch.step.loss"]) for step in found] == [(1000, 2, 1.5)] * BATCHES
 
 
-@pytest.mark.parametrize(("given", "error"), [(1.5, TypeError), (-1, ValueError), ("7", TypeError), (torch.ones(1), TypeError)])
+@pytest.mark.parametrize(
+    ("given", "error"), [(1.5, TypeError), (-1, ValueError), ("7", TypeError), (torch.ones(1), TypeError)]
+)
 def test_what_is_no_count(given, error):
     """A number of tokens that is none is refused by name, and ends no step."""
     exporter = Collecting()
@@ -93,6 +95,51 @@ def test_what_is_no_count(given, error):
             stream.step(tokens=given)
         stream.step(tokens=3)
     assert [span.attributes[TOKENS] for span in exporter.spans if TOKENS in span.attributes] == [3]
+
+
+def of_linear():
+    """2 * N * in * out forwards, once more for the weight's gradient, not for that of the input, which needs none."""
+    return torch.nn.Linear(30, 50), torch.ones(20, 30), 2 * 20 * 30 * 50 * 2
+
+
+def of_lstm():
+    """Two layers of four gates; oneDNN computes all gradients."""
+    gates = [4 * 16 * (8 + 16), 4 * 16 * (16 + 16)]
+    return torch.nn.LSTM(8, 16, 2), torch.ones(5, 3, 8), 2 * 5 * 3 * sum(gates) * 3
+
+
+def of_convolution():
+    """2 * N * positions * out * in / groups * kernel; and for the weight."""
+    return torch.nn.Conv2d(4, 6, 3, groups=2), torch.ones(2, 4, 10, 12), 2 * 2 * 8 * 10 * 6 * 2 * 9 * 2
+
+
+def of_attention():
+    """Projections and products of two heads, with all gradients but that of the input."""
+    rows, width, heads, length = 2 * 7, 16, 2, 7
+    scores, each = 2 * heads * length * length, width // heads
+    linear, out = 2 * rows * width * 3 * width, 2 * rows * width * width
+    return (
+        torch.nn.TransformerEncoderLayer(width, heads, 8, batch_first=True).self_attn,
+        torch.ones(2, length, width),
+        2 * linear + 3 * out + 2 * scores * (2 + 4) * each,
+    )
+
+
+@pytest.mark.parametrize("model", [of_linear, of_convolution, of_lstm, of_attention])
+def test_operations_of_a_step(model):
+    """A step whose operators were recorded with shapes has the operations that one counts by hand, a step without has none."""
+    module, given, expected = model()
+    inputs = (given, given, given) if model is of_attention else (given,)
+    exporter = Collecting()
+    with otp.stream(exporter, detail="ops", record_shapes=True) as stream:
+        for _ in range(3):
+            found = module(*inputs)
+            (found[0] if isinstance(found, tuple) else found).sum().backward()
+            stream.step()
+    counted = [span.attributes.get(FLOPS) for span in exporter.spans if span.name == "torch.step"]
+    if model is of_lstm and "aten::mkldnn_rnn_layer" not in {span.name for span in exporter.spans}:
+        pytest.skip("this torch computes an LSTM without oneDNN")
+    assert counted[:3] == [expected] * 3
 
 
 class Watched(dict):

@@ -69,6 +69,15 @@ def test_products_of_matrices(b, m, k, n):
     assert flops("aten::baddbmm", tensor(n), tensor(b, m, k), tensor(b, k, n)) == 2 * b * m * k * n
 
 
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_layers_of_an_lstm(steps, batch, width, state):
+    """The products of four gates with input and state at each step, and two of each backwards."""
+    inputs = tensor(steps, batch, width), tensor(4 * state, width), tensor(4 * state, state), OTHER
+    forward = 2 * steps * batch * 4 * state * (width + state)
+    assert flops("aten::mkldnn_rnn_layer", *inputs) == forward
+    assert flops("aten::mkldnn_rnn_layer_backward", *inputs) == 2 * forward
+
+
 @given(st.lists(SIZES, max_size=5))
 def test_elementwise(shape):
     """One for each element of the first input; an addition of numbers is none."""
