@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from importlib.metadata import entry_points
 
 from otel_torchprof.errors import warn_once
 
@@ -41,6 +40,6 @@ for _variable, _module in _READERS.items():
         _import(_module, _variable)
 for _variable, _group in _PROVIDERS.items():
     _name = os.environ.get(_variable)
-    if _name is not None and not entry_points(group=_group, name=_name):
+    if _name is not None and not importlib.import_module("importlib.metadata").entry_points(group=_group, name=_name):
         UNSET[_variable] = os.environ.pop(_variable)
         warn_once(f"{_variable}={_name!r} is ignored: no installed package has a provider of that name")
