@@ -123,7 +123,8 @@ MOST_COLLECTIVES = 1 << 16
 
 COLLECTIVE_ENTRY = np.dtype([(column.name, column.dtype) for column in COLLECTIVE_COLUMNS])
 """``otp_collective``."""
-_ROOM = 4096
+_ROOM, _FIRST_ROOM = 4096, 32
+"""Entries that are asked for at once: most programs have none, and more memory comes from the system, and is zeroed."""
 
 Collectives = dict[str, "npt.NDArray[Any]"]
 """Arrays of :data:`~otel_torchprof._columns.schema.COLLECTIVE_COLUMNS`."""
@@ -148,14 +149,10 @@ class Collecting:
 
     def take(self) -> Collectives:
         """Collectives that were not taken before, unordered; empty after the stop."""
-        parts = []
-        while True:
-            part = np.empty(_ROOM, dtype=COLLECTIVE_ENTRY)
-            out = self._ffi.from_buffer("otp_collective[]", part)
-            count = int(self._native.otp_torch_collectives_take(self._token, out, _ROOM))
-            parts.append(part[:count])
-            if count < _ROOM:
-                break
+        take = self._native.otp_torch_collectives_take
+        parts = _taken("otp_collective[]", COLLECTIVE_ENTRY, self._ffi, lambda out, room: take(self._token, out, room))
+        if not len(parts[0]):
+            return no_collectives()
         entries = np.concatenate(parts)
         return {column.name: np.ascontiguousarray(entries[column.name]) for column in COLLECTIVE_COLUMNS}
 
@@ -200,12 +197,8 @@ class CollectiveTiming:
 
     def take(self) -> npt.NDArray[Any]:
         """The complete ones that were not taken before, as :data:`COLLECTIVE_TIME`, in the order of their ends."""
-        parts: list[npt.NDArray[Any]] = []
-        while not parts or len(parts[-1]) == _ROOM:
-            part = np.empty(_ROOM, dtype=COLLECTIVE_TIME)
-            out = self._ffi.from_buffer("otp_collective_time[]", part)
-            parts.append(part[: int(self._native.otp_torch_collectives_take_times(out, _ROOM))])
-        return np.concatenate(parts)
+        take = self._native.otp_torch_collectives_take_times
+        return np.concatenate(_taken("otp_collective_time[]", COLLECTIVE_TIME, self._ffi, take))
 
     def stop(self) -> None:
         """Ends it and drops the rest; no effect in a forked child, where nothing is timed."""
@@ -215,7 +208,21 @@ class CollectiveTiming:
 
 def no_collectives() -> Collectives:
     """None."""
-    return {column.name: np.empty(0, column.dtype) for column in COLLECTIVE_COLUMNS}
+    return dict(_NONE)
+
+
+_NONE: Collectives = {column.name: np.empty(0, column.dtype) for column in COLLECTIVE_COLUMNS}
+
+
+def _taken(kind: str, dtype: npt.DTypeLike, ffi: Any, take: Callable[[Any, int], int]) -> list[npt.NDArray[Any]]:
+    """All entries of a native queue, in one array or several. ``take``: moves so many at most to an address, and returns how many."""
+    parts: list[npt.NDArray[Any]] = []
+    room = _FIRST_ROOM
+    while not parts or len(parts[-1]) == room:
+        room = _ROOM if parts else _FIRST_ROOM
+        part = np.empty(room, dtype=dtype)
+        parts.append(part[: int(take(ffi.from_buffer(kind, part), room))])
+    return parts
 
 
 def _stop(native: Any, token: int, pid: int) -> None:

@@ -99,6 +99,8 @@ def _is_collective(batch: Batch, events: npt.NDArray[np.uint64], row: npt.NDArra
 
 
 def _both(one: Collectives, other: Collectives) -> Collectives:
+    if not len(one["event"]) or not len(other["event"]):
+        return one if len(one["event"]) else other
     return {name: np.concatenate((column, other[name])) for name, column in one.items()}
 
 
