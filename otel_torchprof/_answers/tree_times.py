@@ -12,6 +12,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import blocks, distinct_values
 from otel_torchprof._files import attribute_keys
 from otel_torchprof._files.trace_events import LONGEST_NAME, TraceEventKind
+from otel_torchprof._model.call_tree import depths
 from otel_torchprof._model.tree import STEP_PREFIX
 
 from .details import StepsOfProcess, are_in_steps
@@ -28,8 +29,6 @@ MOST_PATHS = 2000
 """Most paths; events on further ones count as self time of the nearest ancestor with a path."""
 _MOST_NAMES = 4000
 OTHER_NAMES = "(other names)"
-_DEEPEST = 500
-"""Most ancestors of an event; one with more, or in a cycle of a wrong file, counts as top-level."""
 _TOP = 0
 """The path of the step itself."""
 _SAME_AS_PARENT = 0
@@ -49,7 +48,7 @@ class Paths:
 
     def of_events(self, names: Integers, parents: Integers) -> Integers:
         """The path of each event, from its name and the index of its parent, or -1."""
-        depth = _depths(parents)
+        depth = depths(parents)
         order = np.argsort(depth, kind="stable")
         paths = np.full(len(names), _TOP, np.int64)
         for rows in np.split(order, np.flatnonzero(np.diff(depth[order])) + 1):
@@ -71,20 +70,6 @@ class Paths:
             self.parent.append(parent)
             self.name.append(name)
         return number
-
-
-def _depths(parents: Integers) -> Integers:
-    """Number of ancestors of each event, by doubling; 0 if there are more than :data:`_DEEPEST`."""
-    depth = (parents >= 0).astype(np.int64)
-    at = parents.copy()
-    for _ in range(_DEEPEST.bit_length()):
-        rows = np.flatnonzero(at >= 0)
-        if not len(rows):
-            break
-        depth[rows] += depth[at[rows]]
-        at[rows] = at[at[rows]]
-    depth[(at >= 0) | (depth > _DEEPEST)] = 0
-    return depth
 
 
 class _Table:
