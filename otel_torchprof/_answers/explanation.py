@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_LISTED = 5
 _MOST_CAUSES = 3
-_SLOWER = 1.5
+SLOWER = 1.5
 """A slow step takes at least this many medians."""
 _LEAST = 0.1
 """Least part of the excess of a slow step that is reported."""
@@ -56,7 +56,7 @@ def slowest(ranks: list[Rank]) -> tuple[SlowStep, ...]:
         median = float(np.median(rank.seconds[places]))
         slow = places[np.argsort(-rank.seconds[places], kind="stable")][:_MOST_LISTED]
         for step in slow.tolist():
-            if rank.seconds[step] > _SLOWER * median:
+            if rank.seconds[step] > SLOWER * median:
                 more, seconds = _more(rank, places, step), float(rank.seconds[step])
                 counts = _counts(rank, places, step)[: _MOST_CAUSES - len(more)]
                 slow_steps.append(SlowStep(rank.name, int(rank.number[step]), seconds, seconds / median, more, counts))

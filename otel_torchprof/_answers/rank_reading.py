@@ -162,6 +162,7 @@ def rank_of_process(
         other_threads=np.array([row.other_threads for row in rows]),
         counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
         memory=np.array([row.memory for row in rows], np.float64).reshape(len(rows), len(attribute_keys.MEMORY)),
+        amounts=np.array([row.amounts for row in rows], np.float64).reshape(len(rows), len(attribute_keys.AMOUNTS)),
         gap=np.minimum(steps.gap, seconds) if knows_gaps else unknown,
         operating=np.minimum(steps.operating, seconds) if knows_gaps else unknown,
         device=seconds - drained,

@@ -86,6 +86,8 @@ class Rank:
     """Counts by step and :data:`COUNTERS`."""
     memory: Floats
     """Bytes by step and :data:`~otel_torchprof._files.attribute_keys.MEMORY`."""
+    amounts: Floats
+    """Tokens, samples and floating-point operations by step: :data:`~otel_torchprof._files.attribute_keys.AMOUNTS`."""
     gap: Floats
     """Seconds of the loop's thread outside of operators."""
     operating: Floats

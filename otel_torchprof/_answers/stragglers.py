@@ -98,6 +98,29 @@ def _explained(ranks: list[Rank], late: int, share: float, cost: float, evidence
     return LateRank(with_late_line(finding, ranks, late, chosen), cause.verdict, max(share, cause.share))
 
 
+def arrivals(ranks: list[Rank]) -> list[tuple[Floats, Floats]]:
+    """For each rank, the most seconds in each step by which it comes to a collective after the median of the others, and before the last one.
+
+    NaN in steps without a collective of all. Empty if the ranks have too few in common, or their clocks cannot be aligned.
+    """
+    common = _common(ranks) if ranks[1:] else []
+    if not common or len(common[0].key) < RULES.fewest_collectives:
+        return []
+    starts, _, is_ambiguous = _aligned(common)
+    if is_ambiguous:
+        return []
+    found = []
+    for place, (rank, collectives) in enumerate(zip(ranks, common, strict=True)):
+        late = starts[:, place] - np.median(np.delete(starts, place, axis=1), axis=1)
+        step = np.searchsorted(rank.start, collectives.start, side="right") - 1
+        longest = np.full((2, len(rank.start) + 1), -np.inf)  # the last is of what comes before the first step
+        for column, seconds in zip(longest, (late, starts.max(axis=1) - starts[:, place]), strict=True):
+            np.maximum.at(column, step, seconds)
+        longest[np.isinf(longest)] = np.nan
+        found.append((longest[0, :-1], longest[1, :-1]))
+    return found
+
+
 def _waits(starts: Floats) -> Floats:
     """For each collective, seconds from the median start of the other ranks to that of the last rank."""
     waits: Floats = starts.max(axis=1) - np.median(np.sort(starts, axis=1)[:, :-1], axis=1)

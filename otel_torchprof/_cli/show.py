@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_torchprof._columns.phases import FLOPS, LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._columns.phases import LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
-from otel_torchprof._files.attribute_keys import PHASE_OF, STEP, UNFINISHED
+from otel_torchprof._files.attribute_keys import AMOUNTS, PHASE_OF, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.trace_events import TraceEventKind, step_number
@@ -62,7 +62,7 @@ class DisplayedStep:
     """Seconds in each phase, in the order of :data:`PHASES`; empty in a file without phases."""
     rank: int | None = None
     """None if it is not known, or if the file has only one."""
-    amounts: tuple[int | None, ...] = (None,) * (len(LOADED) + 1)
+    amounts: tuple[int | None, ...] = (None,) * len(AMOUNTS)
     """Tokens and samples of its batches, and floating-point operations; None if it is not known."""
 
 
@@ -191,7 +191,7 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
                 bool(attributes.get(UNFINISHED)),
                 {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes},
                 ranks.get(events.tracks[events.track.item(row)][0]),
-                tuple(attributes.get(key) for key in _AMOUNTS),
+                tuple(attributes.get(key) for key in AMOUNTS),
             )
         )
     return steps, len(rows) - len(first)
@@ -357,20 +357,19 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
     return "\n".join((*lines, ""))
 
 
-_AMOUNTS = (*LOADED, FLOPS)
 _RATES = ("tokens/s", "samples/s", "FLOP/s", "MFU")
 _PREFIXES = "kMGTPE"
 
 
 def _rate(steps: Sequence[DisplayedStep], at: int, peak: float | None) -> str:
     """An entry of :data:`_RATES` for those steps of which it is known; of several ranks, all together. Empty without any."""
-    of = min(at, len(_AMOUNTS) - 1)
+    of = min(at, len(AMOUNTS) - 1)
     known = [(amount, step.duration) for step in steps if (amount := step.amounts[of]) is not None and step.duration]
     if not known:
         return ""
     seconds, ranks = sum(duration for _, duration in known) / 1e9, len({step.rank for step in steps})
     rate = sum(amount for amount, _ in known) / seconds
-    if at == len(_AMOUNTS):
+    if at == len(AMOUNTS):
         return "" if peak is None else f"{rate / peak:.1%}"
     rate *= ranks
     if of < len(LOADED):

@@ -27,6 +27,8 @@ RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"
 MEMORY = (RESIDENT, FREE, DEVICE_ALLOCATED, DEVICE_FREE)
 """Attributes of a step: bytes of the process and of a device."""
+AMOUNTS = (*LOADED, STEP_FLOPS)
+"""Attributes of a step: tokens and samples of its batches, and floating-point operations."""
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 FILE = "code.file.path"
@@ -60,7 +62,7 @@ TEXTS = frozenset((PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, TORCH_NAM
 USED = frozenset(
     (
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
-        *(*MEMORY, *LOADED, STEP_FLOPS),
+        *(*MEMORY, *AMOUNTS),
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),
