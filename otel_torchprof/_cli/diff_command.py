@@ -68,6 +68,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", help="folder for the traces and output of --interleave (default: deleted)"
     )
+    parser.add_argument("--html", metavar="PATH", help="write an HTML page of the differences too; of two files only")
     add_form(parser)
 
 
@@ -109,11 +110,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _compared(options: argparse.Namespace) -> Difference:
     if options.interleave is not None:
+        if options.html:
+            raise TorchProfError(
+                "--html is a page of two files: use it without --interleave, or with -o DIR, of its files"
+            )
         return InterleavedRuns((options.before, options.after), options).difference()
     from otel_torchprof._answers.diff import diff
 
-    with reading([options.before, options.after], quiet=options.quiet) as watch:
-        return diff(options.before, options.after, watch)
+    with reading([options.before, options.after], quiet=options.quiet, times=2 if options.html else 1) as watch:
+        if not options.html:
+            return diff(options.before, options.after, watch)
+        from otel_torchprof._profile.report_files import write_diff_report
+
+        return write_diff_report(options.before, options.after, options.html, watch)
 
 
 def _text_of(difference: Difference, options: argparse.Namespace) -> str:

@@ -110,7 +110,7 @@ _PARSERS = {TORCHRUN: "get_args_parser", _ACCELERATE: "launch_command_parser"}
 """Modules of launchers, and the function of each that makes the parser of its options."""
 _COMMANDS = {("torchrun",): TORCHRUN, ("accelerate", "launch"): _ACCELERATE}
 """Their commands."""
-_NOT_FOR_RANKS = frozenset(("command", "explain", "kind", "nproc", "program"))
+_NOT_FOR_RANKS = frozenset(("command", "explain", "kind", "nproc", "program", "report"))
 """Options of this command that ranks are not given."""
 _NOT_RECORDED = {"no_python": "--no-python", "run_path": "--run-path"}
 """Options of launchers whose ranks cannot be recorded."""
@@ -151,15 +151,15 @@ class Launched:
 
     def begin(self) -> None:
         """Notes which files exist before the launcher runs."""
-        if self._options.explain:
+        if self._options.explain or self._options.report:
             self._earlier_files = _changes(self._names[0])
 
     def end(self) -> None:
-        """Explains the files that the ranks have written."""
-        if self._options.explain:
+        """Explains the files that the ranks have written, and writes their report."""
+        if self._options.explain or self._options.report:
             files = _changes(self._names[0])
             new = [path for path in files if files[path] != self._earlier_files.get(path)]
-            self._stderr.write(printable_lines(explanation(of_last_attempt(new), self._options)))
+            self._stderr.write(printable_lines(_answers(of_last_attempt(new), self._options)))
 
 
 def launched(options: argparse.Namespace, words: Sequence[str]) -> Launched | None:
@@ -204,6 +204,22 @@ def explanation(files: Sequence[str], options: argparse.Namespace) -> str:
             return str(explain(*files, watch=watch))
     except TorchProfError as error:
         return f"otel-torchprof: {error}\n"
+
+
+def _answers(files: Sequence[str], options: argparse.Namespace) -> str:
+    """The texts of ``--explain`` and of ``--report``, which writes a page."""
+    text = explanation(files, options) if options.explain else ""
+    if not options.report or not files:
+        return text or explanation(files, options)
+    from otel_torchprof._profile.report_files import write_report
+
+    try:
+        with reading(list(files), quiet=options.quiet) as watch:
+            lines = write_report(files, options.report, files, watch)
+        lines.append(f"wrote {options.report}, for a browser")
+    except TorchProfError as error:
+        lines = [str(error)]
+    return text + "".join(f"otel-torchprof: {line}\n" for line in lines)
 
 
 def _split(name: str, words: Sequence[str]) -> tuple[list[str], bool, list[str]]:
@@ -392,6 +408,12 @@ def add_parser(commands: Any) -> None:
     add("--rows", type=int, default=20, metavar="N", help="rows of the table, -1 for all (default: 20)")
     add("--explain", action="store_true", help="report at the end why training is slow, from the written file")
     add(
+        "--report",
+        type=os.path.abspath,  # the script may change the folder
+        metavar="PATH",
+        help="write at the end an HTML page, from the written file: as otel-torchprof report",
+    )
+    add(
         "--blackbox",
         action="store_true",
         help="keep the latest events in memory that outlives the script; if it dies, save them to SCRIPT.otpbox, for recover",
@@ -546,21 +568,22 @@ class _Recorded:
             rows = self._stream.key_averages()
             table = printable_table(rows, self.options.sort, self.options.rows) if rows else "nothing was recorded\n"
             self._say(table)
-        if self.options.explain:
-            self._say(self._explanation())
+        if self.options.explain or self.options.report:
+            self._say(self._answers_of_files())
 
     def _say(self, text: str) -> None:
         self._stderr.write(printable_lines(text))
 
-    def _explanation(self) -> str:
-        text = explanation(
+    def _answers_of_files(self) -> str:
+        text = _answers(
             next(files for exporter in self._exporters if (files := getattr(exporter, "files", None)) is not None),
             self.options,
         )
         if self._place is None:
             return text
         pattern = pattern_of_ranks(file_names(self.options, self.program.stem)[0])
-        return f"{text}otel-torchprof: this is of rank 0; when all have ended: otel-torchprof explain {pattern}\n"
+        command = "explain" if self.options.explain else "report"
+        return f"{text}otel-torchprof: this is of rank 0; when all have ended: otel-torchprof {command} {pattern}\n"
 
     def _line(self) -> str:
         health = self._stream.health

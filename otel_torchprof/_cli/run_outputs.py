@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_torchprof import config
+from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.file_exporter import PID, RANK, FileSpanExporter
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof._export.sdk import takes_whole_traces
@@ -86,8 +87,11 @@ def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
     Raises:
         TorchProfError, ValueError: a file cannot be written, a suffix names no format, or there is no file to explain.
     """
-    if options.explain and not file_names(options, stem):
-        raise ValueError("--explain reads the file that is written, and there is none: add -o FILE")
+    if (options.explain or options.report) and not file_names(options, stem):
+        option = "--explain" if options.explain else "--report"
+        raise ValueError(f"{option} reads the file that is written, and there is none: add -o FILE")
+    if options.report:
+        check_writable(options.report)
     names = [_RECEIVER] if options.endpoint else []
     names += [name for name in _requested(options, stem) if name != "none"]
     places = {name if name == _RECEIVER else (os.path.realpath(name), format_of(name)): name for name in names}

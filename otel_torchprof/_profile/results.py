@@ -12,9 +12,10 @@ import numpy as np
 
 from otel_torchprof import markup
 from otel_torchprof._answers.kept_memory import kept_memory
-from otel_torchprof._answers.rank_reading import rank_of_spans
-from otel_torchprof._answers.verdicts import explain, explained
+from otel_torchprof._answers.rank_reading import rank_of_spans, read_ranks
+from otel_torchprof._answers.verdicts import explained
 from otel_torchprof._encode import otlp, otlp_json
+from otel_torchprof._encode.page import page
 from otel_torchprof._encode.spans import SpanList, drained_spans, within_limits
 from otel_torchprof._encode.table import brief_time
 from otel_torchprof._export import file, sdk
@@ -33,6 +34,7 @@ from otel_torchprof.health import ProfilerStats
 from .events import EventList, export_sampled
 from .kineto_event import ProfilerResult, displayed_devices, displayed_events
 from .options import of_config
+from .report import ExplainedSteps, RecordingSums, Summed, report_of
 from .steps import ProfileSteps, without_step_labels
 from .trace_metadata import TraceMetadata
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from otel_torchprof._answers.explanation import Explanation
+    from otel_torchprof._answers.steps import Rank
     from otel_torchprof._columns.batch import Array, Batch, Names, RecordedThread
     from otel_torchprof._columns.frame_info import ModuleInfo, OptimizerInfo
     from otel_torchprof._columns.samples import Samples
@@ -453,15 +456,38 @@ class ProfileResults(RecordedColumns):
         Raises:
             TorchProfError: nothing was recorded, or there are no steps.
         """
+        return explained(*self._ranks())
+
+    def report(self, path: Path) -> None:
+        """Writes an HTML page with what :meth:`explain` answers, the steps, the calls, the averages and the memory.
+
+        One file that needs no network, for a browser or a mail: ``docs/profile.md`` has a picture. Costs some 2 us per
+        event.
+
+        Raises:
+            ExportError: the file cannot be written.
+            TorchProfError: nothing was recorded, or the events were edited.
+        """
+        recording = RecordingSums("this profile")
+        recording.add(self._summed())
+        file.write(path, [page(report_of(recording, ExplainedSteps.of(self._ranks)))])
+
+    def _summed(self) -> Summed:
+        """The parts of the profile that a report sums."""
+        batch = self._batch()
+        return Summed(self.events(), len(batch), self.steps, batch.samples, self._segments.times())
+
+    def _ranks(self) -> tuple[list[Rank], list[str]]:
+        """The steps of this process, and problems of reading them. Raises TorchProfError if there are none."""
         if not self._steps() and os.path.exists(self._learned_steps):  # noqa: PTH110 - Path is a type here
-            return explain(self._learned_steps)
+            return read_ranks([self._learned_steps])
         spans = self.spans()
         try:
             rank = rank_of_spans("the profile", spans)
         except TorchProfError as error:
             raise self._no_steps() from error
         rank.kept = partial(kept_memory, self._batch())
-        return explained([rank])
+        return [rank], []
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
         """Writes the spans as one OTLP protobuf message, or as OTLP/JSON lines to a name in ``.json`` or ``.jsonl``.

@@ -18,6 +18,7 @@ GUIDES = {
     "show": "[Profile code](profile.md)",
     "explain": "[Training jobs](training.md), [how verdicts are reached](verdicts.md)",
     "diff": "[Training jobs](training.md)",
+    "report": "[Profile code](profile.md#send-a-report)",
     "merge": "[Several ranks](ranks.md)",
     "convert": "[Profile code](profile.md)",
     "send": "[Backends](backends.md)",

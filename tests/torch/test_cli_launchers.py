@@ -78,7 +78,7 @@ def test_ranks_get_the_options(tmp_path):
     """Every option but those of the launching itself, with its value, however often it was given."""
     outputs = [f"--output={tmp_path}/{name}" for name in ("a.json", "b.otlp")]
     words = [*outputs, "--stacks", "--every=2", "--quiet", "--max-files=3"]
-    found = arguments_of("--nproc", "2", "--explain", *words, "a.py")
+    found = arguments_of("--nproc", "2", "--explain", "--report", f"{tmp_path}/r.html", *words, "a.py")
     assert sorted(found[found.index("run") + 1 : -1]) == sorted([*words, "--sort=self_cpu_time_total", "--rows=20"])
 
 
@@ -127,15 +127,16 @@ def written_in(folder: Path) -> list[str]:
 
 
 def test_two_ranks_and_what_explains_them(tmp_path):
-    """``--nproc 2 --explain``: a file of each rank, all of them explained once, also where an older run left one of a third."""
+    """``--nproc 2 --explain --report``: a file of each rank, all of them read once for each, also where an older run left one of a third."""
     (tmp_path / "train.rank2.trace.json.gz").write_text("of an older run")
-    done = run(tmp_path, "otel_torchprof", "run", "--nproc", "2", "--explain", "train.py", "0")
+    done = run(tmp_path, "otel_torchprof", "run", "--nproc", "2", "--explain", "--report", "r.html", "train.py", "0")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 0 __main__", "rank 1 0 __main__"]
     (tmp_path / "train.rank2.trace.json.gz").unlink()
     assert written_in(tmp_path) == ["train.rank0.trace.json.gz", "train.rank1.trace.json.gz"]
     assert done.stderr.count("2 ranks, 60 steps") == 1
-    assert done.stderr.count("otel-torchprof: wrote ") == 1
+    assert done.stderr.count("otel-torchprof: wrote ") == 2
+    assert all(f'"name":"rank {rank}"' in (tmp_path / "r.html").read_text() for rank in (0, 1))
     assert "otel-torchprof: rank 1: " not in done.stderr
 
 

@@ -102,15 +102,36 @@ def test_several_files(tmp_path, waiting, capsys):
 
 
 def test_run_and_explain(tmp_path, capsys, monkeypatch):
-    """``run --explain`` explains what it wrote, or says why it cannot; without a file it does not begin."""
+    """``run --explain`` and ``--report`` read what it wrote, also if the script changes the folder; without a file it does not begin."""
     monkeypatch.chdir(tmp_path)
-    Path("p.py").write_text("import otel_torchprof as otp\nfor _ in range(9):\n  with otp.record_function('a'): pass\n")
-    words = [sys.executable, "-m", "otel_torchprof", "run", "-q", "--explain", "-o", "t.json", "p.py"]
+    Path("p.py").write_text(
+        "import otel_torchprof as otp\nfor _ in range(9):\n  with otp.record_function('a'): pass\nimport os; os.chdir('/')\n"
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "otel_torchprof",
+        "run",
+        "-q",
+        "--explain",
+        "--report",
+        "r.html",
+        "-o",
+        "t.json",
+        "p.py",
+    ]
     done = forked_programs.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (0, "")
     assert "events and no step: steps are known of loops with a backward pass" in done.stderr
-    assert cli.main(["run", "--explain", "-o", "none", "p.py"]) == 1
-    assert "there is none: add -o FILE" in capsys.readouterr().err
+    assert done.stderr.endswith(f"otel-torchprof: wrote {tmp_path / 'r.html'}, for a browser\n")
+    assert '"names":["a"' in Path("r.html").read_text()
+    for words, said in (
+        (["--explain", "-o", "none"], "there is none: add -o FILE"),
+        (["--report", "r.html", "-o", "none"], "--report reads the file that is written, and there is none"),
+        (["--report", "none/r.html"], "create the folder first"),
+    ):
+        assert cli.main(["run", *words, "p.py"]) == 1
+        assert said in capsys.readouterr().err
 
 
 # ---- files that are not to be trusted ----
