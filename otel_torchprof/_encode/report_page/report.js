@@ -585,7 +585,10 @@ function calls() {
     event.preventDefault();
     search.focus();
   });
-  zoomTo(-1);
+  // What comes before the first step, imports and set-up, may be longer than all steps together.
+  const steps = state.tree.top.find((node) => state.tree.nameOf(node) === "ProfilerStep*");
+  const isSmall = steps !== undefined && state.tree.total("time")[steps] < state.tree.whole("time") / 2;
+  zoomTo(isSmall ? steps : -1);
 }
 
 // ---- the tables of averages ----
