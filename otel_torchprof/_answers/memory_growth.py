@@ -10,6 +10,7 @@ from otel_torchprof._files import attribute_keys
 
 from .advice import ADVICE
 from .findings import RULES, Finding, time
+from .kept_memory import byte_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,10 +90,10 @@ def memory_growth(rank: Rank) -> list[Finding]:
 
 def _finding(rank: Rank, found: Growth, known: Flags, columns: tuple[int, int], where: str) -> Finding:
     size, free = (rank.memory[:, column] for column in columns)
-    advice, low, high = ADVICE[MEMORY_GROWTH], _bytes(found.low), _bytes(found.high)
-    slope = _bytes(found.slope)
+    advice, low, high = ADVICE[MEMORY_GROWTH], byte_text(found.low), byte_text(found.high)
+    slope = byte_text(found.slope)
     first, last = (float(size[known][at]) for at in (0, -1))
-    evidence = [f"{where} has {_bytes(last)} at the end, {_bytes(first)} at the beginning of the recording"]
+    evidence = [f"{where} has {byte_text(last)} at the end, {byte_text(first)} at the beginning of the recording"]
     evidence += _kept(rank, found, known)
     statement, seconds = f"{slope} more a step ({low} to {high}) over {found.steps:,} steps", np.inf
     has_free = np.flatnonzero(known & ~np.isnan(free))
@@ -101,7 +102,7 @@ def _finding(rank: Rank, found: Growth, known: Flags, columns: tuple[int, int], 
         left = max(float(free[at]) - (last - float(size[at])), 0.0)
         steps = left / found.slope
         seconds = steps * _period(rank, known)
-        statement += f"; the {_bytes(left)} that are free are full in {steps:,.0f} steps, {_long(seconds)}"
+        statement += f"; the {byte_text(left)} that are free are full in {steps:,.0f} steps, {_long(seconds)}"
     return Finding(
         MEMORY_GROWTH,
         "high" if seconds <= _SECONDS_A_DAY else "medium",
@@ -132,21 +133,13 @@ def _kept(rank: Rank, found: Growth, known: Flags) -> Iterator[str]:
         size = each.bytes / count
         if size >= _LEAST_SHARE * found.slope:
             where = ", ".join(part for part in each[:3] if part) or "no operator"
-            yield f"{_bytes(size)} a step stay of what is allocated in {where}, {each.blocks:,} blocks"
+            yield f"{byte_text(size)} a step stay of what is allocated in {where}, {each.blocks:,} blocks"
 
 
 def _period(rank: Rank, known: Flags) -> float:
     """Seconds from the begin of a step to that of the next, with what is between them."""
     start, number = rank.start[known], rank.number[known]
     return float(start[-1] - start[0]) / 1e9 / max(int(number[-1] - number[0]), 1)
-
-
-def _bytes(size: float) -> str:
-    """A number of bytes with three digits."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}" if size < 1000 * scale else f"{size / scale:,.0f} {unit}"
-    return f"{size:.0f} B"
 
 
 def _long(seconds: float) -> str:

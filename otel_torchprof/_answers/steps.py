@@ -55,6 +55,8 @@ class KeptMemory(NamedTuple):
     """The outermost in which they were allocated."""
     bytes: int
     blocks: int
+    line: str = ""
+    """The innermost call of the program, as ``train.py(12): forward``, if calls were recorded."""
 
 
 @dataclass
