@@ -316,6 +316,17 @@ RECORD_SHAPES = Option(
     argument="record_shapes",
     flag="--shapes",
 )
+PROFILE_MEMORY = Option(
+    DETAIL.variable,
+    "`true`: follows torch's allocations, on the thread that imports torch, for the report of a program that runs out of memory; "
+    "torch's own profiler cannot run there meanwhile",
+    "memory",
+    parse=parsers.switch,
+    check=parsers.boolean("True, False, or None: the default"),
+    fallback=False,
+    argument="profile_memory",
+    flag="--memory",
+)
 DEVICE = Option(
     "OTEL_TORCHPROF_DEVICE",
     "Type of device to time, such as `cuda`, from its first use on; with `detail=steps`, energy only",
@@ -535,6 +546,7 @@ class LiveOptions(SourceOptions, total=False):
     """Types of the arguments of both ``stream`` and ``instrument()`` that are options of the table."""
 
     record_shapes: bool
+    profile_memory: bool | None
     use_device: str | None
     device_events: DeviceEvents | None
 

@@ -458,6 +458,8 @@ def run(options: argparse.Namespace) -> int:
     except SystemExit:
         raise
     except BaseException as error:
+        if isinstance(running, _Recorded):
+            running.notice_failure(error)
         _show_without_us(error, program.trimmed(error.__traceback__))
         raise
     finally:
@@ -483,7 +485,11 @@ class _Recorded:
         self.options = options
         self.program, self.arguments = Program(words[0], options.kind or "script"), words[1:]
         self._box = RunBox(options, self.program)  # forks: before the import below
+        from otel_torchprof._answers.out_of_memory import notice_failure
         from otel_torchprof._instrument.streaming import stream  # most of the package; no other command needs it
+
+        self.notice_failure = notice_failure
+        """Called with the exception that the script raised."""
 
         self._pid = os.getpid()
         self._place = place_among_ranks(os.environ)

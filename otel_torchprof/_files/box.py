@@ -138,7 +138,7 @@ class HangWatch:
     def _log(self, os_tid: int, line: str) -> None:
         if self._exits:
             _give_reason(line)
-        _emit(line, os_tid, self._running_step())
+        emit(_EVENT_NAME, line, self._running_step(), os_tid)
         if self._exits:
             _flush_logs()
 
@@ -158,8 +158,8 @@ def _flush_logs() -> None:
             flush(_FLUSH_MS)
 
 
-def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
-    """Emits a log record of OpenTelemetry in the span of the step; no effect without a LoggerProvider."""
+def emit(event_name: str, body: str, step: SpanContext | None, os_tid: int | None = None) -> None:
+    """Emits a log record of OpenTelemetry in the span of the step, of a thread (the calling one); no effect without a LoggerProvider."""
     try:
         from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
     except ImportError:  # an earlier API
@@ -170,8 +170,8 @@ def _emit(body: str, os_tid: int, step: SpanContext | None) -> None:
             severity_text="WARN",
             severity_number=SeverityNumber.WARN,
             body=body,
-            attributes={"thread.id": os_tid},
-            event_name=_EVENT_NAME,
+            attributes={"thread.id": os_tid or threads.get_native_id()},
+            event_name=event_name,
         )
         get_logger("otel_torchprof", __version__).emit(record)
 
@@ -193,6 +193,11 @@ _boxes: weakref.WeakSet[BlackBox] = weakref.WeakSet()
 def latest_events() -> Contents | None:
     """What the open black box of this process has last: see :meth:`BlackBox.latest`; None without one."""
     return next((found for box in list(_boxes) if (found := box.latest()) is not None), None)
+
+
+def boxes_folder() -> Path | None:
+    """The folder of the open black box of this process, or of the one that forked it; None without one, or if it is in memory."""
+    return next((box.folder for box in list(_boxes) if box.folder is not None), None)
 
 
 class BlackBox:
@@ -222,6 +227,8 @@ class BlackBox:
         self._running_step = running_step
         self._recording = Recording()
         self._state = _NOT_STARTED
+        self.folder: Path | None = None
+        """Its folder; None if it is not open, or in memory. A forked child has it, too."""
 
     @property
     def state(self) -> str:
@@ -278,6 +285,7 @@ class BlackBox:
             raise
         process_changes.watch(self)
         set_info(self._info())
+        self.folder = None if self.path is None else self.path.parent
         _boxes.add(self)
 
     def _watch(self) -> None:
@@ -328,7 +336,7 @@ class BlackBox:
         """Closes the box and removes the file; may be called repeatedly, from any thread."""
         with self._recording.lock:
             self._recording.stop()
-            self._file = None
+            self._file = self.folder = None
             if self._state.startswith(ON):
                 self._state = "off: stopped"
 

@@ -72,7 +72,7 @@ class BoxFile:
 
         The recorder, which has to stop before the interpreter ends, empties the file itself.
         """
-        if self.path is None or self._is_kept or not _has_failed():
+        if self.path is None or self._is_kept or failure() is None:
             return
         copy = self.path.with_suffix(f".copy{SUFFIX}")  # if the process is killed now, it is removed like other boxes
         try:
@@ -182,14 +182,20 @@ def report_file(folder: Path) -> Path:
     return folder / f"otel-torchprof-hang.{platform.node()}.{os.getppid()}.txt"
 
 
-def _has_failed() -> bool:
-    """Whether an unhandled exception has ended the program: one that has left the main program's first frame.
+def failure() -> Exception | None:
+    """The unhandled exception that has ended the program, if any: one that has left the main program's first frame.
 
     Interactive sessions, and programs that run others, as pytest does, note errors in the same place.
     """
     error = getattr(sys, "last_value", None)
-    frame = error.__traceback__.tb_frame if isinstance(error, Exception) and error.__traceback__ else None
-    return frame is not None and frame.f_back is None and not hasattr(sys, "ps1")
+    if not isinstance(error, Exception) or error.__traceback__ is None or hasattr(sys, "ps1"):
+        return None
+    return error if error.__traceback__.tb_frame.f_back is None else None
+
+
+def private_file(path: Path) -> BinaryIO:
+    """Opens a file for writing, anew, that only this user can read."""
+    return cast("BinaryIO", open(path, "wb", buffering=0, opener=_private))
 
 
 def _private(path: str, flags: int) -> int:
@@ -326,7 +332,7 @@ def _prune(folder: Path) -> None:
         if left > most or seen < now - _KEPT_SECONDS:
             with suppress(OSError):
                 path.unlink()
-    for path in folder.glob("otel-torchprof-hang.*.txt"):
+    for path in (*folder.glob("otel-torchprof-hang.*.txt"), *folder.glob("otel-torchprof-memory.*")):
         with suppress(OSError):
             if path.lstat().st_mtime < now - _KEPT_SECONDS:
                 path.unlink()

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from otel_torchprof._answers.out_of_memory import Allocations, MemoryWatch
 from otel_torchprof._columns.phases import NEXT_STEP, SegmentChange
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._export.span_policy import SpanPolicy, StepChoice
@@ -123,6 +124,8 @@ class Instrumentation:
         # If some steps are not recorded, this must be decided at once when a step begins.
         chooses = not (provider.samples_everything and self._policy.choice().is_all)
         self._asks_at_once = detail != "steps" and chooses
+        self._allocations = Allocations(processor.memory_limit)
+        self._memory_watch = MemoryWatch(lambda: self.running_step, lambda: self.step_log.latest, self._allocations)
         self._begin()
 
     def _begin(self) -> None:
@@ -182,7 +185,7 @@ class Instrumentation:
             mute=self._session.mute_roots,
             foresight=self._foresight,
             on_steps=None if self._metrics is None else self._metrics.add_spans,
-            on_look=control_socket.look,
+            on_look=self._look,
             needs_all_spans=lambda: self._processor.takes_whole_traces,
             first_step=self._first_step,
         )
@@ -240,7 +243,7 @@ class Instrumentation:
     @property
     def raised(self) -> RecordingOptions:
         """What a recording in more detail takes over: modules only where their hooks are installed, as new ones would recompile a model."""
-        return replace(self._options, modules=self._detail != "steps")
+        return replace(self._options, modules=self._detail != "steps", memory=False)
 
     @property
     def resource(self) -> Resource:
@@ -270,12 +273,15 @@ class Instrumentation:
     def leave_in_child(self) -> None:
         """Removes the hooks that a forked child has inherited, if it is not recorded."""
         self._push_hooks()
+        self._allocations.leave()
+        self._memory_watch.stop()
         self._recording.leave()
 
     def restart_in_child(self) -> None:
         """Continues in a forked child, which has inherited hooks and observer, with a new recording."""
         if self._ranks is not None:
             self._ranks.after_fork()
+        self._allocations.leave()
         if not self.is_running:
             return
         self._first_step = 0
@@ -302,8 +308,14 @@ class Instrumentation:
             self._recording.cleanup.push(functools.partial(generations.leave, self._metrics.generations.record))
             generations.listen(self._metrics.generations.record)
         self._measure_processor()
+        self._recording.cleanup.push(self._memory_watch.stop)
+        self._memory_watch.start()
         self._recording.cleanup.push(functools.partial(control_socket.leave, self))
         control_socket.enter(self)
+
+    def _look(self) -> None:
+        control_socket.look()
+        self._allocations.look()
 
     def _measure_processor(self) -> None:
         if self._metrics is not None:
@@ -323,6 +335,9 @@ class Instrumentation:
     def _health(self) -> tuple[Mapping[str, str], tuple[str, ...]]:
         notes = [*notes_of_environment(), *notes_on_names()]
         self._states["steps"] = self.steps_state
+        if self._options.memory:
+            self._states["memory"] = self._allocations.state
+            notes += self._allocations.notes()
         if self._ranks is not None:
             self._states |= self._ranks.state()
         if self._metrics is not None and self._metrics.waits.state:
@@ -341,6 +356,8 @@ class Instrumentation:
         self._install_modules()
         self._has_torch = True
         self._add_sources(self._awaits_torch)
+        if self._options.memory and (library := self._loaded_library()) is not None:
+            self._allocations.start(library)
         self._recording.stop_batches_first()
 
     def _install_modules(self) -> None:
@@ -367,7 +384,7 @@ class Instrumentation:
             self._library_is_missing(error)
 
     def _loaded_library(self) -> TorchLibrary | None:
-        if not (self._options.operators or self._options.times_device):
+        if not (self._options.operators or self._options.times_device or self._options.memory):
             return None
         try:
             library = torch_library.load()

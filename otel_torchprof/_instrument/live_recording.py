@@ -32,10 +32,10 @@ from otel_torchprof._native.torch_library import Observation
 from otel_torchprof._process import threads
 from otel_torchprof._process.give_way import give_way, with_pauses
 from otel_torchprof._process.quiet import LimitedLog
+from otel_torchprof._record.process_memory import MemoryOfDrains
 from otel_torchprof._record.step_marks import StepMarks
 from otel_torchprof.errors import NativeError
 
-from .process_memory import MemoryOfDrains
 from .step_log import StepLog
 from .step_segments import StepRule, StepSegments
 

@@ -126,6 +126,7 @@ def live_options(detail: config.Detail, frames: FrameFilter | None, values: Mapp
         operators=detail in {"ops", "frames"},
         phases=detail != "metrics",
         inputs=values["record_shapes"],
+        memory=values["profile_memory"],
         frames=detail == "frames",
         frame_filter=checked_filter(frames) if detail == "frames" or frames is not None else ALL_FRAMES,
         device=values["use_device"],

@@ -10,8 +10,7 @@ from opentelemetry.metrics import Observation
 
 from otel_torchprof._export.ledger import OUTAGE, QUEUE_FULL
 from otel_torchprof._native.recorder import recorder_stats
-
-from .process_memory import allocators, resident_memory
+from otel_torchprof._record.process_memory import allocators, resident_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -66,7 +66,7 @@ class stream:  # noqa: N801 - beside profile
         policy: a :class:`SpanPolicy`. Default: ``OTEL_TORCHPROF_POLICY``.
         memory_limit: limit of the recorder in bytes, as for :class:`TorchSpanProcessor`.
         resource: resource of the spans. Default: ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``.
-        options: ``record_shapes``, ``use_device``, ``device_events``, and options of sources such as ``energy``, as for
+        options: ``record_shapes``, ``profile_memory``, ``use_device``, ``device_events``, and options of sources such as ``energy``, as for
             :class:`TorchInstrumentor`.
 
     Raises:

@@ -36,6 +36,7 @@ __all__ = [
     "phase_collection",
     "phase_end",
     "set_context_resolver",
+    "show_errors",
     "show_labels",
     "traced",
     "usage_at",
@@ -63,6 +64,7 @@ phase_begin = python_sources.phase_begin
 phase_collection = python_sources.phase_collection
 phase_end = python_sources.phase_end
 set_context_resolver = python_sources.set_context_resolver
+show_errors = python_sources.show_errors
 show_labels = python_sources.show_labels
 traced = python_sources.traced
 usage_at = python_sources.usage_at

@@ -9,6 +9,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
+from otel_torchprof._answers.kept_memory import MemoryInUse
+from otel_torchprof._answers.out_of_memory import notice
 from otel_torchprof._export import sdk
 from otel_torchprof._export.cycles import Cycles, Move, ProfilerAction, always
 from otel_torchprof._export.unknown_variables import warn_of_unknown_variables
@@ -30,9 +32,11 @@ from .steps import ProfilerSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
 
     from typing_extensions import Self, Unpack
 
+    from otel_torchprof._answers.kept_memory import DeviceMemory
     from otel_torchprof.health import Health, ProfilerStats
 
 
@@ -202,7 +206,9 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         # A child that was forked inside the block leaves it too, perhaps by sys.exit(), but only the parent records.
         if self._segments.is_parents:
             return
@@ -211,6 +217,13 @@ class profile(ProfileResults):  # noqa: N801 - torch's name
         finally:
             if self.execution_trace_observer is not None:
                 self.execution_trace_observer.cleanup()
+            if error is not None:
+                notice(error, traceback, self._memory_in_use if self.profile_memory else None, is_profile=True)
+
+    def _memory_in_use(self) -> list[DeviceMemory]:
+        in_use = MemoryInUse()
+        in_use.add(self._batch())
+        return in_use.by_device()
 
     def start(self) -> None:
         """Starts the recording, or the schedule. Events of an earlier recording are kept and joined with the new ones.

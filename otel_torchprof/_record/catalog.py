@@ -59,7 +59,9 @@ def _energy(request: SourceRequest) -> Source | None:
 
 def _memory(request: SourceRequest) -> Source | None:
     options, library = request.options, request.library
-    return Memory(library, all_threads=options.all_threads) if options.memory and library is not None else None
+    if not options.memory or options.is_live or library is None:  # a live recording follows what is in use on its own
+        return None
+    return Memory(library, all_threads=options.all_threads)
 
 
 def _operators(request: SourceRequest) -> Source | None:

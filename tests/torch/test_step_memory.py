@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", minversion="2.6")
 from instrumented import Collecting  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
-from otel_torchprof._instrument.process_memory import resident_memory  # noqa: E402
 from otel_torchprof._native.python_sources import usage_now  # noqa: E402
 from otel_torchprof._native.recorder import recorder_stats  # noqa: E402
+from otel_torchprof._record.process_memory import resident_memory  # noqa: E402
 
 pytestmark = pytest.mark.skipif(resident_memory() is None, reason="this system does not say what memory is resident")
 

@@ -358,11 +358,11 @@ def test_a_process_that_is_stopped_is_held():
     assert not box_file.is_held(info)
 
 
-def test_reports_of_hangs_go_after_seven_days(tmp_path, made):
-    """A later process removes the old ones, and leaves the younger and what has another name."""
-    old, young, other = (
-        tmp_path / name for name in ("otel-torchprof-hang.a.1.txt", "otel-torchprof-hang.a.2.txt", "hang.txt")
-    )
+@pytest.mark.parametrize("kind", ["hang", "memory"])
+def test_reports_go_after_seven_days(tmp_path, made, kind):
+    """A later process removes the old ones, of hangs and of failed allocations, and leaves the younger and what has another name."""
+    names = (f"otel-torchprof-{kind}.a.1.txt", f"otel-torchprof-{kind}.a.2.txt", f"{kind}.txt")
+    old, young, other = (tmp_path / name for name in names)
     for path, days in ((old, 8), (young, 6), (other, 8)):
         path.touch()
         os.utime(path, (time.time() - days * DAY,) * 2)

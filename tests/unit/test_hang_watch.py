@@ -161,7 +161,7 @@ def test_a_log_record_says_it(monkeypatch, step):
 
     monkeypatch.setattr("opentelemetry._logs.get_logger", lambda *_arguments: Logger())
     with trace.use_span(trace.NonRecordingSpan(SpanContext(7, 8, is_remote=False))):
-        box_module._emit("thread 7 hangs", 7, step)
+        box_module.emit(box_module._EVENT_NAME, "thread 7 hangs", step, 7)
     assert [(record.event_name, record.body, dict(record.attributes)) for record in records] == [
         ("torch.hang", "thread 7 hangs", {"thread.id": 7})
     ]

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from otel_torchprof._columns.phases import DEVICE_ALLOCATED, DEVICE_FREE, DEVICE_PEAK, DEVICE_RESERVED, FREE
-from otel_torchprof._instrument import process_memory
-from otel_torchprof._instrument.process_memory import MemoryOfDrains, allocators, resident_memory
 from otel_torchprof._instrument.recorder_metrics import _INSTRUMENTS
+from otel_torchprof._record import process_memory
+from otel_torchprof._record.process_memory import MemoryOfDrains, allocators, resident_memory
 
 OF_DEVICES = {0: (10, 20, 15), 1: (0, 0, 0), 2: (30, 64, 50)}
 

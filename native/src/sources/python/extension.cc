@@ -86,6 +86,42 @@ Unraising::~Unraising() {
 
 namespace {
 
+PyObject* g_on_error = nullptr;  // owned
+
+bool may_be_of_memory(PyObject* type) {
+  if (PyErr_GivenExceptionMatches(type, PyExc_MemoryError) != 0) return true;
+  return PyErr_GivenExceptionMatches(type, PyExc_RuntimeError) != 0 &&
+         PyErr_GivenExceptionMatches(type, PyExc_RecursionError) == 0;
+}
+
+// show_errors(function); see _python.pyi.
+PyObject* show_errors(PyObject*, PyObject* function) {
+  PyObject* before = g_on_error;
+  g_on_error = function == Py_None ? nullptr : function;
+  Py_XINCREF(g_on_error);
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+void show_error() {
+  PyObject *type = g_on_error == nullptr ? nullptr : PyErr_Occurred(), *value = nullptr, *traceback = nullptr;
+  if (type == nullptr || !may_be_of_memory(type)) return;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  show_error(type, value, traceback == nullptr ? Py_None : traceback);
+  PyErr_Restore(type, value, traceback);
+}
+
+void show_error(PyObject* type, PyObject* error, PyObject* traceback) {
+  if (g_on_error == nullptr || !may_be_of_memory(type)) return;
+  Py_XDECREF(call_uncompiled(g_on_error, error, traceback));
+  forget_error();
+}
+
+namespace {
+
 // errors() -> int: exceptions that Python code raised which was run for the recorder.
 PyObject* errors(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(g_errors); }
 
@@ -148,6 +184,7 @@ PyObject* attach(PyObject* module, PyObject* address) {
 }
 
 PyMethodDef g_methods[] = {{"attach", attach, METH_O, nullptr},
+                           {"show_errors", show_errors, METH_O, nullptr},
                            {"errors", errors, METH_NOARGS, nullptr},
                            {"owner", owner, METH_VARARGS, nullptr},
                            {nullptr, nullptr, 0, nullptr}};

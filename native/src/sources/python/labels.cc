@@ -204,6 +204,7 @@ __attribute__((noinline)) PyObject* exit_otherwise(PyObject* self, PyObject* typ
 // __exit__(type, value, traceback) -> None.
 PyObject* label_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "__exit__() takes three arguments, %zd given", count);
+  if (args[0] != Py_None) show_error(args[0], args[1], args[2]);
   return as_label(self)->on_exit == kEnds ? finish(self, args[0]) : exit_otherwise(self, args[0]);
 }
 

@@ -40,6 +40,7 @@ void end(PyObject* module, Followed followed) {
     if (followed == kRoot) end_root(thread, module, leaving.flags, leaving.error, leaving.error_size);
   }
   Py_XDECREF(type);
+  show_error();
 }
 
 PyObject* call(PyObject* function, PyObject* const* args, size_t flags, PyObject* keywords) {

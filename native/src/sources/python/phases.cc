@@ -294,6 +294,7 @@ PyObject* in_phase(PyObject*, PyObject* arguments, PyObject* keywords) {
   Py_INCREF(type);
   end_phase(part, object, type);
   Py_DECREF(type);
+  show_error();
   return result;
 }
 

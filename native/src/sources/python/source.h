@@ -52,6 +52,11 @@ bool is_no_error(const char* class_name);
 // the program is not forgotten: it is, as soon as it continues.
 void forget_error();
 
+// Where an exception leaves an event that may say that there is no memory: calls the function of show_errors with it.
+// The exception continues as it was.
+void show_error();
+void show_error(PyObject* type, PyObject* error, PyObject* traceback);  // that is being handled
+
 // Lets the program have an exception that is its own, but came up in what was run for the recorder: it is raised in the
 // main thread, which runs handlers of signals, as soon as that continues.
 void give_back_error();
