@@ -8,11 +8,11 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
+from otel_torchprof._model.event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from otel_torchprof._model.flows import numbered_rows
 from otel_torchprof._model.inputs import shape_keys
 from otel_torchprof._model.tree import display_name
 
-from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from .function_event_avg import FunctionEventAvg
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-    from .event_info import Values
+    from otel_torchprof._model.event_info import Values
+
     from .recorded_events import EventSource
 
     Array = npt.NDArray[Any]

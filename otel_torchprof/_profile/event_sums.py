@@ -12,21 +12,21 @@ from otel_torchprof._columns.schema import WORK_KIND, Kind, Scope
 from otel_torchprof._encode.table import SORT_KEYS, Info, attribute_of
 from otel_torchprof._encode.table import chosen as chosen_objects
 from otel_torchprof._model.averages import Averages
+from otel_torchprof._model.event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from otel_torchprof._model.inputs import shape_keys
 from otel_torchprof._model.modules import NO_MODULE, module_tree, sums_by_module
 from otel_torchprof._model.tree import display_name
 from otel_torchprof.errors import TorchProfError
 
-from .event_info import AMOUNTS, DEVICE_TIMES, PEAKS
 from .function_event_avg import FunctionEventAvg, ModuleAverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from otel_torchprof._columns.batch import Array
+    from otel_torchprof._model.event_info import EventInfo
     from otel_torchprof._model.modules import ModuleSums
 
-    from .event_info import EventInfo
     from .recorded_events import EventSource, RecordedEvent
 
 _NS_PER_US = 1000

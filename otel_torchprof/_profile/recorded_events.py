@@ -15,6 +15,7 @@ from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind, M
 from otel_torchprof._model import inputs
 from otel_torchprof._model.device_work import with_work_rows, work_places
 from otel_torchprof._model.devices import device_name, timed_rows
+from otel_torchprof._model.event_info import CodedValues, EventInfo
 from otel_torchprof._model.flops import flops_of
 from otel_torchprof._model.flows import EVALUATION, forward_backward, numbered_rows
 from otel_torchprof._model.frames import MODULE_PREFIX, PythonIds, python_ids
@@ -24,7 +25,6 @@ from otel_torchprof._model.recorded_tree import RecordedTree, recorded_tree, ten
 from otel_torchprof._model.tree import display_name, torch_view
 from otel_torchprof._process import threads
 
-from .event_info import CodedValues, EventInfo
 from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
 
 if TYPE_CHECKING:

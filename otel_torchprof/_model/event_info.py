@@ -11,19 +11,20 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.cached import cached_property
-from otel_torchprof._columns.schema import Flag
-from otel_torchprof._model.device_work import work_times
-from otel_torchprof._model.devices import DisplayedTimes, displayed_times
-from otel_torchprof._model.flops import flops_of
-from otel_torchprof._model.frames import Stacks, stack_codes
-from otel_torchprof._model.inputs import overload_codes
-from otel_torchprof._model.memory import MemoryPeaks, MemoryUse, memory_of, peaks_of_view, places_of
+from otel_torchprof._columns.schema import Flag, MemoryFlag
 from otel_torchprof._native.loops import subtract_from_parents
+
+from .device_work import work_times
+from .devices import DisplayedTimes, displayed_times
+from .flops import flops_of
+from .frames import Stacks, stack_codes
+from .inputs import overload_codes
+from .memory import MemoryPeaks, MemoryUse, memory_of, peaks_of_view, places_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from otel_torchprof._model.tree import TreeView
+    from .tree import TreeView
 
     Array = npt.NDArray[Any]
 
@@ -129,6 +130,18 @@ class EventInfo:
     def self_device_memory(self) -> Array | None:
         """``device_memory`` without the direct children's; 0 for asynchronous events."""
         return self._own(self.device_memory)
+
+    @cached_property
+    def allocated(self) -> Array | None:
+        """Bytes allocated in each event itself, on all devices, whether or not they were released again; none in asynchronous events."""
+        memory, place = self.view.batch.memory, self._memory_places
+        if memory is None:
+            return None
+        had = (memory["flags"] & MemoryFlag.OUT_OF_MEMORY) == 0
+        counted = np.flatnonzero(had & (memory["bytes"] > 0) & (place >= 0))
+        allocated = np.zeros(len(self.view), dtype=np.int64)
+        np.add.at(allocated, place[counted], memory["bytes"][counted])
+        return allocated
 
     @cached_property
     def device_times(self) -> DisplayedTimes | None:
