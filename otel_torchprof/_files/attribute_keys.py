@@ -34,6 +34,8 @@ THREAD = "thread.id"
 FILE = "code.file.path"
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
 RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
+DTYPE, REDUCE_OP, SIZE = "torch.collective.dtype", "torch.collective.reduce_op", "torch.collective.size"
+GROUP_SIZE, ROOT, PEER = "torch.collective.group_size", "torch.collective.root", "torch.collective.peer"
 TORCH_NAME, TORCH_GROUP, TORCH_RANKS, TORCH_NUMBER = (
     "Collective name",
     "Process Group Name",
@@ -56,7 +58,9 @@ DURATIONS = frozenset(
     (AGGREGATED_DURATION, COLLAPSED_DURATION, SELF_DURATION, RUNNABLE, BLOCKED, OTHER_THREADS, DRAINED, *PHASE_OF)
 )
 """Attributes in seconds."""
-TEXTS = frozenset((PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, TORCH_NAME, TORCH_GROUP, TORCH_RANKS))
+TEXTS = frozenset(
+    (PHASE_NAME, KIND, FILE, COLLECTIVE, GROUP, BACKEND, DTYPE, REDUCE_OP, TORCH_NAME, TORCH_GROUP, TORCH_RANKS)
+)
 """Attributes that are texts. :data:`AVERAGES` and :data:`COLLECTIVES` are JSON, all others integers from 0 on or booleans."""
 
 USED = frozenset(

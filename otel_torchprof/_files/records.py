@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,19 @@ def check_given_once(paths: Sequence[str]) -> None:
             raise TorchProfError(f"{path!r} is given twice: give each file once")
 
 
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+
+
 def json_attributes(parent: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields names and values of the attributes of an OTLP/JSON object."""
     for attribute in objects(parent, "attributes"):
         key = attribute.get("key")
         if isinstance(key, str):
-            yield key, next(iter(object_of(attribute.get("value"), key).values()), 0)
+            kind, value = next(iter(object_of(attribute.get("value"), key).items()), ("", 0))
+            is_number = (
+                kind == "intValue" and isinstance(value, str) and _WHOLE.fullmatch(value)
+            )  # as protobuf writes it
+            yield key, int(value) if is_number else value
 
 
 def protobuf_attributes(parent: Any) -> Iterator[tuple[str, Any]]:

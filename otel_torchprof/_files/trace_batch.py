@@ -27,11 +27,12 @@ from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedSte
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
 
-from .attribute_keys import RANK
+from .attribute_keys import COLLECTIVE, RANK
 from .chrome_events import SliceKind
 from .event_columns import ReadAttributes
 from .records import BASE_TIME
 from .reductions import REDUCTION_KEYS, reductions_of
+from .span_collectives import collectives_of_spans
 from .span_memory import PlacedSpans, memory_of_spans
 from .stack_samples import CHUNK, samples_of
 from .trace_columns import RESOURCE
@@ -116,6 +117,10 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     placed = _placed(trace, host[~on_steps], times, trace.rows["track"][sampled])
     devices = _devices(trace, placed, work, times)
     devices["reductions"] = _reductions(attributes, placed, times)
+    devices["names"] = trace.names
+    if COLLECTIVE in attributes.values:
+        events = _events_of_rows(len(times.start), placed)
+        devices["collectives"], devices["names"] = collectives_of_spans(attributes.values, events, trace.names)
     devices["samples"], nowhere = _samples(trace, attributes, placed, times, free)
     pid = _pid(trace, placed)
     del host, work, on_steps, times
@@ -368,7 +373,6 @@ def _batch(trace: TraceColumns, placed: _Placed, devices: dict[str, Any], base: 
     threads = [thread._replace(torch_tid=torch_tids.get(at, 0)) for at, thread in enumerate(devices["threads"])]
     return Batch(
         columns,
-        names,
         **{**devices, "threads": threads},
         inputs=trace.inputs if has_inputs else None,
         kept=int(InputKept.INPUTS | InputKept.CALL_STACKS),
@@ -526,11 +530,17 @@ def _reductions(attributes: ReadAttributes, placed: _Placed, times: Times) -> di
         return None
     slices = np.flatnonzero(times.duration >= 0)
     found = reductions_of(attributes.of_rows(slices), times.duration[slices])
-    rows, event = slices[found.row], np.zeros(len(times.start), np.uint64)
-    event[placed.rows] = np.arange(1, len(placed.rows) + 1)
+    rows, event = slices[found.row], _events_of_rows(len(times.start), placed)
     columns = {**found._asdict(), "event": event[rows], "start": times.start[rows]}
     counts = (columns["event"] > 0) | (found.collapsed > 0)
     return {column.name: columns[column.name][counts] for column in REDUCTION_COLUMNS} if counts.any() else None
+
+
+def _events_of_rows(count: int, placed: _Placed) -> npt.NDArray[np.uint64]:
+    """The id of the event of each row of the file; 0 for none."""
+    event = np.zeros(count, np.uint64)
+    event[placed.rows] = np.arange(1, len(placed.rows) + 1)
+    return event
 
 
 def _samples(

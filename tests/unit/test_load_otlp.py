@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read
-from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._columns.schema import CollectiveFlag, Flag, Kind
 from otel_torchprof._encode import otlp_json
 
 BASE = 1_790_000_000_000_000_000
@@ -388,3 +388,24 @@ def test_whatever_the_file(tmp_path_factory, seed):
     prof.export_chrome_trace(path.with_name("again.json"))
     prof.export_otlp(path.with_name("again.otlp"))
     assert all(repr(each) for each in (*prof.events()[:50], prof.steps, prof.health, prof.spans()))
+
+
+def test_collectives_and_the_rank_of_lines_of_json(tmp_path):
+    """Group, number, size and backend of a collective are those of its span, also in a file that ``convert`` makes of it."""
+    attributes = {"name": "all_reduce", "group": "0", "sequence_nr": 7, "rank": 3, "size": 4096, "group_size": 4}
+    attributes |= {"backend": "nccl", "dtype": "float", "reduce_op": "sum", "async": True}
+    of_span = {f"torch.collective.{key}": value for key, value in attributes.items()}
+    spans = [("aten::mm", 0, 5, SCOPE), ("c10d::allreduce_", 10, 20, of_span | SCOPE)]
+    line = otlp_json.line_of(request(*spans, **{"torch.distributed.rank": 3}))
+    (tmp_path / "t.jsonl").write_bytes(line.replace(b'"intValue":3}', b'"intValue":"3"}'))
+    otp.load(tmp_path / "t.jsonl").export_as(tmp_path / "again.otlp")
+    for prof in map(otp.load, (tmp_path / "t.jsonl", tmp_path / "again.otlp")):
+        found = {name: column.tolist() for name, column in prof.collectives.items()}
+        names = {name: prof.names[found[name][0]] for name in ("group", "backend", "dtype", "reduce_op")}
+        assert names == {"group": "0", "backend": "nccl", "dtype": "float", "reduce_op": "sum"}
+        assert prof.names[prof.columns["name"][prof.columns["id"] == found["event"][0]][0]] == "c10d::allreduce_"
+        numbers = [
+            found[name] for name in ("sequence_nr", "bytes_in", "bytes_out", "group_size", "rank", "peer", "flags")
+        ]
+        assert numbers == [[7], [4096], [4096], [4], [3], [-1], [CollectiveFlag.ASYNC]]
+        assert prof.rank == 3

@@ -23,10 +23,13 @@ struct TraceOutput {
   }
 };
 
-// An attribute that is always read: of spans that stand for several events, and samples of stacks.
+constexpr std::string_view kCollective = "torch.collective.";
+
+// An attribute that is always read: of spans that stand for several events, samples of stacks, and of collectives.
 inline bool is_always_read(std::string_view key) {
   return key == "torch.aggregated.count" || key == "torch.aggregated.duration" || key == "torch.collapsed.count" ||
-         key == "torch.collapsed.duration" || key == "torch.samples";
+         key == "torch.collapsed.duration" || key == "torch.samples" ||
+         key.substr(0, kCollective.size()) == kCollective;
 }
 
 // What such a span has too: the sum over its events, whose inputs may differ.
