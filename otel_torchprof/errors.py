@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import re
 import sys
@@ -64,6 +65,21 @@ class ExportError(TorchProfError):
     reason: str = ""
     """The transport's reason, with advice where there is some; header values are never included. Also part of the
     message."""
+
+
+class MissingPackageError(TorchProfError, ImportError):
+    """A package of one of the extras is not installed; the message names the extra."""
+
+
+def package_of(extra: str, name: str, use: str) -> Any:
+    """Imports and returns a package of an extra. Raises MissingPackageError, which begins with what needs it: ``use``."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise MissingPackageError(
+            f"{use} needs {package}, which is not installed: pip install 'otel-torchprof[{extra}]'"
+        ) from error
 
 
 def checked(name: str, value: object, parse: Callable[[Any], _T]) -> _T:

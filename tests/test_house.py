@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import tomllib
+from sql_queries import QUERIES
 
 import otel_torchprof as otp
 from otel_torchprof import config
@@ -34,6 +35,7 @@ from otel_torchprof._columns.schema import (
     MemoryFlag,
     WorkFlag,
 )
+from otel_torchprof._encode.arrow import TABLES
 from otel_torchprof._encode.attributes import attributes_markdown
 from otel_torchprof._export.unknown_variables import standard_variables_markdown
 from otel_torchprof._instrument.gpu_metrics import gpu_metrics_markdown
@@ -206,8 +208,35 @@ def column_page() -> str:
             "[reduced trace](spans.md#trace-size) stand for: one row per event that was aggregated, and per event or span that others were",
             "collapsed into, in no order.",
             *table(REDUCTION_COLUMNS),
+            *arrow_section(),
         ]
     )
+
+
+def arrow_section() -> list[str]:
+    """What the page says of tables of Arrow, and the queries of these."""
+
+    def fields(name: str) -> list[str]:
+        rows = (f"| `{field.name}` | {field.type} | {field.unit} | {field.meaning} |" for field in TABLES[name])
+        return [f"### Table `{name}`", "", "| column | type | unit | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+
+    queries = [line for title, query in QUERIES.items() for line in (f"-- {title}", *f"{query};".splitlines(), "")]
+    return [
+        "## Arrow, Parquet and SQL",
+        "",
+        "`prof.to_arrow()` returns the table `events` (`pip install 'otel-torchprof[arrow]'`), `prof.to_arrow(\"steps\")` another one;",
+        '`prof.export_as("events.parquet")` writes it. `otel-torchprof sql QUERY FILE...` (`[sql]`) queries all of them by DuckDB, of many',
+        "files at once: each has a column `file`, and a query reads nothing else. The rows of `events` are those of `key_averages()`, and",
+        "modules. A recording that lacks something has nulls.",
+        "",
+        *(line for name in TABLES for line in fields(name)),
+        "### Queries",
+        "",
+        "```sql",
+        *queries[:-1],
+        "```",
+        "",
+    ]
 
 
 def test_column_page_is_up_to_date():

@@ -61,6 +61,8 @@ def write_as(prof: LoadedProfile, path: str, name: str) -> None:
 
 def _lacking(prof: LoadedProfile, name: str) -> list[str]:
     """What the profile has and the format does not."""
+    if FORMATS[name].lacks:
+        return [FORMATS[name].lacks]
     if name == "chrome" and prof.reductions is None:
         return []
     work = [] if prof.work is None else [f"not in the output: work of devices ({len(prof.work['start']):,})"]

@@ -26,6 +26,7 @@ from . import (
     run,
     send,
     show,
+    sql,
     top,
 )
 from .terminal import say
@@ -43,6 +44,7 @@ _COMMANDS = {
     "explain": explain_command,
     "diff": diff_command,
     "report": report_command,
+    "sql": sql,
     "merge": merge_command,
     "convert": convert,
     "send": send,

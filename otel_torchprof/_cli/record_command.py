@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._export.file import naming
 from otel_torchprof._export.file_exporter import PID, RANK
-from otel_torchprof._export.formats import ENDINGS, endings_help, format_of
+from otel_torchprof._export.formats import TRACE_ENDINGS, TRACES, endings_help, format_of
 from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
@@ -98,7 +98,7 @@ def add_parser(commands: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help=f"output: {endings_help()}; of several processes each has its rank, or its pid, in its name "
+        help=f"output: {endings_help(TRACES)}; of several processes each has its rank, or its pid, in its name "
         "(default: PROGRAM.record.trace.json.gz)",
     )
     add("--explain", action="store_true", help="report why the recorded steps are slow")
@@ -119,8 +119,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: there is no process, or no file can be written.
     """
-    if options.output is not None and format_of(options.output) is None:
-        raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
+    if options.output is not None and format_of(options.output, TRACES) is None:
+        raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(TRACE_ENDINGS)}")
     with ExitStack() as stack:
         stack.enter_context(ended_by_sigterm())
         with display_progress(lambda: _LOADING, quiet=options.quiet):

@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_torchprof._columns.batch import Names
 from otel_torchprof._columns.schema import Kind
-from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
+from otel_torchprof._export.formats import TRACE_ENDINGS, TRACES, format_of
 from otel_torchprof._files.box_file import SUFFIX, is_of_the_living
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box
 from otel_torchprof.errors import TorchProfError, printable
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help=f"output file: {', '.join(ENDINGS)}; 'none' writes nothing (default: FILE with .otlp instead of {SUFFIX})",
+        help=f"output file: {', '.join(TRACE_ENDINGS)}; 'none' writes nothing (default: FILE with .otlp instead of {SUFFIX})",
     )
     parser.add_argument(
         "--redact", action="store_true", help="omit labels, stacks, and the names of the process and its threads"
@@ -134,7 +134,7 @@ def write(contents: Contents, output: str) -> bool:
 
     from otel_torchprof._instrument.recovered import recovered_spans
 
-    exporter: Any = FORMATS[_checked_format(output)].exporter.load()(output)
+    exporter: Any = TRACES[_checked_format(output)].exporter.load()(output)  # type: ignore[union-attr]  # a trace has one
     has_spans = False
     try:
         for spans in recovered_spans(contents):
@@ -147,9 +147,9 @@ def write(contents: Contents, output: str) -> bool:
 
 
 def _checked_format(output: str) -> str:
-    name = format_of(output)
+    name = format_of(output, TRACES)
     if name is None:
-        raise TorchProfError(f"--output is {output!r}; its name must end in {', '.join(ENDINGS)}, or be none")
+        raise TorchProfError(f"--output is {output!r}; its name must end in {', '.join(TRACE_ENDINGS)}, or be none")
     return name
 
 

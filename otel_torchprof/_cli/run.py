@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from otel_torchprof import config
 from otel_torchprof._encode.table import SORT_KEYS
 from otel_torchprof._export.file_exporter import own_path
-from otel_torchprof._export.formats import endings_help
+from otel_torchprof._export.formats import TRACES, endings_help
 from otel_torchprof._files.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._process import process_changes
 from otel_torchprof._ranks.ranks import identity_in
@@ -383,7 +383,7 @@ def add_parser(commands: Any) -> None:
         "--output",
         metavar="FILE",
         action="append",
-        help=f"output: {endings_help()}; 'otlp' to send to --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for no "
+        help=f"output: {endings_help(TRACES)}; 'otlp' to send to --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT, 'none' for no "
         "output; may be repeated (default: SCRIPT.trace.json.gz)",
     )
     add("--endpoint", metavar="URL", help="OTLP receiver to send to; without -o, no file is written")

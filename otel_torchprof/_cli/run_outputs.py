@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from otel_torchprof import config
 from otel_torchprof._export.file import check_writable
 from otel_torchprof._export.file_exporter import PID, RANK, FileSpanExporter
-from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
+from otel_torchprof._export.formats import TRACE_ENDINGS, TRACES, format_of
 from otel_torchprof._export.sdk import takes_whole_traces
 from otel_torchprof._export.span_policy import SpanPolicy, policy_without_code, schedule_of
 from otel_torchprof._files.box_file import SUFFIX
@@ -78,7 +78,7 @@ def of_last_attempt(paths: Sequence[str]) -> list[str]:
 
 def file_names(options: argparse.Namespace, stem: str) -> list[str]:
     """The names of the files to write, as given or by default; without the rank."""
-    return [name for name in _requested(options, stem) if format_of(name)]
+    return [name for name in _requested(options, stem) if format_of(name, TRACES)]
 
 
 def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
@@ -94,7 +94,7 @@ def exporters_of(options: argparse.Namespace, stem: str) -> list[SpanExporter]:
         check_writable(options.report)
     names = [_RECEIVER] if options.endpoint else []
     names += [name for name in _requested(options, stem) if name != "none"]
-    places = {name if name == _RECEIVER else (os.path.realpath(name), format_of(name)): name for name in names}
+    places = {name if name == _RECEIVER else (os.path.realpath(name), format_of(name, TRACES)): name for name in names}
     return [_exporter(name, options) for name in places.values()]
 
 
@@ -143,14 +143,16 @@ def _exporter(name: str, options: argparse.Namespace) -> SpanExporter:
 
     if name == _RECEIVER:
         return OTLPExporter(options.endpoint)
-    format_name = format_of(name)
-    if format_name is None:
-        raise TorchProfError(f"--output is {name!r}; its name must end in {', '.join(ENDINGS)}, or be otlp or none")
-    exporter = FORMATS[format_name].exporter
+    format_name = format_of(name, TRACES)
+    exporter = None if format_name is None else TRACES[format_name].exporter
+    if exporter is None:
+        raise TorchProfError(
+            f"--output is {name!r}; its name must end in {', '.join(TRACE_ENDINGS)}, or be otlp or none"
+        )
     return exporter.load()(name_of_rank(name, os.environ), **config.of_flags(vars(options), exporter.options))
 
 
 def _split(name: str) -> tuple[str, str]:
     """The name of a file without its suffix, and the suffix."""
-    suffix = max((ending for ending in (*ENDINGS, SUFFIX) if name.endswith(ending)), key=len)
+    suffix = max((ending for ending in (*TRACE_ENDINGS, SUFFIX) if name.endswith(ending)), key=len)
     return name.removesuffix(suffix), suffix

@@ -1,7 +1,7 @@
-"""Formats of trace files, by name: what ``export_as``, ``run -o``, ``recover -o`` and ``%%torchprof -o`` write.
+"""Formats of files, by name: what ``export_as``, ``convert``, ``record -o`` and ``%%torchprof -o`` write.
 
-A new one is an encoder in ``_encode``, an exporter here that writes it while a program runs, and an entry of
-:data:`FORMATS`. Importing this module imports neither.
+A new one is an encoder in ``_encode`` and an entry of :data:`FORMATS`; with an exporter here, which writes it while a program runs, also
+one of ``run -o`` and ``recover -o``. Importing this module imports neither.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._model.event_table import EventTable
     from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._model.step_spans import RecordedStep
 
@@ -36,6 +37,8 @@ class FormatInput:
     """Returns the events as spans."""
     resource: Callable[[], Resource]
     scope: Callable[[], InstrumentationScope]
+    events: Callable[[], EventTable]
+    """Returns the displayed events with the step, phase and module of each."""
     devices_of: Batch | None = None
     """Batch with the device times, if these are not in ``batch``."""
     metadata: Mapping[str, Any] | None = None
@@ -71,12 +74,19 @@ class Format(NamedTuple):
     """Suffixes of file names, without ``.gz``, which compresses them."""
     reader: str
     """Name of a program that opens such files, for messages."""
-    exporter: FileExporter
+    exporter: FileExporter | None = None
+    """None: made of a finished recording only, and not read by :func:`otel_torchprof.load`."""
+    is_compressed: bool = False
+    """Whether files are compressed within, so that none has a name in ``.gz``."""
+    lacks: str = ""
+    """What the files do not have, for messages; empty if that depends on the recording."""
 
     @property
     def endings(self) -> tuple[str, ...]:
         """The suffixes, also of compressed files."""
-        return tuple(f"{suffix}{gz}" for suffix in self.suffixes for gz in ("", ".gz"))
+        return tuple(
+            f"{suffix}{gz}" for suffix in self.suffixes for gz in ("", *(() if self.is_compressed else (".gz",)))
+        )
 
 
 def _chrome(recorded: FormatInput) -> Iterable[bytes]:
@@ -123,6 +133,18 @@ def _uncounted(counted: Iterable[tuple[memoryview, int]]) -> Iterable[memoryview
     return (message for message, _ in counted)
 
 
+def _pprof(recorded: FormatInput) -> Iterable[bytes]:
+    from otel_torchprof._encode import pprof
+
+    return pprof.encode(recorded.events(), recorded.window or (0, 0))
+
+
+def _parquet(recorded: FormatInput) -> Iterable[bytes]:
+    from otel_torchprof._encode import arrow
+
+    return arrow.parquet(recorded.events())
+
+
 def _otlp_exporter() -> type[SpanExporter]:
     from .otlp_file import OTLPFileExporter
 
@@ -139,22 +161,42 @@ FORMATS: Mapping[str, Format] = {
     "chrome": Format(_chrome, (".json",), "Perfetto", FILE_EXPORTERS["chrome"]),
     "otlp": Format(_otlp, (".otlp",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
     "otlp_json": Format(_otlp_json, (".jsonl",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
+    "pprof": Format(_pprof, (".pb",), "pprof", lacks="sums by stack, step and phase: no single events in the output"),
+    "parquet": Format(
+        _parquet,
+        (".parquet",),
+        "DuckDB and pandas",
+        is_compressed=True,
+        lacks="one table, of events: no samples of stacks and no single allocations in the output",
+    ),
 }
 """Formats by name."""
 
-ENDINGS = tuple(ending for file_format in FORMATS.values() for ending in file_format.endings)
+TRACES: Mapping[str, Format] = {name: each for name, each in FORMATS.items() if each.exporter is not None}
+"""Formats that are written while a program runs, and read."""
+
+
+def endings_of(formats: Mapping[str, Format]) -> tuple[str, ...]:
+    """Endings of names of files in some formats."""
+    return tuple(ending for file_format in formats.values() for ending in file_format.endings)
+
+
+ENDINGS = endings_of(FORMATS)
 """Endings of names of files in all formats."""
+TRACE_ENDINGS = endings_of(TRACES)
+"""Endings of names of files in the formats of :data:`TRACES`."""
 
 
-def format_of(path: str) -> str | None:
+def format_of(path: str, formats: Mapping[str, Format] = FORMATS) -> str | None:
     """Returns the name of the format of a file with this name; None for an unknown suffix."""
-    return next((name for name, file_format in FORMATS.items() if path.endswith(file_format.endings)), None)
+    return next((name for name, file_format in formats.items() if path.endswith(file_format.endings)), None)
 
 
-def endings_help() -> str:
+def endings_help(formats: Mapping[str, Format] = FORMATS) -> str:
     """Returns the suffixes by what opens the files, for the help of commands: ``.json for Perfetto``."""
     by_reader: dict[str, list[str]] = {}
-    for file_format in FORMATS.values():
-        by_reader.setdefault(file_format.reader, []).extend(file_format.suffixes)
+    for file_format in formats.values():
+        suffixes = (f"{suffix} (not .gz)" if file_format.is_compressed else suffix for suffix in file_format.suffixes)
+        by_reader.setdefault(file_format.reader, []).extend(suffixes)
     texts = (f"{' or '.join(suffixes)} for {reader}" for reader, suffixes in by_reader.items())
     return f"{', '.join(texts)}, each also with .gz"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._export import file
-from otel_torchprof._export.formats import endings_help, format_of
+from otel_torchprof._export.formats import TRACES, endings_help, format_of
 from otel_torchprof._native import torch_library
 from otel_torchprof._process import threads
 from otel_torchprof._process.control_wire import ControlError
@@ -36,9 +36,9 @@ def record(request: Request) -> None:
         connection = request.take()
         _in_background(lambda: _prepare(connection))
         return
-    format_name = format_of(name)
+    format_name = format_of(name, TRACES)
     if format_name is None:
-        raise ControlError(f"{name!r:.100} names no format: {endings_help()}")
+        raise ControlError(f"{name!r:.100} names no format: {endings_help(TRACES)}")
     if len(request.files) != 1:
         raise ControlError(f"{len(request.files)} files came with the request: one is needed")
     recording = _begun(request.running, arguments)

@@ -96,6 +96,16 @@ def call_tree(parent: Integers, key: Integers, sums: Mapping[str, Integers]) -> 
         key: number of the name of each, from 0.
         sums: columns to add up, int64.
     """
+    parents, keys, node = paths_of(parent, key)
+    own = {}
+    for name, column in sums.items():
+        own[name] = np.zeros(len(parents), np.int64)
+        np.add.at(own[name], node, column)
+    return CallTree(parents, keys, own, np.zeros(len(parents), np.int64))
+
+
+def paths_of(parent: Integers, key: Integers) -> tuple[Integers, Integers, Integers]:
+    """The parent and the key of each path, behind that of its parent, and the path of each event. Arguments as of :func:`call_tree`."""
     depth, node = depths(parent), np.full(len(parent), -1, np.int64)
     bound, parents, keys, first = int(key.max(initial=0)) + 1, [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for rows in _by_value(depth):
@@ -105,11 +115,7 @@ def call_tree(parent: Integers, key: Integers, sums: Mapping[str, Integers]) -> 
         parents.append(codes // bound - 1)
         keys.append(codes % bound)
         first += len(codes)
-    own = {}
-    for name, column in sums.items():
-        own[name] = np.zeros(first, np.int64)
-        np.add.at(own[name], node, column)
-    return CallTree(np.concatenate(parents), np.concatenate(keys), own, np.zeros(first, np.int64))
+    return np.concatenate(parents), np.concatenate(keys), node
 
 
 def joined_trees(trees: Sequence[CallTree]) -> CallTree:

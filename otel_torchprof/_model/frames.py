@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,8 @@ MODULE_PREFIX = "nn.Module: "
 """Prefix of names of module calls; the class, ``_`` and the number of the instance follow."""
 
 
+CALL = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+"""Matches the name of a call of a Python function."""
 COLLECTION_PREFIX = "gc.collect: generation "
 """Prefix of names of garbage collector pauses, which are recorded as calls."""
 

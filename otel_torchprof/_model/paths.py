@@ -12,8 +12,9 @@ from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import WORK_KIND, Scope
 
 from .averages import grouped
+from .call_tree import paths_of
 from .device_work import work_places
-from .frames import distinct, levels
+from .frames import distinct
 from .memory import places
 
 if TYPE_CHECKING:
@@ -67,8 +68,10 @@ def path_sums(info: EventInfo) -> PathSums:
     For modules on the paths too, ``info`` must be of a view with modules: ``EventSource.with_modules()``. Names of numbered steps are one
     name. Costs some 250 ns per event, in numpy, and 16 bytes per event in the result. Thread-safe.
     """
-    parent = _parents(info)
-    parents, codes, path = _numbered(info, parent)
+    view = info.view
+    codes, code = distinct(view.display_name[view.rows].astype(np.int64) << 8 | view.batch["kind"][view.rows])
+    parents, keys, path = paths_of(_parents(info), code)
+    codes = codes[keys] if len(codes) else keys
     amounts = event_amounts(info)
     sums = grouped(path, len(parents), len(path), amounts)
     places_of_paths = np.argsort(path[sums.first], kind="stable")  # ``grouped`` has them by first event
@@ -104,21 +107,3 @@ def _parents(info: EventInfo) -> Integers:
         launching = places(view, rows_of(view.batch, view.batch.work["event"]))
         parent[is_work] = launching[at[is_work]]
     return parent
-
-
-def _numbered(info: EventInfo, parent: Integers) -> tuple[Integers, Integers, Integers]:
-    """The parent and the name and kind (``name << 8 | kind``) of each path, and the path of each event; a level of the tree at a time."""
-    view = info.view
-    kinds = view.batch["kind"][view.rows]
-    codes, code = distinct(view.display_name[view.rows].astype(np.int64) << 8 | kinds)
-    path = np.full(len(view) + 1, -1, dtype=np.int64)  # the last entry is the parent of the top level
-    parents, of_paths, count = [], [], 0
-    for events in levels(parent):
-        keys, places_of_keys = np.unique((path[parent[events]] + 1) * len(codes) + code[events], return_inverse=True)
-        path[events] = count + places_of_keys
-        enclosing, names = np.divmod(keys, max(len(codes), 1))
-        parents.append(enclosing - 1)
-        of_paths.append(codes[names])
-        count += len(keys)
-    none = np.empty(0, dtype=np.int64)
-    return np.concatenate([none, *parents]), np.concatenate([none, *of_paths]).astype(np.int64), path[:-1]

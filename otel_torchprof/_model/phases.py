@@ -23,9 +23,10 @@ Array = npt.NDArray[Any]
 
 _RECOMPUTED = len(PHASES)
 """Index of the recomputed time in a row of times; the phases come before it in their order."""
-_PHASE_OF = np.zeros(max(Part) + 1, dtype=np.int64)
+PHASE_OF = np.zeros(max(Part) + 1, dtype=np.int64)
+"""By :class:`~otel_torchprof._columns.phases.Part`, the index of its phase in ``PHASES``."""
 for _part in Part:
-    _PHASE_OF[_part] = PHASES.index(_part.phase)
+    PHASE_OF[_part] = PHASES.index(_part.phase)
 
 
 _NO_TIMES = np.zeros((0, len(PHASES) + 1), dtype=np.int64)
@@ -57,13 +58,13 @@ def exclusive_times(
     part, start, end = (batch[name][rows] for name in ("fwd_thread", "start", "end"))
     threads, thread = np.unique(batch["thread"][rows], return_inverse=True)
     times = np.zeros((groups, len(threads), len(PHASES) + 1), dtype=np.int64)
-    np.add.at(times, (group[rows], thread, _PHASE_OF[part]), end - start)
+    np.add.at(times, (group[rows], thread, PHASE_OF[part]), end - start)
 
     above = _nearest(enclosing, rows, lambda nodes: at_nodes(batch, "kind", nodes) == Kind.PHASE)
     inner = np.flatnonzero(above >= 0)
     above = above[inner]
     within = np.minimum(end[inner], at_nodes(batch, "end", above)) - start[inner]
-    np.subtract.at(times, (group[above], thread[inner], _PHASE_OF[at_nodes(batch, "fwd_thread", above)]), within)
+    np.subtract.at(times, (group[above], thread[inner], PHASE_OF[at_nodes(batch, "fwd_thread", above)]), within)
 
     # A recomputation in a recomputation is part of its time; a backward pass in one is not, but recomputation in that is.
     both = np.flatnonzero((part == Part.RECOMPUTATION) | (part == Part.BACKWARD))

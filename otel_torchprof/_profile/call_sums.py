@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Integers
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.samples import Samples
+    from otel_torchprof._model.event_info import EventInfo
 
-    from .event_info import EventInfo
     from .events import EventList
     from .function_event import FunctionEvent
     from .function_event_avg import FunctionEventAvg

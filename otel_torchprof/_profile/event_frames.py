@@ -8,10 +8,11 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.schema import MEMORY_KIND, Flag, Kind, Scope
-from otel_torchprof._model.event_info import AMOUNTS, DEVICE_TIMES, PEAKS
+from otel_torchprof._model.event_info import AMOUNTS, DEVICE_TIMES, PEAKS, coded_texts
 from otel_torchprof._model.flows import numbered_rows
 from otel_torchprof._model.inputs import shape_keys
 from otel_torchprof._model.tree import display_name
+from otel_torchprof.errors import package_of
 
 from .function_event_avg import FunctionEventAvg
 
@@ -142,17 +143,8 @@ def _text(name: str, value: Any) -> str:
 
 def _coded(pandas: Any, codes: Array, text_of: Any) -> Any:
     """A categorical column of texts, from their codes; several codes may have the same text."""
-    used, places = np.unique(codes, return_inverse=True)
-    numbers: dict[str, int] = {}
-    merged = np.array([numbers.setdefault(text_of(index), len(numbers)) for index in used.tolist()], dtype=np.int64)
-    return pandas.Categorical.from_codes(merged[places], list(numbers))
+    return pandas.Categorical.from_codes(*coded_texts(codes, text_of))
 
 
 def _pandas() -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError(
-            "to_pandas() needs pandas, which is not installed: pip install 'otel-torchprof[pandas]'"
-        ) from error
-    return pd
+    return package_of("pandas", "pandas", "to_pandas()")

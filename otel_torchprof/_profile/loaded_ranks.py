@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_torchprof._answers.verdicts import explain
-from otel_torchprof._export.formats import FORMATS
+from otel_torchprof._export.formats import TRACES
 from otel_torchprof._files.box_file import SUFFIX
 from otel_torchprof.errors import TorchProfError
 
@@ -19,7 +19,7 @@ from .loaded import LoadedProfile, checked_limit, load
 if TYPE_CHECKING:
     from otel_torchprof._answers.explanation import Explanation
 
-_SUFFIXES = (*(suffix for each in FORMATS.values() for suffix in each.suffixes), SUFFIX)
+_SUFFIXES = (*(suffix for each in TRACES.values() for suffix in each.suffixes), SUFFIX)
 
 
 class LoadedRanks(Mapping[int, LoadedProfile]):

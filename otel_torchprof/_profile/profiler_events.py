@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._model.devices import device_name
-from otel_torchprof._model.frames import MODULE_PREFIX
+from otel_torchprof._model.frames import CALL, MODULE_PREFIX
 from otel_torchprof._model.inputs import Input, InputKind, decoded, overload_name
 from otel_torchprof._model.recorded_tree import NO_ID, TensorId, called
 from otel_torchprof._process import threads
 
-from .recorded_events import CALL, Node
+from .recorded_events import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,16 @@ from otel_torchprof._columns.cached import cached_property
 from otel_torchprof._columns.frame_info import FrameInfo
 from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Flag, Kind, MemoryFlag, Scope, WorkFlag
 from otel_torchprof._model import inputs
-from otel_torchprof._model.device_work import with_work_rows, work_places
+from otel_torchprof._model.device_work import work_places
 from otel_torchprof._model.devices import device_name, timed_rows
 from otel_torchprof._model.event_info import CodedValues, EventInfo
 from otel_torchprof._model.flops import flops_of
 from otel_torchprof._model.flows import EVALUATION, forward_backward, numbered_rows
-from otel_torchprof._model.frames import MODULE_PREFIX, PythonIds, python_ids
-from otel_torchprof._model.memory import MEMORY_NAME, OUT_OF_MEMORY_NAME, with_memory_events
+from otel_torchprof._model.frames import CALL, MODULE_PREFIX, PythonIds, python_ids
+from otel_torchprof._model.memory import MEMORY_NAME, OUT_OF_MEMORY_NAME
 from otel_torchprof._model.modules import Hierarchy, module_hierarchy
 from otel_torchprof._model.recorded_tree import RecordedTree, recorded_tree, tensor_ids
-from otel_torchprof._model.tree import display_name, torch_view
+from otel_torchprof._model.tree import display_name
 from otel_torchprof._process import threads
 
 from .function_event import DeviceType, DeviceWork, FunctionEvent, Interval, Kernel
@@ -34,11 +33,7 @@ if TYPE_CHECKING:
     from otel_torchprof._model.devices import TimedRows
     from otel_torchprof._model.frames import PythonIds
     from otel_torchprof._model.recorded_tree import TensorIds
-    from otel_torchprof._model.tree import TreeView
 
-
-CALL = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
-"""Matches the name of a call of a Python function."""
 
 _NS_PER_US = 1000
 
@@ -248,10 +243,9 @@ class EventSource(_RowData):
         pid: int | None = None,
     ) -> None:
         self.use_device = use_device
-        self.batch = with_work_rows(with_memory_events(batch))
-        self.view = torch_view(self.batch, modules=has_modules)
-        self._with_flops = with_flops
-        self.info = self._info(self.view)
+        self.info = EventInfo.of(batch, modules=has_modules, with_flops=with_flops, with_devices=bool(use_device))
+        self.view = self.info.view
+        self.batch = self.view.batch
         self.slots: list[RecordedEvent | None] = []
         self.missing = len(self.view)
         """Number of events that are not created yet."""
@@ -265,12 +259,9 @@ class EventSource(_RowData):
     def __len__(self) -> int:
         return len(self.view)
 
-    def _info(self, view: TreeView) -> EventInfo:
-        return EventInfo(view, with_flops=self._with_flops, with_devices=bool(self.use_device))
-
     def with_modules(self) -> EventInfo:
         """The columns of a view that has the modules, too. Costs 25 ns per event."""
-        return self._info(torch_view(self.batch, modules=True))
+        return self.info.with_modules()
 
     def event(self, index: int) -> RecordedEvent:
         """The event at a position of the view."""

@@ -28,7 +28,7 @@ _BLOCK = re.compile(
 )
 _RUN = {"python", "sh"}
 _PARSED = {"yaml", "json", "toml"}
-LANGUAGES = _RUN | _PARSED | {"text", "ini", "mermaid"}
+LANGUAGES = _RUN | _PARSED | {"text", "ini", "mermaid", "sql"}
 """What a block may say that it is."""
 
 

@@ -19,6 +19,7 @@ GUIDES = {
     "explain": "[Training jobs](training.md), [how verdicts are reached](verdicts.md)",
     "diff": "[Training jobs](training.md)",
     "report": "[Profile code](profile.md#send-a-report)",
+    "sql": "[Columns](columns.md#arrow-parquet-and-sql)",
     "merge": "[Several ranks](ranks.md)",
     "convert": "[Profile code](profile.md)",
     "send": "[Backends](backends.md)",

@@ -10,7 +10,7 @@ from kineto_events import cuda_trace, event, memory
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli import terminal
-from otel_torchprof._export.formats import ENDINGS
+from otel_torchprof._export.formats import TRACE_ENDINGS
 
 
 def converted(source, target):
@@ -25,7 +25,7 @@ def figures(path):
     }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", TRACE_ENDINGS)
 @pytest.mark.parametrize("source", ["t.json", "t.otlp", "t.jsonl.gz"])
 def test_each_format_into_each(tmp_path, capsys, source, ending):
     """The averages and the steps of the output are those of the input, and the output is named with what opens it."""

@@ -12,7 +12,7 @@ import pytest
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read
-from otel_torchprof._export.formats import ENDINGS
+from otel_torchprof._export.formats import TRACE_ENDINGS
 from otel_torchprof._model.reductions import COLLAPSED
 
 STEP = {"torch.step": "ProfilerStep*"}
@@ -122,7 +122,7 @@ def test_copies_of_events_have_their_times(reduced, copy_of):
         assert [(e.count, e.cpu_time_total, round(e.self_cpu_time_total, 3)) for e in events] == expected
 
 
-@pytest.mark.parametrize("ending", [*ENDINGS])
+@pytest.mark.parametrize("ending", [*TRACE_ENDINGS])
 def test_a_round_trip_keeps_the_counts(reduced, tmp_path, ending):
     """The output of ``convert``, in any format, has the same counts and times for ``show`` and for ``load``."""
     output, again = tmp_path / f"out{ending}", tmp_path / f"again{ending}"
