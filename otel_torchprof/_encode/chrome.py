@@ -525,10 +525,11 @@ def _memory(batch: Batch, base_ns: int, pid: int) -> Iterator[bytes]:
     yield from encode_memory(columns, first_index=len(batch), base_ns=base_ns, pid=pid)
     for total in totals_over_time(batch.memory) if len(batch.memory["time"]) else ():
         samples = {name: np.ascontiguousarray(getattr(total, name), dtype=np.int64) for name in ("time", "bytes")}
-        yield from encode_counter(samples, _total_track(total).encode(), base_ns=base_ns, pid=pid)
+        yield from encode_counter(samples, total_track(total).encode(), base_ns=base_ns, pid=pid)
 
 
-def _total_track(total: Total) -> str:
+def total_track(total: Total) -> str:
+    """The name of the counter of a total."""
     device = _DEVICES.get(total.device_type, f"device {total.device_type}")
     index = "" if total.device_index < 0 else f":{total.device_index}"
     return f"{device}{index} memory {total.quantity}"

@@ -137,8 +137,13 @@ class ChromeSpans:
         return metadata_event("process_labels", self.pid, 0, labels=_service(attributes), resource=attributes)
 
 
-def _service(resource: dict[str, Any]) -> str:
+def _service(resource: Mapping[str, Any]) -> str:
     return str(resource.get("service.name", "python"))
+
+
+def service_name(resource: Resource) -> str:
+    """The name of the process that a resource describes, for viewers."""
+    return valid(_service(of_this_process(resource).attributes))
 
 
 # --- Spans as columns, encoded by numpy and native code ---
@@ -148,42 +153,41 @@ Array = npt.NDArray[Any]
 
 
 class Columns:
-    """Encodes the spans of a SpanList. Not thread-safe; must live while its pieces are made.
+    """The spans of a SpanList for a file of tracks, and their lines of Chrome JSON. Not thread-safe; must live while its pieces are made.
 
     Raises ValueError for a table that does not fit together.
     """
 
     def __init__(self, spans: SpanList) -> None:
-        self._table, rows = _with_numbered_steps(narrowed(spans.table)), spans.rows
+        self.table, rows = _with_numbered_steps(narrowed(spans.table)), spans.rows
         self._spans = spans
         self._rows = np.arange(rows.start, rows.stop, rows.step)
-        self._checked_spans = CheckedSpans(self._table, range(int(self._rows.min()), int(self._rows.max()) + 1))
+        self.checked = CheckedSpans(self.table, range(int(self._rows.min()), int(self._rows.max()) + 1))
         # Nearly always consecutive rows: a slice copies nothing.
         self._picked: slice | Array = slice(rows.start, rows.stop) if rows.step == 1 else self._rows
         self.outlines = self._outlines()
-        self._layout: dict[str, Array] = {}
+        self.layout: dict[str, Array] = {}
+        """Columns of ``otp_chrome_layout``."""
 
     def lay_out(self, order: npt.NDArray[np.int64], tids: npt.NDArray[np.int64]) -> int:
         """Sets the order of the spans and their tracks; returns the number of arrows between them."""
-        self._layout = {
+        self.layout = {
             "rows": self._rows[order].astype(np.uint64),
             "tid": tids[order],
             "category": self._categories()[order],
         }
-        self._layout |= self._arrows()
-        return len(self._layout["arrow_from"])
+        self.layout |= self._arrows()
+        return len(self.layout["arrow_from"])
 
     def pieces(self, pid: int, base: int, first_arrow: int) -> Iterator[bytes]:
         """The lines of JSON."""
-        names = EscapedNames(self._checked_spans.all_names)
-        keys = Names.of([f"{compact(column.key)}:" for column in self._table.attributes])
-        texts = SpanTexts(names, EscapedNames(Names.of(self._category_names())), keys=keys)
-        return encode_spans(
-            self._checked_spans.spans, self._layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid
-        )
+        names = EscapedNames(self.checked.all_names)
+        keys = Names.of([f"{compact(column.key)}:" for column in self.table.attributes])
+        texts = SpanTexts(names, EscapedNames(Names.of(self.category_names())), keys=keys)
+        return encode_spans(self.checked.spans, self.layout, texts, first_arrow=first_arrow, base_ns=base, pid=pid)
 
     def _outlines(self) -> Outlines:
-        table, picked = self._table, self._picked
+        table, picked = self.table, self._picked
         start, end = table.start[picked], table.end[picked]
         thread, threads = self._threads()
         return Outlines(
@@ -210,7 +214,7 @@ class Columns:
                 index.append(-1)
                 continue
             place, text = threads.get(run_number, (len(threads), ""))
-            threads[run_number] = (place, text or self._table.names[run_name])
+            threads[run_number] = (place, text or self.table.names[run_name])
             index.append(place)
         lengths = np.diff(np.append(first, len(number)))
         return np.repeat(np.array(index, dtype=np.int64), lengths), [(n, text) for n, (_, text) in threads.items()]
@@ -220,38 +224,39 @@ class Columns:
         column = self._column(key, kind)
         if column is None:
             return np.zeros(len(self._rows), dtype=kind.dtype), np.zeros(len(self._rows), dtype=bool)
-        values, present = column.spread(len(self._table))
+        values, present = column.spread(len(self.table))
         return values[self._picked], present[self._picked]
 
     def _column(self, key: str, kind: AttributeType) -> AttributeColumn | None:
-        return next((c for c in self._table.attributes if c.key == key and c.type == kind), None)
+        return next((c for c in self.table.attributes if c.key == key and c.type == kind), None)
 
-    def _category_names(self) -> list[str]:
+    def category_names(self) -> list[str]:
+        """The categories, to which ``layout`` points."""
         return list(dict.fromkeys((valid(category_of(self._spans.scope)), OPERATOR, ANNOTATION)))
 
     def _categories(self) -> npt.NDArray[np.uint32]:
         """Returns per span an index into the names of categories, as by :func:`category_of`."""
-        names = self._category_names()
+        names = self.category_names()
         values, present = self._attribute("torch.op.scope", AttributeType.NAME)
         used = np.flatnonzero(np.bincount(values)).tolist()
         of_name = np.zeros(used[-1] + 1, dtype=np.uint32)
         for index in used:
-            of_name[index] = names.index(valid(category_of(self._spans.scope, self._table.names[index])))
+            of_name[index] = names.index(valid(category_of(self._spans.scope, self.table.names[index])))
         categories: npt.NDArray[np.uint32] = of_name[values] * present
         return categories
 
     def _arrows(self) -> dict[str, Array]:
         """Returns links between two of the spans, as positions in the order of writing, by the linking span."""
-        rows, links = self._layout["rows"], self._table.links
+        rows, links = self.layout["rows"], self.table.links
         if not len(links):
             return {"arrow_from": np.empty(0, dtype=np.uint64), "arrow_to": np.empty(0, dtype=np.uint64)}
-        target = link_targets(self._checked_spans.spans, rows, len(links))
-        place = np.full(len(self._table), -1, dtype=np.int64)
+        target = link_targets(self.checked.spans, rows, len(links))
+        place = np.full(len(self.table), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
         source = place[links["row"]]
         linked = np.zeros(len(rows), dtype=np.uint8)
         linked[source[source >= 0]] = 1
-        start = self._table.start[rows]
+        start = self.table.start[rows]
         drawn = (target >= 0) & (source >= 0) & (target != source) & (start[target] <= start[source])
         source, target = source[drawn], target[drawn]
         order = np.argsort(source, kind="stable")

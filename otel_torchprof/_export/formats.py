@@ -7,6 +7,7 @@ one of ``run -o`` and ``recover -o``. Importing this module imports neither.
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,6 +134,14 @@ def _uncounted(counted: Iterable[tuple[memoryview, int]]) -> Iterable[memoryview
     return (message for message, _ in counted)
 
 
+def _perfetto(recorded: FormatInput) -> Iterable[bytes]:
+    from otel_torchprof._encode import perfetto, spans
+
+    listed = spans.SpanList(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
+    pid = os.getpid() if recorded.pid is None else recorded.pid
+    return perfetto.encode(listed, pid, perfetto.memory_counters(recorded.batch.memory))
+
+
 def _pprof(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import pprof
 
@@ -161,6 +170,7 @@ FORMATS: Mapping[str, Format] = {
     "chrome": Format(_chrome, (".json",), "Perfetto", FILE_EXPORTERS["chrome"]),
     "otlp": Format(_otlp, (".otlp",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
     "otlp_json": Format(_otlp_json, (".jsonl",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
+    "perfetto": Format(_perfetto, (".pftrace",), "Perfetto"),
     "pprof": Format(_pprof, (".pb",), "pprof", lacks="sums by stack, step and phase: no single events in the output"),
     "parquet": Format(
         _parquet,

@@ -21,6 +21,7 @@ HEADERS = (
     "encode_otlp.h",
     "encode_otlp_json.h",
     "encode_chrome.h",
+    "encode_perfetto.h",
     "inputs.h",
     "model.h",
     "display.h",

@@ -1,4 +1,4 @@
-"""The native encoders: events and spans as Chrome JSON (``encode_chrome.h``, ``device_slices.h``), spans as OTLP. Thread-safe; without the GIL.
+"""The native encoders: events and spans as Chrome JSON (``encode_chrome.h``, ``device_slices.h``), spans as OTLP, and in Perfetto's format. Thread-safe; without the GIL.
 
 Columns are contiguous arrays of integers, named as in the C struct; indices in them must be in range. Every function raises MemoryError
 if no memory is left.
@@ -101,6 +101,25 @@ def encode_spans(
     layout.row_count, layout.arrow_count = len(columns["rows"]), len(columns["arrow_from"])
     layout.pid, layout.base, layout.first_arrow_id = pid, base_ns, first_arrow
     yield from _pieces(lib.otp_encode_chrome_spans, (spans.native, layout), layout.row_count + layout.arrow_count)
+
+
+def encode_perfetto(
+    spans: SpanColumns, columns: Mapping[str, Array], *, sequence: int, first_trace_iid: int
+) -> Iterator[bytes]:
+    """Spans as packets of Perfetto's format, in pieces. ``columns``: of ``otp_perfetto_layout``."""
+    rows = len(columns["rows"])
+    room = np.empty(rows, dtype=np.uint64)
+    layout = _struct("otp_perfetto_layout *", {**columns, "open": room})
+    layout.row_count, layout.flow_count = rows, len(columns["flow_place"])
+    layout.sequence, layout.first_trace_iid = sequence, first_trace_iid
+    yield from _pieces(lib.otp_encode_perfetto, (spans.native, layout), rows)
+
+
+def encode_perfetto_counter(time: Array, value: Array, *, track: int, sequence: int) -> Iterator[bytes]:
+    """Samples of one quantity likewise; both arrays are int64."""
+    counter = _struct("otp_perfetto_counter *", {"time": time, "value": value})
+    counter.count, counter.track, counter.sequence = len(time), track, sequence
+    yield from _pieces(lib.otp_encode_perfetto_counter, (counter,), len(time))
 
 
 def link_targets(spans: SpanColumns, rows: npt.NDArray[np.uint64], link_count: int) -> npt.NDArray[np.int64]:
