@@ -33,7 +33,11 @@ _DETAILS, _DEFAULT_STEPS = ("ops", "frames"), 25
 """As in the recorded process, whose modules this command does not import."""
 _LEAST_SECONDS, _MOST_STEPS = 2.0, 1000
 """Length of a recording by default, for 20 samples of a line with a tenth of the time, and its most steps."""
-_AWAITED = {"slow": "a slow step", "wait": "a step that waits long for other ranks"}
+_AWAITED = {
+    "slow": "a slow step",
+    "wait": "a step that waits long for other ranks",
+    "memory": "a step that raises the memory by much",
+}
 """By value of --keep, the step that ends the recording."""
 _PREPARE_SECONDS = 900.0
 """Longest time for a process to build and load what records torch's operators: other work may have the machine."""
@@ -89,9 +93,15 @@ def add_parser(commands: Any) -> None:
         default="all",
         help="slow: record until a step takes three times the median of the last 200, and keep it "
         "and those before it, at most --steps, 25 by default; wait: the same for a step that waits long for other ranks; "
-        "all: the first steps (default: all)",
+        "memory: for one that raises the memory of the process, or of a device, above that of the 200 steps before, by three times the "
+        "median of such rises, 16 MiB and 1 %%; all: the first steps (default: all)",
     )
-    add("--slow-limit", type=float, metavar="S", help="with --keep, seconds from which on a step, or its wait, is slow")
+    add(
+        "--slow-limit",
+        type=float,
+        metavar="S",
+        help="with --keep slow or wait, seconds from which on a step, or its wait, is slow",
+    )
     add("--detail", choices=_DETAILS, default="ops", help="level of detail (default: ops)")
     add("--shapes", action="store_true", help="record the shapes of operators' inputs")
     add(

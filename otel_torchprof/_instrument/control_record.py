@@ -11,7 +11,8 @@ from otel_torchprof._process import threads
 from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
 
-from .step_recording import StepRecording, StepRequest, check_torch
+from .step_choice import StepRequest
+from .step_recording import StepRecording, check_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,8 @@ from .operator_metrics import has_sdk, is_heard, metrics_of
 from .options import Options, takes_arguments_of
 from .processor import unused
 from .sigterm import SigtermFlush
-from .step_recording import StepRecording, StepRequest
+from .step_choice import StepRequest
+from .step_recording import StepRecording
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -240,7 +241,7 @@ class TorchInstrumentor(BaseInstrumentor):
         detail: Literal["ops", "frames"] = "ops",
         record_shapes: bool = False,
         at_step: int | None = None,
-        keep: Literal["all", "slow", "wait"] = "all",
+        keep: Literal["all", "slow", "wait", "memory"] = "all",
         slow_limit: float | None = None,
     ) -> StepRecording:
         """Records the next steps in more detail, on a recording of their own, as ``otel-torchprof record`` does.
@@ -257,14 +258,16 @@ class TorchInstrumentor(BaseInstrumentor):
             at_step: number of the first step. Default: the next one.
             keep: ``"all"``, or ``"slow"``: records until a step is slow, and keeps that step and at most
                 ``steps - 1`` before it; the rest is dropped as the job runs. ``"wait"``: the same for a
-                step that waits long for other ranks. If there is none in ``seconds``, nothing is kept, and ``error``
-                says so. Default: ``"all"``.
-            slow_limit: with ``keep``, seconds from which on a step, or its wait, is slow. Default: three times the
-                median of the last 200.
+                step that waits long for other ranks; ``"memory"``: for one that raises the memory, of the process at
+                its peak or at the end of a step, or the peak of a device, above that of the 200 steps before, by
+                three times the median of such rises, 16 MiB and 1 %. If there is none in ``seconds``, nothing is kept,
+                and ``error`` says so. Default: ``"all"``.
+            slow_limit: with ``"slow"`` and ``"wait"``, seconds from which on a step, or its wait, is slow. Default:
+                three times the median of the last 200.
 
         Raises:
             TorchProfError: torch is not instrumented or not imported, another recording of steps is in progress, or
-                ``keep="wait"`` and the instrumentation has ``detail="metrics"``.
+                ``keep`` is ``"wait"`` or ``"memory"`` and the instrumentation has ``detail="metrics"``.
             TypeError, ValueError: a bad argument; the message names it.
         """
         given = {

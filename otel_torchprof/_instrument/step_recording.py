@@ -12,23 +12,20 @@ import time
 import uuid
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from otel_torchprof import config, parsers
 from otel_torchprof._columns.joined import without
-from otel_torchprof._encode.table import brief_time
-from otel_torchprof._export.span_policy import SlowDetector
-from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE
-from otel_torchprof._model.span_table import STEP_NAME
 from otel_torchprof._native import torch_library
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._profile.results import ProfileResults
 from otel_torchprof._record.recording import ProfileSegment
-from otel_torchprof.errors import TorchProfError, check_names, checked
+from otel_torchprof.errors import TorchProfError
+
+from .step_choice import ALL, MEMORY, WAIT, KeptSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Protocol
 
     from opentelemetry.sdk.resources import Resource
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from otel_torchprof._record.source import RecordingOptions
     from otel_torchprof.health import Health
 
+    from .step_choice import StepRequest
     from .step_log import StepLog
 
     class StepSource(Protocol):
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
             """Resource of the spans."""
 
 
-DETAILS = ("ops", "frames")
 _LOOK_SECONDS = 0.05
 _WATCH_SECONDS = 1.0
 """Time between two looks while it waits for a slow step, maybe for hours: each asks for a drain, and may start a part of the recording."""
@@ -73,65 +70,12 @@ _STEPLESS_SECONDS = 30.0
 """Time for the first step that the process has ever ended, and for the next one."""
 _PATIENCE_STEPS = 20
 """Time for the next step, in steps, if that is more."""
-_LEAST_WAIT = 10
-"""Duration of a step in long waits."""
-_LEAST_EXCESS_NS = 10_000_000
-"""Time by which a slow step takes longer than the median."""
 _SOON = 1_000
 """Number of a step that may come before the first drain tells how fast steps are."""
 _MOST_UNKNOWN_SECONDS = 2.0
 """Time since the latest known step for which steps are assumed: drains are asked for more often."""
-DEFAULT_STEPS = 25
-"""What an explanation needs for a verdict."""
-ALL, SLOW, WAIT = "all", "slow", "wait"
-"""Which steps are kept."""
-
 WAITING, RECORDING, READING, DONE = "waiting", "recording", "reading", "done"
 """States, in order."""
-
-
-class StepRequest(NamedTuple):
-    """What is to be recorded."""
-
-    steps: int | None = None
-    """Number of steps, with ``keep`` the most; None: those in ``seconds``."""
-    seconds: float | None = None
-    """Longest time; of a recording without a number of steps, its length."""
-    keep: str = ALL
-    """``all``: the first steps. ``slow``, ``wait``: the steps up to the first that is slow, or that waits long for other ranks."""
-    slow_limit: float | None = None
-    """Seconds from which on a step, or its wait, is slow; None: three times the median of the last 200."""
-    detail: str = "ops"
-    record_shapes: bool = False
-    at_step: int | None = None
-    """Number of the first step; None: the next one."""
-
-    @classmethod
-    def checked(cls, **given: Any) -> StepRequest:
-        """Checks the fields; without ``steps``, which ``seconds`` take the place of if all are kept: :data:`DEFAULT_STEPS` steps.
-
-        Raises:
-            TypeError, ValueError: a value is not allowed; the message has its name, its value and the allowed values.
-        """
-        check_names("record()", given, cls._fields)
-        values = {name: checked(name, value, _CHECKS[name]) for name, value in given.items() if value is not None}
-        request = cls(**values)
-        if request.slow_limit is not None and request.keep == ALL:
-            raise ValueError(f"slow_limit is {request.slow_limit!r}; it is for keep={SLOW!r} and keep={WAIT!r}")
-        if request.steps is None and (request.seconds is None or request.keep != ALL):
-            return request._replace(steps=DEFAULT_STEPS)
-        return request
-
-
-_CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "steps": parsers.whole("a whole number above 0, or None", 1),
-    "seconds": parsers.number("a number of seconds above 0, or None", lambda value: value > 0),
-    "keep": parsers.one_of(ALL, SLOW, WAIT),
-    "slow_limit": parsers.number("a number of seconds above 0, or None", lambda value: value > 0),
-    "detail": parsers.one_of(*DETAILS),
-    "record_shapes": parsers.boolean("True or False"),
-    "at_step": parsers.whole("a number of a step, or None", 0),
-}
 
 
 def check_torch() -> None:
@@ -160,9 +104,11 @@ class StepRecording(ProfileResults):
                 sources={**running.raised.sources, "energy": False},
             )
         )
-        if request.keep == WAIT and not running.raised.phases:
-            raise TorchProfError("keep is 'wait', and no phases are recorded: instrument with detail='steps' or higher")
-        self._choice = _Choice(request, running)
+        if request.keep in {WAIT, MEMORY} and not running.raised.phases:
+            raise TorchProfError(
+                f"keep is {request.keep!r}, and no phases are recorded: instrument with detail='steps' or higher"
+            )
+        self._choice = KeptSteps(request, running.step_log.latest)
         super().__init__(self._window)
         self.record_shapes, self.with_stack = request.record_shapes, request.detail == "frames"
         self.use_device = self._window.options.device if self._window.options.times_device else None
@@ -280,7 +226,7 @@ class StepRecording(ProfileResults):
         return (at_step - 1 - latest) * seconds > max(_LEAD_SECONDS, 2 * seconds)
 
     def _take_steps(self) -> None:
-        """Chooses among the steps that have ended since the last call and are recorded whole. Raises as :meth:`_Choice.add`."""
+        """Chooses among the steps that have ended since the last call and are recorded whole. Raises as :meth:`KeptSteps.add`."""
         until = self._window.limits()[1]
         for step in self._running.step_log.take():
             if self._begun <= step.start and step.end <= until:
@@ -352,105 +298,6 @@ class StepRecording(ProfileResults):
 
     def _no_steps(self) -> TorchProfError:
         return TorchProfError("no step was recorded whole: record by a number of steps")
-
-
-class _Choice:
-    """Chooses among steps that have ended: the first ones, or the last ones up to one that is slow."""
-
-    def __init__(self, request: StepRequest, running: StepSource) -> None:
-        self._request = request
-        limit = request.slow_limit
-        # Three times the median, not the policy's quantile: that has one step of 20, and this waits for the first.
-        self._slow = SlowDetector(1.0, None) if limit is None else SlowDetector(None, round(limit * 1e9))
-        self.steps: list[RecordedStep] = []
-        """The chosen ones, in order."""
-        self.seen = 0
-        """Number of the chosen ones, or while it waits for a slow one of all that were looked at."""
-        self.is_complete = False
-        """Whether there are as many as requested, or the last one is slow."""
-        self.notes: tuple[str, ...] = ()
-        """How slow that one is."""
-        # Calls make steps several times longer: they are compared with others that have them.
-        for step in running.step_log.latest if request.keep != ALL and request.detail == "ops" else ():
-            self._is_slow(step)
-
-    @property
-    def latest(self) -> RecordedStep | None:
-        """The last of the chosen steps; None without one."""
-        return next((step for step in reversed(self.steps) if step.number >= 0), None)
-
-    def add(self, step: RecordedStep) -> None:
-        """Adds a later step, without effect before the first one that was asked for, and once the choice is complete.
-
-        The chosen steps are consecutive: after a lost one they begin anew. What stands between two steps comes along.
-
-        Raises:
-            TorchProfError: they cannot, since the first one was given.
-        """
-        latest = self.latest
-        if self.is_complete:
-            return
-        if step.number < 0:
-            if latest is not None:
-                self._add_pause(step, latest)
-            return
-        if step.number < (self._request.at_step or 0):
-            return
-        if latest is not None and step.number != latest.number + 1 and self._request.steps is not None:
-            if self._request.keep == ALL and self._request.at_step is not None:
-                raise TorchProfError(
-                    f"step {latest.number + 1} was lost, since the drain that had it failed: the log says why; record again, "
-                    "from a later step on"
-                )
-            self.steps.clear()
-            self.seen = 0 if self._request.keep == ALL else self.seen
-        self.steps.append(step)
-        self.seen += 1
-        if self._request.keep == ALL:
-            self.is_complete = self.seen == self._request.steps
-            return
-        while self.steps[0].number < 0 or self.steps[0].number <= step.number - (self._request.steps or DEFAULT_STEPS):
-            del self.steps[0]
-        if self._is_slow(step):
-            self._end_with(step, f"step {step.number}")
-
-    def _add_pause(self, pause: RecordedStep, latest: RecordedStep) -> None:
-        """Adds an evaluation, a checkpoint; without a limit there is nothing that it could be compared with."""
-        self.steps.append(pause)
-        if self._request.keep != ALL and self._request.slow_limit is not None and self._is_slow(pause):
-            self._end_with(pause, f"{pause.name} after step {latest.number}")
-
-    def _end_with(self, step: RecordedStep, name: str) -> None:
-        self.is_complete = True
-        what = "took" if self._request.keep == SLOW else "waited for other ranks for"
-        self.notes = (f"{name} {what} {brief_time(self._duration(step) / 1e3)}, the median is {self._median()}",)
-
-    def _is_slow(self, step: RecordedStep) -> bool:
-        """Whether a step is slow among those before it; what any machine may do to a short one is none, and a short wait neither."""
-        duration, median = self._duration(step), self._slow.median(step.name)
-        is_slow = self._slow.takes(step.name, duration)
-        is_long = duration - median >= _LEAST_EXCESS_NS and _LEAST_WAIT * duration >= step.end - step.start
-        return is_slow and (self._request.slow_limit is not None or is_long)
-
-    def _duration(self, step: RecordedStep) -> int:
-        """What is compared, ns."""
-        if self._request.keep == SLOW:
-            return step.end - step.start
-        seconds: float = (step.attributes or {}).get(COLLECTIVE_PHASE, 0.0)
-        return round(seconds * 1e9)
-
-    def _median(self) -> str:
-        return brief_time(self._slow.median(STEP_NAME) / 1e3)
-
-    def check(self, recorded: Sequence[RecordedStep]) -> None:
-        """Raises TorchProfError if no step was slow, or the slow one is not among those that are recorded whole."""
-        if self.is_complete and self.steps[-1] not in recorded[-1:]:
-            raise TorchProfError(
-                f"nothing is kept: {self.notes[0]}, and its events need more than half of {config.MEMORY_LIMIT}: set it higher"
-            )
-        if not self.is_complete:
-            what = "was slow" if self._request.keep == SLOW else "waited long for other ranks"
-            raise TorchProfError(f"nothing is kept: none of {self.seen:,} steps {what}, the median is {self._median()}")
 
 
 class _StepWindow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -27,10 +28,12 @@ import otel_torchprof as otp
 from otel_torchprof._cli import attach, record_command
 from otel_torchprof._cli.control_client import ControlCall, ask_each, process_of, processes
 from otel_torchprof._cli.main import _parser, main
+from otel_torchprof._columns.phases import DEVICE_PEAK, PEAK, RESIDENT
 from otel_torchprof._files.attribute_keys import COLLECTIVE_PHASE, STEP
-from otel_torchprof._instrument import step_recording
+from otel_torchprof._instrument import step_choice, step_recording
+from otel_torchprof._instrument.step_choice import KeptSteps, StepRequest
 from otel_torchprof._instrument.step_log import StepLog
-from otel_torchprof._instrument.step_recording import StepRecording, StepRequest
+from otel_torchprof._instrument.step_recording import StepRecording
 from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process.control_wire import ControlError
@@ -217,7 +220,7 @@ def parts(monkeypatch):
 def test_until_a_step_is_slow(service, parts, monkeypatch):
     """The slow step is kept whole with some before it; what was recorded long before is dropped as the job runs."""
     is_slow = threading.Event()
-    monkeypatch.setattr(step_recording._Choice, "_is_slow", lambda _choice, _step: is_slow.is_set())
+    monkeypatch.setattr(KeptSteps, "_is_slow", lambda _choice, _step: is_slow.is_set())
     loop = Loop()
     with service.on("steps"):
         loop.until(lambda: loop.steps == 20)
@@ -275,7 +278,7 @@ def test_checkpoints_are_recorded_and_may_be_slow(service, tmp_path, says):
 
 def test_a_slow_step_that_is_too_large():
     """Of a slow step whose begin had to be dropped it is said that it was slow, and what to set."""
-    choice = step_recording._Choice(StepRequest.checked(keep="slow", slow_limit=1), Scripted())
+    choice = KeptSteps(StepRequest.checked(keep="slow", slow_limit=1), ())
     choice.add(RecordedStep(7, 10**9, 3 * 10**9))
     with pytest.raises(otp.TorchProfError, match=r"step 7 took 2.00s.*OTEL_TORCHPROF_MEMORY_LIMIT"):
         choice.check([])
@@ -360,7 +363,7 @@ def judged(keep, before, later, *, least=10, **request):
     for number, (start, duration) in enumerate(times[: len(before)]):
         log.add_step(RecordedStep(number, start, start + duration))
     request = StepRequest.checked(keep=keep, **request)
-    choice = step_recording._Choice(request, SimpleNamespace(step_log=log))
+    choice = KeptSteps(request, log.latest)
     for number, (start, duration) in list(enumerate(times))[len(before) :]:
         choice.add(
             RecordedStep(
@@ -388,6 +391,86 @@ def test_what_is_a_long_wait():
     assert judged("wait", [], [1] * 5 + [30], least=301) is None
     assert judged("wait", [], [1] * 5 + [10]) is None
     assert judged("wait", [], [1] * 5 + [10], slow_limit=0.01, steps=1) == [5]
+
+
+def raised(before, later, **attributes):
+    """The note on the step that is kept of steps of a second whose memory, in MiB, is this; None: none is kept."""
+    choice = KeptSteps(StepRequest.checked(keep="memory", steps=3), ())
+    for number, size in enumerate((*before, *later)):
+        memory = size if isinstance(size, dict) else {RESIDENT: size, PEAK: max(size, 1000)}
+        start = number * 10**9
+        values = {name: mebibytes << 20 for name, mebibytes in memory.items()}
+        choice.add(RecordedStep(number, start, start + 10**9, attributes={**values, **attributes}))
+    return choice.notes[0] if choice.is_complete else None
+
+
+def test_what_raises_the_memory():
+    """A rise is above all of the last 200 steps: 16 MiB, 1 % and three times the median, of the end, the peak or a device's peak."""
+    ordinary = [100, 180] * 15
+    assert raised(ordinary, [195]) is None
+    assert raised(ordinary, [196]) == "step 30 raised the memory by 16.00 MB, the median is 0 B"
+    assert raised(ordinary, [100, 180, 250, 900]).startswith("step 32 raised the memory by 70.00 MB")
+    assert raised([100], [900]) is None  # what a process needs shows in its first steps
+    growing = [100 + 20 * number for number in range(30)]
+    assert raised(growing, [growing[-1] + 60]) is None
+    assert raised(growing, [growing[-1] + 61]) == "step 30 raised the memory by 61.00 MB, the median is 20.00 MB"
+    assert raised([{RESIDENT: 10, PEAK: 20}] * 30, [{RESIDENT: 10, PEAK: 52}]).startswith("step 30 raised")
+    device = [{DEVICE_PEAK: 8000}] * 30
+    assert raised(device, [{DEVICE_PEAK: 8080}]) is None
+    assert raised(device, [{}, {DEVICE_PEAK: 8081}]).startswith("step 31 raised the memory by 81.00 MB")
+
+
+def test_pauses_raise_the_memory_too():
+    """What an evaluation needs is not that of the step after it."""
+    choice = KeptSteps(StepRequest.checked(keep="memory"), ())
+    for number in range(40):
+        size = (100 if number < 30 else 900) << 20
+        if number == 30:
+            pause = RecordedStep(-1, 0, 1, name="torch.evaluation", attributes={RESIDENT: size})
+            choice.add(pause)
+        choice.add(RecordedStep(number, number * 10**9, (number + 1) * 10**9, attributes={RESIDENT: size}))
+    assert not choice.is_complete
+    with pytest.raises(otp.TorchProfError, match="none of 40 steps raised the memory by much"):
+        choice.check([])
+
+
+def test_memory_that_is_not_told():
+    """Without memory in the steps, as on macOS, the error says so; a limit in seconds is none of memory."""
+    choice = KeptSteps(StepRequest.checked(keep="memory"), ())
+    choice.add(RecordedStep(7, 10**9, 3 * 10**9))
+    with pytest.raises(otp.TorchProfError, match="does not tell how much memory"):
+        choice.check([])
+    with pytest.raises(ValueError, match="slow_limit is 1"):
+        StepRequest.checked(keep="memory", slow_limit=1)
+
+
+@LINUX
+def test_until_a_step_raises_the_memory(service, monkeypatch):
+    """The step that needs much memory for a moment is the last one that is kept."""
+    monkeypatch.setattr(step_choice, "_UNJUDGED_NS", 0)
+    most = [0]
+
+    def model():
+        if most[0]:
+            size, most[0] = most[0], 0
+            torch.ones(size, dtype=torch.uint8)
+            large.append(loop.steps)
+        return loop.parameter @ loop.parameter
+
+    loop, large = Loop(), []
+    loop.model = model
+    with service.on("steps"):
+        loop.until(lambda: loop.steps == 20)
+        recording = otp.TorchInstrumentor().record(3, keep="memory")
+        loop.until(lambda: recording.ended_steps > 60)
+        most[0] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) + (256 << 20)
+        loop.until(lambda: recording.wait(0))
+    assert not recording.error
+    assert len(recording.steps) == 3
+    assert recording.steps[-1].number == large[0]
+    assert "raised the memory by" in recording.health.notes[-1]
+    with service.on("metrics"), pytest.raises(otp.TorchProfError, match="no phases"):
+        otp.TorchInstrumentor().record(keep="memory")
 
 
 def test_a_full_memory_starts_anew():
