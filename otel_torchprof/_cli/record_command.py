@@ -49,6 +49,8 @@ _ANSWER_SECONDS = 5.0
 _AHEAD_SECONDS = 3.0
 """Time from which on all processes are told a step to its begin."""
 
+_WORD = os.urandom(8).hex()
+"""Of the recordings of this command."""
 _LOADING = "otel-torchprof: loading what records operators"
 _DESCRIPTION = """\
 Records steps of a running, instrumented process in more detail, without a restart: from its next step on the detail rises, after the
@@ -94,7 +96,8 @@ def add_parser(commands: Any) -> None:
         help="slow: record until a step takes three times the median of the last 200, and keep it "
         "and those before it, at most --steps, 25 by default; wait: the same for a step that waits long for other ranks; "
         "memory: for one that raises the memory of the process, or of a device, above that of the 200 steps before, by three times the "
-        "median of such rises, 16 MiB and 1 %%; all: the first steps (default: all)",
+        "median of such rises, 16 MiB and 1 %%; with --all, all ranks of a job keep the step that is found first; all: the first steps "
+        "(default: all)",
     )
     add(
         "--slow-limit",
@@ -216,12 +219,47 @@ def _arguments(options: argparse.Namespace, target: _Target, targets: Sequence[_
     arguments["record_shapes"] = options.shapes
     group = [each.status for each in targets if _job_of(each.status) == _job_of(target.status)]
     has_steps = target.status.get("step") is not None
+    if len(group) > 1 and options.keep in _AWAITED:
+        arguments["shared"] = _WORD
     if len(group) > 1 and has_steps and options.at_step is None and not (options.seconds and not options.steps):
         arguments["at_step"] = common_step(group, now_ns)
     if not options.steps and not options.seconds and options.keep not in _AWAITED:
         shortest = min((status.get("step_seconds") or _LEAST_SECONDS for status in group), default=_LEAST_SECONDS)
         arguments["steps"] = min(max(math.ceil(_LEAST_SECONDS / shortest), _DEFAULT_STEPS), _MOST_STEPS)
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+class _SharedStep:
+    """Tells all recorded ranks of a job which step they keep: the first that one of them finds.
+
+    Args:
+        targets: the processes.
+        word: what the requests have as ``shared``.
+    """
+
+    def __init__(self, targets: Sequence[_Target], word: str) -> None:
+        self._targets, self._word = targets, word
+        self._chosen: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        self._told: set[int] = set()
+
+    def note(self, target: _Target, progress: Mapping[str, Any]) -> None:
+        """Takes a line of progress: it may have a step, and shows that the process still waits for one."""
+        job = _job_of(target.status)
+        if job in self._chosen:
+            self._tell([target], self._chosen[job])
+        elif "found" in progress:
+            rank = _rank_of(target.status)
+            who = f"process {target.process.pid}" if rank is None else f"rank {rank}"
+            self._chosen[job] = {"end_at": progress["found"], "why": f"{who}: {progress['why']}"}
+            self._tell([each for each in self._targets if _job_of(each.status) == job], self._chosen[job])
+
+    def _tell(self, targets: Sequence[_Target], chosen: Mapping[str, Any]) -> None:
+        """Tells processes that do not know it yet; of one that does not answer the next line of progress shows whether it waits."""
+        untold = [each.process for each in targets if each.process.pid not in self._told]
+        answered, _ = (
+            _asked(untold, "record", {"shared": self._word, **chosen}, _ANSWER_SECONDS) if untold else ([], [])
+        )
+        self._told.update(process.pid for process, _ in answered)
 
 
 def _job_of(status: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -250,8 +288,11 @@ def _recorded(
     written: list[str] = []
     errors: list[ControlError] = []
 
+    shared = _SharedStep(targets, _WORD)
+
     def note(call: ControlCall, value: Mapping[str, Any]) -> None:
         progress[call.process.pid] = value
+        shared.note(targets[calls.index(call)], value)
 
     def keep(call: ControlCall, answer: Mapping[str, Any] | ControlError) -> None:
         progress.pop(call.process.pid, None)

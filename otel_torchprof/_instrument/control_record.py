@@ -12,7 +12,7 @@ from otel_torchprof._process.control_wire import ControlError
 from otel_torchprof.errors import TorchProfError
 
 from .step_choice import StepRequest
-from .step_recording import StepRecording, check_torch
+from .step_recording import StepRecording, check_torch, in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 _PROGRESS_SECONDS = 0.5
 
 
-def record(request: Request) -> None:
+def record(request: Request) -> dict[str, Any] | None:
     """Records steps, and writes them into the descriptor that came with the request, on threads that end with it.
 
     Arguments: those of :class:`StepRequest`, and ``name``, the name of the file, which decides about its format. With ``prepare``, only
-    loads what a recording needs, so that it begins at once.
+    loads what a recording needs, so that it begins at once. With ``end_at``, only ends the recording in progress of the client with that
+    ``shared``, with a step that all ranks keep, and ``why``.
 
     Raises:
         TorchProfError: it cannot begin; the message says why.
@@ -36,7 +37,10 @@ def record(request: Request) -> None:
     if arguments.pop("prepare", False):
         connection = request.take()
         _in_background(lambda: _prepare(connection))
-        return
+        return None
+    if isinstance(end := arguments.get("end_at"), int):
+        in_progress.end_at(str(arguments.get("shared")), end, str(arguments.get("why")))
+        return {}
     format_name = format_of(name, TRACES)
     if format_name is None:
         raise ControlError(f"{name!r:.100} names no format: {endings_help(TRACES)}")
@@ -45,6 +49,7 @@ def record(request: Request) -> None:
     recording = _begun(request.running, arguments)
     connection = request.take()
     _in_background(lambda: _serve(connection, recording, name, format_name))
+    return None
 
 
 def _begun(running: Any, arguments: dict[str, Any]) -> StepRecording:
@@ -74,7 +79,9 @@ def _serve(connection: Connection, recording: StepRecording, name: str, format_n
     """Reports progress until the recording is done, then writes it; if the client leaves, ends the recording and writes nothing."""
     is_there = True
     while not recording.wait(_PROGRESS_SECONDS):
-        is_there = is_there and connection.progress({"state": recording.state, "steps": recording.ended_steps})
+        found = {} if recording.found is None else dict(zip(("found", "why"), recording.found, strict=True))
+        state = {"state": recording.state, "steps": recording.ended_steps, **found}
+        is_there = is_there and connection.progress(state)
         if not is_there or connection.has_left():
             is_there = False
             recording.cancel()

@@ -30,6 +30,8 @@ _LEAST_EXCESS_NS = 10_000_000
 """Time by which a slow step takes longer than the median."""
 _LEAST_BYTES, _LEAST_SHARE = 16 << 20, 0.01
 """Bytes by which a step raises the memory above the median rise, and their share of the memory."""
+_SHARED_NS = 15 * 10**9
+"""Time for which a rank has its steps, until it is told which one all ranks keep: drains, looks and answers take some seconds."""
 _UNJUDGED_NS = 5 * 10**9
 """Time in which steps only show what memory they need, and the recording and drains with them."""
 
@@ -50,6 +52,8 @@ class StepRequest(NamedTuple):
     record_shapes: bool = False
     at_step: int | None = None
     """Number of the first step; None: the next one."""
+    shared: str = ""
+    """With ``keep``, a word of the client that records several ranks: it chooses among the steps that they find, for all of them."""
 
     @classmethod
     def checked(cls, **given: Any) -> StepRequest:
@@ -61,6 +65,8 @@ class StepRequest(NamedTuple):
         check_names("record()", given, cls._fields)
         values = {name: checked(name, value, _CHECKS[name]) for name, value in given.items() if value is not None}
         request = cls(**values)
+        if request.shared and request.keep == ALL:
+            raise ValueError(f"shared is {request.shared!r}; it is for recordings with keep")
         if request.slow_limit is not None and request.keep not in {SLOW, WAIT}:
             raise ValueError(f"slow_limit is {request.slow_limit!r}; it is for keep={SLOW!r} and keep={WAIT!r}")
         if request.steps is None and (request.seconds is None or request.keep != ALL):
@@ -76,6 +82,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "detail": parsers.one_of(*DETAILS),
     "record_shapes": parsers.boolean("True or False"),
     "at_step": parsers.whole("a number of a step, or None", 0),
+    "shared": str,
 }
 
 
@@ -138,6 +145,8 @@ class _MemoryRise:
 class KeptSteps:
     """Chooses among steps that have ended: the first ones, or the last ones up to one that is slow, or raises the memory by much.
 
+    If it is shared with other ranks, it has more of the last ones, until :meth:`end_at`.
+
     Args:
         request: what is to be kept.
         before: the latest steps before the recording.
@@ -159,6 +168,8 @@ class KeptSteps:
         """Whether there are as many as requested, or the last one is slow."""
         self.notes: tuple[str, ...] = ()
         """How slow that one is."""
+        self.found: tuple[int, str] | None = None
+        """The step that is found for all ranks, and how slow it is."""
         # Calls make steps several times longer: they are compared with others that have them. The recording itself needs memory.
         for step in before if request.keep in {SLOW, WAIT} and request.detail == "ops" else ():
             self._is_slow(step)
@@ -198,23 +209,53 @@ class KeptSteps:
         if self._request.keep == ALL:
             self.is_complete = self.seen == self._request.steps
             return
-        while self.steps[0].number < 0 or self.steps[0].number <= step.number - (self._request.steps or DEFAULT_STEPS):
+        since = step.end - _SHARED_NS if self._request.shared else step.end
+        while self.steps[0].number < 0 or (
+            self._is_before_last(self.steps[0], step.number) and self.steps[0].end < since
+        ):
             del self.steps[0]
         if self._is_slow(step):
-            self._end_with(f"step {step.number}")
+            self._end_with(step.number, f"step {step.number}")
+
+    def _is_before_last(self, step: RecordedStep, number: int) -> bool:
+        """Whether a step is before those that are kept if the last one has a number."""
+        return step.number <= number - (self._request.steps or DEFAULT_STEPS)
 
     def _add_pause(self, pause: RecordedStep, latest: RecordedStep) -> None:
         """Adds an evaluation, a checkpoint; without a limit there is nothing that its time could be compared with."""
         self.steps.append(pause)
         is_judged = self._request.keep == MEMORY or self._request.slow_limit is not None
         if self._request.keep != ALL and is_judged and self._is_slow(pause):
-            self._end_with(f"{pause.name} after step {latest.number}")
+            self._end_with(latest.number, f"{pause.name} after step {latest.number}")
 
-    def _end_with(self, name: str) -> None:
-        self.is_complete = True
-        self.notes = (
-            f"{name} {self._measure.what} {self._measure.text(self._figure)}, the median is {self._median()}",
-        )
+    def _end_with(self, number: int, name: str) -> None:
+        note = f"{name} {self._measure.what} {self._measure.text(self._figure)}, the median is {self._median()}"
+        if self._request.shared:
+            self.found = self.found or (number, note)
+        else:
+            self.is_complete, self.notes = True, (note,)
+
+    def end_at(self, number: int, why: str) -> None:
+        """Ends a choice that is shared with the step that all ranks keep, and what stands after it, once it has ended here.
+
+        Raises:
+            TorchProfError: it is not there any more.
+        """
+        if self.is_complete or self.latest is None or self.latest.number < number:
+            return
+        numbers = [step.number for step in self.steps]
+        if number not in numbers:
+            raise TorchProfError(f"nothing is kept: {why}; that step was not recorded here, or is dropped already")
+        end = numbers.index(number) + 1
+        while end < len(numbers) and numbers[end] < 0:
+            end += 1
+        begin = next(place for place, step in enumerate(self.steps) if not self._is_before_last(step, number))
+        self.steps, self.is_complete, self.notes = self.steps[begin:end], True, (why,)
+
+    def settle(self) -> None:
+        """Ends it with what was found here, if nobody has chosen: no more steps come."""
+        if self.found is not None:
+            self.end_at(*self.found)
 
     def _is_slow(self, step: RecordedStep) -> bool:
         """Whether a step is slow among those before it; what any machine may do to a short one is none, and a short wait neither."""

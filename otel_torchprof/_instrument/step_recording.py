@@ -93,7 +93,8 @@ class StepRecording(ProfileResults):
 
     def __init__(self, running: StepSource, request: StepRequest) -> None:
         check_torch()
-        self._request = request
+        self.request = request
+        """What is to be recorded."""
         self._running = running
         self._window = _StepWindow(
             replace(
@@ -117,6 +118,8 @@ class StepRecording(ProfileResults):
         """``waiting`` for its first step, ``recording``, ``reading`` what was recorded, ``done``."""
         self.error = ""
         """Why there is nothing; empty as long as there is no reason."""
+        self.end: tuple[int, str] | None = None
+        """The step that all ranks keep, and why, once the client has chosen."""
         self._begun = 0
         """Since when steps are whole, Unix ns."""
         self._waited_since = 0.0
@@ -131,11 +134,11 @@ class StepRecording(ProfileResults):
         Raises:
             TorchProfError: another one is in progress in this process.
         """
-        _progress.begin(self)
+        in_progress.begin(self)
         try:
             self._thread.start()
         except BaseException:
-            _progress.end(self)
+            in_progress.end(self)
             raise
 
     def cancel(self) -> None:
@@ -168,6 +171,11 @@ class StepRecording(ProfileResults):
         return self._choice.seen
 
     @property
+    def found(self) -> tuple[int, str] | None:
+        """With ``shared``, the step that this process has found, and how slow it is; None before."""
+        return self._choice.found
+
+    @property
     def health(self) -> Health:
         """State of every source, counts of events, and notes: a :class:`Health`."""
         health = self._window.health()
@@ -185,7 +193,7 @@ class StepRecording(ProfileResults):
         finally:
             self._running.step_log.follow(on=False)
             self.state = DONE
-            _progress.end(self)
+            in_progress.end(self)
             self._over.set()
 
     def _record(self) -> None:
@@ -200,10 +208,10 @@ class StepRecording(ProfileResults):
                 if self._is_stopped():
                     self.is_cut = True
                     break
-                if self._request.keep != ALL:
-                    self._window.renew(self._choice.steps, self._request.steps)
+                if self.request.keep != ALL:
+                    self._window.renew(self._choice.steps, self.request.steps or 0)
                 self._running.ask_drain()
-                self._cancelled.wait(_LOOK_SECONDS if self._request.keep == ALL else _WATCH_SECONDS)
+                self._cancelled.wait(_LOOK_SECONDS if self.request.keep == ALL else _WATCH_SECONDS)
         finally:
             self.state = READING
             self._window.stop()
@@ -213,7 +221,7 @@ class StepRecording(ProfileResults):
 
     def _is_early(self) -> bool:
         """Whether the first step is so far away that the recording need not begin."""
-        at_step, last, seconds = self._request.at_step, self._running.step_log.last, self._running.step_log.seconds
+        at_step, last, seconds = self.request.at_step, self._running.step_log.last, self._running.step_log.seconds
         if at_step is None:
             return False
         self._running.ask_drain()
@@ -231,23 +239,25 @@ class StepRecording(ProfileResults):
         for step in self._running.step_log.take():
             if self._begun <= step.start and step.end <= until:
                 self._choice.add(step)
+        if self.end is not None:
+            self._choice.end_at(*self.end)
 
     def _is_complete(self, seconds: float) -> bool:
         before = self._choice.steps[-1:]
         self._take_steps()
         if self._choice.is_complete:
             return True
-        if self._request.seconds is not None and seconds >= self._request.seconds:
-            self.is_cut = self._request.steps is not None
+        if self.request.seconds is not None and seconds >= self.request.seconds:
+            self.is_cut = self.request.steps is not None
             return True
         self._waited_since = seconds if self._choice.steps[-1:] != before else self._waited_since
-        if self._request.steps is None:
+        if self.request.steps is None:
             return False
         if self._running.step_log.last is None and seconds > _STEPLESS_SECONDS:
             raise TorchProfError(
                 f"no step has ended for {seconds:.0f} seconds: the program has no steps, or longer ones; record by time (seconds)"
             )
-        if self._request.keep != ALL:
+        if self.request.keep != ALL:
             return False
         patience = max(_STEPLESS_SECONDS, _PATIENCE_STEPS * (self._running.step_log.seconds or 0.0))
         self.is_cut = seconds - self._waited_since > patience
@@ -255,22 +265,23 @@ class StepRecording(ProfileResults):
 
     def _finish(self) -> None:
         self._take_steps()
+        self._choice.settle()
         steps = [step for step in self._choice.steps if step.start >= self._window.since]
-        if self._request.steps is not None:
-            if self._request.keep != ALL:
+        if self.request.steps is not None:
+            if self.request.keep != ALL:
                 self._choice.check(steps)
             if not steps:
                 raise TorchProfError(f"nothing is recorded: {self._why_no_step()}")
             if (
-                self._request.keep == ALL
-                and self._request.at_step is not None
-                and steps[0].number != self._request.at_step
+                self.request.keep == ALL
+                and self.request.at_step is not None
+                and steps[0].number != self.request.at_step
             ):
                 raise TorchProfError(
-                    f"step {self._request.at_step} had begun before the recording, whose first one is {steps[0].number}: "
+                    f"step {self.request.at_step} had begun before the recording, whose first one is {steps[0].number}: "
                     "choose a later one"
                 )
-        self._window.trim(steps, is_whole=self._request.steps is None)
+        self._window.trim(steps, is_whole=self.request.steps is None)
         self.trace_id = f"{uuid.uuid4().int:032X}"
         self._metadata.note(self.trace_id, [name for name in ("with_stack", "record_shapes") if getattr(self, name)])
         self.profiling_start_time_ns, self.profiling_end_time_ns = self._window.times()
@@ -330,19 +341,22 @@ class _StepWindow:
         part.start()
         self._parts.append((now_ns(), part))
 
-    def renew(self, steps: Sequence[RecordedStep], count: int | None) -> None:
-        """Starts a successor of the latest part once that has ``count`` whole steps, or fills half of the memory; drops older parts.
+    def renew(self, steps: Sequence[RecordedStep], count: int) -> None:
+        """Starts a successor of the latest part once that has all steps that stay, or fills half of the memory; drops older parts.
 
         Two parts run at the same time, so that each step that fits into half of the memory is whole in one of them.
 
         Args:
-            steps: the latest ended steps, at most ``count``, and what stands between them.
-            count: number of steps that stay.
+            steps: the latest ended steps that stay, and what stands between them.
+            count: the fewest of such steps.
         """
         since, latest = self._parts[-1]
         health = latest.health()
         is_half_full = health.memory_bytes >= health.memory_limit // 2
-        if is_half_full or sum(step.number >= 0 and step.start >= since for step in steps) == count:
+        if is_half_full or (
+            sum(step.number >= 0 for step in steps) >= count
+            and all(step.number < 0 or step.start >= since for step in steps)
+        ):
             self.start()
             while len(self._parts) > 2:  # noqa: PLR2004 - itself and its successor
                 self._parts[0][1].stop()
@@ -406,6 +420,17 @@ class _InProgress:
             if self._recording is recording:
                 self._recording = None
 
+    def end_at(self, shared: str, number: int, why: str) -> None:
+        """Has the recording with a word of its client end with a step.
+
+        Raises:
+            TorchProfError: it is not in progress any more.
+        """
+        with self._lock:
+            if self._recording is None or self._recording.request.shared != shared:
+                raise TorchProfError("this recording is not in progress any more")
+            self._recording.end = number, why
+
     def after_fork_in_child(self) -> None:
         """Ends the parent's in the child, which does not have its thread."""
         self._lock, recording, self._recording = threads.Lock(), self._recording, None
@@ -413,5 +438,6 @@ class _InProgress:
             recording.leave_to_parent()
 
 
-_progress = _InProgress()
-process_changes.at_fork(process_changes.Order.STATE, in_child=_progress.after_fork_in_child)
+in_progress = _InProgress()
+"""That of this process."""
+process_changes.at_fork(process_changes.Order.STATE, in_child=in_progress.after_fork_in_child)
