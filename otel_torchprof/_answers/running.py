@@ -155,15 +155,16 @@ class StepCounter:
 
     def rate(self, now: int) -> float | None:
         """Steps per second in the last seconds, or of the last three steps if there were fewer; falls while a step takes longer."""
-        whole = [begin for begin in self._begins if begin != self._first]
-        begins = [begin for begin in whole if begin >= now - WINDOW_NS]
-        if len(begins) < _FEW_STEPS:
-            begins = whole[-_FEW_STEPS:]
-        if len(begins) < 2 or begins[-1] <= begins[0]:  # noqa: PLR2004 - two times are one step
+        begins: list[int] = []  # the latest first: of the thousands most are older
+        for begin in reversed(self._begins):
+            if begin == self._first or (begin < now - WINDOW_NS and len(begins) >= _FEW_STEPS):
+                break
+            begins.append(begin)
+        if len(begins) < 2 or begins[0] <= begins[-1]:  # noqa: PLR2004 - two times are one step
             return None
-        steps, elapsed = len(begins) - 1, begins[-1] - begins[0]
+        steps, elapsed = len(begins) - 1, begins[0] - begins[-1]
         overdue = max(
-            now - begins[-1] - 2 * elapsed // steps - LAG_NS, 0
+            now - begins[0] - 2 * elapsed // steps - LAG_NS, 0
         )  # a begin is known when its first pass has ended
         return steps * SECOND / (elapsed + overdue)
 
@@ -185,8 +186,9 @@ class RunningProcess:
         self._cycle = StepCycle()
         self._loop: int | None = None
         self._slices: deque[_Slice] = deque()
+        self._phase_times = np.zeros(len(PHASES), np.int64)
         self._operator_times: Counter[str] = Counter()
-        """Self time in all slices, ns."""
+        """Times in all slices, ns; those of operators are above 0."""
         self._is_first = True
 
     @property
@@ -236,9 +238,15 @@ class RunningProcess:
 
     def _add(self, latest: _Slice) -> None:
         self._slices.append(latest)
+        self._phase_times += latest.phases
         self._operator_times.update(latest.operators)
         while len(self._slices) > 1 and self._slices[0].end < latest.end - WINDOW_NS:
-            self._operator_times -= Counter(self._slices.popleft().operators)  # keeps those above 0
+            oldest = self._slices.popleft()
+            self._phase_times -= oldest.phases
+            for name, time in oldest.operators.items():
+                self._operator_times[name] -= time
+                if self._operator_times[name] <= 0:
+                    del self._operator_times[name]
 
     def _slice(self, contents: Contents, batch: Batch, until: int) -> _Slice:
         start, end = (np.minimum(np.maximum(batch[name], self.mark), until) for name in ("start", "end"))
@@ -261,11 +269,10 @@ class RunningProcess:
         return max(sum(each.end - each.begin for each in self._slices), 1)
 
     def _shares(self) -> dict[str, float]:
-        phases = np.sum([each.phases for each in self._slices], axis=0)
-        if not phases.any():
+        whole, times = self._time, self._phase_times.tolist()
+        if not any(times):
             return {}
-        whole = self._time
-        shares = {name: time / whole for name, time in zip(PHASES, phases.tolist(), strict=True) if time > 0}
+        shares = {name: time / whole for name, time in zip(PHASES, times, strict=True) if time > 0}
         return {**shares, UNATTRIBUTED: max(1 - sum(shares.values()), 0.0)}
 
     def _operators(self) -> list[SelfTime]:

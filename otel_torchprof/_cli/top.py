@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .screen import Screen
 
 _EVERY_SECOND = 1.0
-_REST = 15
+_REST = 10
 """Pause between two pages, as a multiple of the CPU time that one takes: many processes are displayed less often."""
 _ENTER, _ESCAPE, _ERASE = "\r\n", "\x1b", "\x7f\b"
 

@@ -218,10 +218,10 @@ def _bar(shares: Mapping[str, float], width: int, style: _Style) -> str:
     for name, share in shares.items():
         total += share
         ends.append((total, name))
-    for at in range(width):
-        place = (at + 0.5) / width * total
-        name = next((name for end, name in ends if place < end), UNATTRIBUTED)
-        cells += style(_LETTERS.get(name, "?"), f"30;{_COLORS[name]}" if name in _COLORS else "")
+    places = ((at + 0.5) / width * total for at in range(width))
+    names = (next((name for end, name in ends if place < end), UNATTRIBUTED) for place in places)
+    for name, same in groupby(names):
+        cells += style(_LETTERS.get(name, "?") * len(list(same)), f"30;{_COLORS[name]}" if name in _COLORS else "")
     return cells
 
 

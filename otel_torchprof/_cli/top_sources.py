@@ -28,6 +28,8 @@ _YOUNG_SECONDS = 60.0
 """Age of a file below which it may be a box that its process is about to lock."""
 _ANSWER_SECONDS = 2.0
 _EVERY_SECOND = 1.0
+_MEMORY_NS = 5 * 10**9
+"""Time between two readings of a process's memory."""
 _PATIENCE_NS = 5 * 10**9
 """Time after which an answer of a process is not displayed any more."""
 _SELDOM = 5
@@ -46,6 +48,8 @@ class RunningBox:
         self.is_busy = True
         """Whether its process has recorded something since the look before."""
         self._folder: Path | None = None
+        self._resident: int | None = None
+        self._resident_ns = 0
         with opened(path) as file:
             self._reader = ImageReader.of_file(file)
             for back in FIRST_LOOKS_NS:
@@ -60,8 +64,10 @@ class RunningBox:
         self.is_closed = contents.is_closed
         self.is_busy, self._last_ns = contents.last_ns > self._last_ns, contents.last_ns
         view = self.process.look(contents, now)
-        self._folder = self._folder or process_folder(contents.info)
-        self.view = view._replace(host_bytes=_resident(self._folder))
+        if now - self._resident_ns >= _MEMORY_NS:
+            self._folder = self._folder or process_folder(contents.info)
+            self._resident, self._resident_ns = _resident(self._folder), now
+        self.view = view._replace(host_bytes=self._resident)
         return self.view
 
 

@@ -92,12 +92,13 @@ class PhaseTokens:
 
     def _ended(self, batch: Batch, rows: Array, above: _Above, around: dict[int, tuple[_Event, ...]]) -> list[Token]:
         """Returns the top-level phases among the rows, and adds the ancestors of each, by id; notes those that contain a backward pass."""
-        rows = rows[is_any_of(batch["fwd_thread"][rows], tuple(_KNOWN))]
+        numbers = batch["fwd_thread"][rows]
+        rows = rows[(numbers >= min(_KNOWN)) & (numbers <= max(_KNOWN))]
         idents = [thread.ident for thread in batch.threads]
-        ids, numbers, *columns, threads = (batch[name][rows].tolist() for name in _COLUMNS)
+        ids, parts, *columns, threads = (batch[name][rows].tolist() for name in _COLUMNS)
         contexts = batch.columns.get("context")
         columns += [map(idents.__getitem__, threads), repeat(0) if contexts is None else contexts[rows].tolist()]
-        tokens = list(with_pauses(map(Token, ids, map(_KNOWN.__getitem__, numbers), *columns)))
+        tokens = list(with_pauses(map(Token, ids, map(_KNOWN.__getitem__, parts), *columns)))
         for at in np.flatnonzero(batch["flags"][rows] & _UNFINISHED).tolist():
             tokens[at].is_cut = True
         inside: set[int] = set()

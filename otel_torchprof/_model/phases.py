@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from otel_torchprof._columns.arrays import is_any_of
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native.python_sources import untracked
@@ -62,17 +63,18 @@ def exclusive_times(
 
     above = _nearest(enclosing, rows, lambda nodes: at_nodes(batch, "kind", nodes) == Kind.PHASE)
     inner = np.flatnonzero(above >= 0)
-    above = above[inner]
-    within = np.minimum(end[inner], at_nodes(batch, "end", above)) - start[inner]
-    np.subtract.at(times, (group[above], thread[inner], PHASE_OF[at_nodes(batch, "fwd_thread", above)]), within)
-
-    # A recomputation in a recomputation is part of its time; a backward pass in one is not, but recomputation in that is.
-    both = np.flatnonzero((part == Part.RECOMPUTATION) | (part == Part.BACKWARD))
-    around = _nearest(enclosing, rows[both], lambda nodes: _is_either(batch, nodes))
-    is_inside = np.zeros(len(both), dtype=np.bool_)
-    is_inside[around >= 0] = at_nodes(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
-    sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
-    np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
+    if inner.size:
+        above = above[inner]
+        within = np.minimum(end[inner], at_nodes(batch, "end", above)) - start[inner]
+        np.subtract.at(times, (group[above], thread[inner], PHASE_OF[at_nodes(batch, "fwd_thread", above)]), within)
+    if inner.size or (part == Part.RECOMPUTATION).any():
+        # A recomputation in a recomputation is part of its time; a backward pass in one is not, but recomputation in that is.
+        both = np.flatnonzero((part == Part.RECOMPUTATION) | (part == Part.BACKWARD))
+        around = _nearest(enclosing, rows[both], lambda nodes: _is_either(batch, nodes))
+        is_inside = np.zeros(len(both), dtype=np.bool_)
+        is_inside[around >= 0] = at_nodes(batch, "fwd_thread", around[around >= 0]) == Part.RECOMPUTATION
+        sign = (part[both] == Part.RECOMPUTATION).astype(np.int64) - is_inside  # 0: nested recomputation
+        np.add.at(times[:, :, _RECOMPUTED], (group[rows[both]], thread[both]), sign * (end - start)[both])
     groups_with_any = frozenset(np.flatnonzero(times.any(axis=(1, 2))).tolist())
     idents = tuple(batch.threads[number].ident for number in threads.tolist())
     return ExclusiveTimes(idents, times, groups_with_any)
@@ -81,7 +83,9 @@ def exclusive_times(
 def _is_either(batch: Batch, nodes: Array) -> npt.NDArray[np.bool_]:
     """Returns a mask of the nodes that are backward passes or recomputations of the forward pass."""
     is_either: npt.NDArray[np.bool_] = at_nodes(batch, "kind", nodes) == Kind.PHASE
-    is_either[is_either] = np.isin(at_nodes(batch, "fwd_thread", nodes[is_either]), (Part.BACKWARD, Part.RECOMPUTATION))
+    is_either[is_either] = is_any_of(
+        at_nodes(batch, "fwd_thread", nodes[is_either]), (int(Part.BACKWARD), int(Part.RECOMPUTATION))
+    )
     return is_either
 
 

@@ -414,9 +414,11 @@ void Image::read_contents(int64_t since, otp_blackbox_contents* out) {
   forget();
   read_points();
   read_chunks(since);
-  read_late_ends();
+  // Again and again, only what there is: these tables are 160 KB. At first all, since nothing of a damaged image is
+  // sure.
+  if (since == 0 || d_header.late_end_count != 0) read_late_ends();
   read_groups(out);
-  read_collectives(since, out);
+  if (since == 0 || d_header.collective_count != 0) read_collectives(since, out);
   rewind();
   out->pid = d_header.pid;
   out->is_closed = d_header.state == OTP_BLACKBOX_CLOSED ? 1 : 0;
