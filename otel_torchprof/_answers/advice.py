@@ -177,8 +177,8 @@ def fitting(verdict: str, rank: Rank, chosen: Flags) -> Advice:
 
 
 _OWN_THREADS = (
-    "the process's own threads take processors: set torch.set_num_threads() and num_workers to the cores that there are, and look for other "
-    "processes on the machine"
+    "the process's own threads take processors: set torch.set_num_threads(), and num_workers where there is a DataLoader, to the cores that "
+    "there are, and look for other processes on the machine"
 )
 _OF_RANKS = "explain the files of all ranks together: it names a rank that comes late"
 _BLOCKED = Advice(

@@ -183,6 +183,15 @@ CAUSES = (
         calls=r"dataloader\.py (_try_get_data|_get_data)|multiprocessing[/\\](queues|connection)\.py ",
     ),
     Cause(
+        "waits",
+        frozenset(("input-bound", "python-gap")),
+        "it waits for another thread, a process or the network",
+        "ask for what it waits for ahead of time, or for many at once: in threads, or in workers of a DataLoader",
+        "let it return at once with data that is there: if steps do not become shorter by that much, this is wrong",
+        calls=r"\A.*[/\\](threading\.py (wait|wait_for|acquire|join|_wait_for_tstate_lock)|queue\.py get|socket\.py |ssl\.py |"
+        r"selectors\.py |subprocess\.py |_base\.py result)|source: .*\.(acquire|recv\w*|wait|communicate)\(",
+    ),
+    Cause(
         "collate",
         frozenset(("input-bound",)),
         "the loop's own thread puts samples together into batches",
@@ -260,8 +269,8 @@ CAUSES = (
         "oversubscription",
         frozenset(("machine-busy",)),
         "threads of the process itself compete with the loop's",
-        "set torch.set_num_threads() (OMP_NUM_THREADS) and num_workers so that all together are at most the cores that there are; in "
-        "workers torch.set_num_threads(1)",
+        "set torch.set_num_threads() (OMP_NUM_THREADS), and num_workers where there is a DataLoader, so that all together are at most the "
+        "cores that there are; in workers torch.set_num_threads(1)",
         "run with OMP_NUM_THREADS=1: if steps do not become shorter, this is wrong",
         test=_has_busy_threads,
     ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof._answers.steps import PAUSES
 from otel_torchprof._columns.phases import LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
 from otel_torchprof._files.attribute_keys import AMOUNTS, PHASE_OF, STEP, UNFINISHED
@@ -49,7 +50,7 @@ _HALF = 32
 
 @dataclass(frozen=True, slots=True)
 class DisplayedStep:
-    """A step in the file; times in ns."""
+    """A step in the file, or what is between steps; times in ns."""
 
     number: int
     start: int
@@ -64,6 +65,8 @@ class DisplayedStep:
     """None if it is not known, or if the file has only one."""
     amounts: tuple[int | None, ...] = (None,) * len(AMOUNTS)
     """Tokens and samples of its batches, and floating-point operations; None if it is not known."""
+    pause: str = ""
+    """``checkpoint`` or ``evaluation``, of what is between steps; empty of a step."""
 
 
 def read(
@@ -89,6 +92,8 @@ class TraceSums:
         counts = events.left_out + Counter({SliceKind.DEVICE.value: of_devices})
         self.left_out = ", ".join(f"{kind} ({count:,})" for kind, count in counts.most_common() if count)
         """Kinds of events that are not in the averages, with their counts, in words."""
+        self.pauses = _pauses(events)
+        """What is between steps, such as checkpoints."""
         self.steps, self.steps_left_out = _listed_steps(events)
         """The first steps of the file, in its order, and the number of those after them."""
         self.samples = events.samples
@@ -195,6 +200,24 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
             )
         )
     return steps, len(rows) - len(first)
+
+
+def _pauses(events: TraceEvents) -> list[DisplayedStep]:
+    """The first checkpoints and evaluations between steps."""
+    is_pause = events.named(lambda name: name in PAUSES) & (events.kind == TraceEventKind.SPAN)
+    rows = np.flatnonzero(is_pause)[:_MOST_STEPS]
+    ranks = events.ranks if len(set(events.ranks.values())) > 1 else {}
+    return [
+        DisplayedStep(
+            -1,
+            events.start.item(row),
+            events.duration.item(row),
+            phases={phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes},
+            rank=ranks.get(events.tracks[events.track.item(row)][0]),
+            pause=PAUSES[events.names[events.name.item(row)]],
+        )
+        for row, attributes in zip(rows.tolist(), events.attributes_of(rows), strict=True)
+    ]
 
 
 _KEYS = tuple(key for key in SORT_KEYS if "memory" not in key and "device" not in key)
@@ -324,8 +347,8 @@ def _text(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
 
 
 def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
-    limit, steps = options.rows, sorted(sums.steps, key=lambda step: (step.start, step.number))
-    if not steps:
+    limit, steps = options.rows, sorted((*sums.steps, *sums.pauses), key=lambda step: (step.start, step.number))
+    if not sums.steps:
         raise TorchProfError(f"{name} has no steps; without --steps its averages are shown")
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
     peak = options.peak_flops
@@ -333,7 +356,8 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
     heads = "".join(f"  {name:>{_width(name)}}" for name in (*phases, *(_RATES[at] for at in rates)))
     has_ranks = any(step.rank is not None for step in steps)
     first = f"{'Rank':>6}  " if has_ranks else ""
-    lines = [f"{first}{'Step':>8}  {'Started':>14}  {'Duration':>12}{heads}  {'Spans':>10}"]
+    width = max(8, *(len(step.pause) for step in steps))
+    lines = [f"{first}{'Step':>{width}}  {'Started':>14}  {'Duration':>12}{heads}  {'Spans':>10}"]
     for step in steps[: None if limit < 0 else limit]:
         started = format_time((step.start - steps[0].start) / 1000)
         displayed = "" if step.spans is None else f"{step.spans:,}"
@@ -345,13 +369,14 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
         )
         columns += "".join(f"  {_rate([step], at, peak):>9}" for at in rates)
         first = f"{'' if step.rank is None else step.rank:>6}  " if has_ranks else ""
-        lines.append(f"{first}{step.number:>8}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
+        label = step.pause or step.number
+        lines.append(f"{first}{label:>{width}}  {started:>14}  {took:>12}{columns}  {displayed:>10}{mark}".rstrip())
     if 0 <= limit < len(steps):
         lines.append(f"and {len(steps) - limit:,} more: --rows -1")
-    durations = sorted(step.duration / 1000 for step in steps if not step.is_unfinished)
+    durations = sorted(step.duration / 1000 for step in sums.steps if not step.is_unfinished)
     if durations:
         middle, longest = brief_time(durations[len(durations) // 2]), brief_time(durations[-1])
-        whole = [step for step in steps if not step.is_unfinished]
+        whole = [step for step in sums.steps if not step.is_unfinished]
         speeds = "".join(f", {_rate(whole, at, peak)} {_RATES[at]}" for at in rates)
         lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}{speeds}")
     return "\n".join((*lines, ""))

@@ -40,13 +40,22 @@ def dump(request: Request) -> Mapping[str, Any]:
     status = request.running.status()
     notes = [] if contents is not None else [_NO_BOX]
     if status.get("step") is not None and status.get("step_end_ns"):
-        seconds = (time.time_ns() - status["step_end_ns"]) / 1e9
-        notes.append(f"the last step that was read is {status['step']}; it ended {seconds:.1f} s ago")
+        notes.append(_steps(status, time.time_ns()))
     program = Path(sys.argv[0]).name if sys.argv else ""
     rank = identity_in(os.environ).get("rank")
     rank_now = rank if isinstance(rank, int) else None
     threads_now = threads_of(os.getpid(), stacks, contents)
     return ProcessDump(os.getpid(), program, rank_now, time.time_ns(), threads_now, notes).plain()
+
+
+def _steps(status: Mapping[str, Any], now: int) -> str:
+    """Which step had ended when steps were read, which a drain does every five seconds: a later one may have."""
+    read = status["steps_read_ns"]
+    ago, before = max(now - read, 0) / 1e9, max(read - status["step_end_ns"], 0) / 1e9
+    return (
+        f"steps were read {ago:.1f} s ago: the latest, {status['step']}, had ended {before:.1f} s before that; "
+        f"a step takes {status['step_seconds']:.2g} s"
+    )
 
 
 def _calls(frame: FrameType) -> list[Call]:

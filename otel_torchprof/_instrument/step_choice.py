@@ -182,7 +182,7 @@ class KeptSteps:
     def add(self, step: RecordedStep) -> None:
         """Adds a later step, without effect before the first one that was asked for, and once the choice is complete.
 
-        The chosen steps are consecutive: after a lost one they begin anew. What stands between two steps comes along.
+        The chosen steps are consecutive: after a lost one they begin anew. What is between two steps comes along.
 
         Raises:
             TorchProfError: they cannot, since the first one was given.
@@ -236,7 +236,7 @@ class KeptSteps:
             self.is_complete, self.notes = True, (note,)
 
     def end_at(self, number: int, why: str) -> None:
-        """Ends a choice that is shared with the step that all ranks keep, and what stands after it, once it has ended here.
+        """Ends a choice that is shared with the step that all ranks keep, and what comes before the next step, once it has ended here.
 
         Raises:
             TorchProfError: it is not there any more.

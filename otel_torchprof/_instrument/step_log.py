@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,11 @@ class StepLog:
         self._steps: deque[RecordedStep] = deque(maxlen=_MEAN_OF)
         self._followed: deque[RecordedStep] | None = None
         self._ahead_ns = ahead_ns
+        self._read_ns: int | None = None
 
     def add(self, spans: Iterable[StepSpan]) -> None:
-        """Adds the spans of ended steps, as they come with a drain."""
+        """Adds the spans of ended steps, as they come with a drain, also if there are none."""
+        self._read_ns = time.time_ns()
         for span in spans:
             if span.segment is not None and span.is_whole and not span.is_running:
                 name, attributes = span.segment.span_name, span.attributes
@@ -78,6 +81,7 @@ class StepLog:
             "step": None if last is None else last.number,
             "step_end_ns": None if last is None else last.end,
             "step_seconds": self.seconds,
+            "steps_read_ns": self._read_ns or time.time_ns(),  # without drains they come as they end
             "phases": self._shares(),
         }
 

@@ -347,7 +347,7 @@ class _StepWindow:
         Two parts run at the same time, so that each step that fits into half of the memory is whole in one of them.
 
         Args:
-            steps: the latest ended steps that stay, and what stands between them.
+            steps: the latest ended steps that stay, and what is between them.
             count: the fewest of such steps.
         """
         since, latest = self._parts[-1]

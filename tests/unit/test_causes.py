@@ -34,6 +34,7 @@ BY_CALLS = {
     "synchronization": [("device_wait", f"{TORCH}/cuda/__init__.py synchronize")],
     "collate": [("data", f"{TORCH}/utils/data/_utils/collate.py collate"), ("data", "pad_collate")],
     "dataset": [("data", "__getitem__"), ("data", f"{TORCH}/utils/data/_utils/fetch.py fetch")],
+    "waits": [("data", f"{PYTHON}/threading.py wait"), ("", f"{PYTHON}/queue.py get")],
     "workers": [("data", f"{TORCH}/utils/data/dataloader.py _try_get_data")],
     "optimizer-not-fused": [("optimizer", f"{TORCH}/optim/adamw.py _single_tensor_adamw")],
     "checkpoint-in-loop": [("checkpoint", f"{TORCH}/serialization.py _save")],
@@ -50,6 +51,7 @@ BY_SOURCE = {
     "checkpoint-in-loop": ("checkpoint", "torch.save(state, path)"),
     "conversions": ("", "weights = weights.double()"),
     "gc-by-hand": ("gc", "gc.collect()"),
+    "waits": ("data", "batch = connection.recv(1 << 20)"),
 }
 """By cause, the phase, and the text of the line."""
 BY_OPERATORS = {"item": "aten::_local_scalar_dense", "conversions": "aten::_to_copy"}

@@ -104,6 +104,24 @@ def test_what_it_prints(recorded, tmp_path, capsys):
     assert lines[2].endswith("more: --rows -1")
 
 
+def test_what_is_between_steps(tmp_path, capsys):
+    """A checkpoint after a step has a line of its own, with its phase, and is no step of the summary."""
+
+    def span(name, at, **attributes):
+        args = {"trace_id": "1", "span_id": f"{at + 1:x}", "attributes": attributes}
+        return {"ph": "X", "pid": 1, "tid": 1, "ts": at, "dur": 9, "name": name, "args": args}
+
+    saved = span("torch.checkpoint", 10, **{"torch.phase.checkpoint.duration": 9e-6})
+    steps = [span(f"ProfilerStep#{number}", 20 * number, **{"torch.step.number": number}) for number in (0, 1)]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": [*steps, saved]}))
+    assert cli.main(["show", str(tmp_path / "t.json"), "--steps"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["Step", "0", "checkpoint", "1", "Steps:"]
+    assert lines[0][3] == "checkpoint"
+    assert lines[2][1:4] == ["10.000us", "9.00us", "9.00us"]
+    assert lines[4][1] == "2,"
+
+
 def test_steps_with_phases(tmp_path, capsys):
     """Steps are listed with what each phase took, as far as any has such a phase."""
 

@@ -18,6 +18,7 @@ from otel_torchprof._cli.dump import as_text
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.samples import Call
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._instrument import control_dump
 from otel_torchprof._instrument.control_verbs import socket as own_socket
 from otel_torchprof._process import private_folder
 
@@ -177,3 +178,10 @@ def test_stacks_that_the_hang_watch_wrote():
     assert "has done nothing for 21 s" in text
     assert "     2.000 s  operator aten::mm" in text
     assert "hang=60" in as_text(dump_of_box(found._replace(stacks=""), NOW, []))
+
+
+def test_when_steps_were_read():
+    """A step that ended long before a drain is long, or the loop does something else; one that ended since is not known."""
+    status = {"step": 41, "step_end_ns": NOW - 10 * SECOND, "steps_read_ns": NOW - 3 * SECOND, "step_seconds": 0.25}
+    said = "steps were read 3.0 s ago: the latest, 41, had ended 7.0 s before that; a step takes 0.25 s"
+    assert control_dump._steps(status, NOW) == said
