@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("otel_torchprof", "native", "tests", "benchmarks", "examples")
 SOURCES = sorted(
-    path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".cc", ".h"}
+    path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".cc", ".h", ".js"}
 )
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 MOST_LINES = 700

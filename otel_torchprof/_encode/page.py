@@ -14,6 +14,8 @@ import numpy as np
 from otel_torchprof.errors import printable
 
 _FOLDER = Path(__file__).parent / "report_page"
+_SCRIPTS = ("drawing.js", "calls.js", "report.js")
+"""Parts of one script, in their order."""
 _LONGEST_TEXT = 400
 """Characters of a text; what comes after them is cut off, and the page says how much that is."""
 
@@ -27,9 +29,10 @@ def page(report: dict[str, Any]) -> bytes:
     Args:
         report: a value for the json module, with arrays of numpy in it.
     """
-    template, style, script = (
-        (_FOLDER / name).read_text("utf-8") for name in ("report.html", "report.css", "report.js")
+    template, style, *scripts = (
+        (_FOLDER / name).read_text("utf-8") for name in ("report.html", "report.css", *_SCRIPTS)
     )
+    script = "\n".join(scripts)
     data = json.dumps(_plain(report), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
         "{{policy}}": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'",
