@@ -261,6 +261,8 @@ _NOT_RECORDED = (
     "What is in use was not recorded. For a table of it by phase, module and operator: OTEL_TORCHPROF_DETAIL=ops,memory=true, "
     "otel-torchprof run --memory, or otp.profile(profile_memory=True, with_modules=True)\n"
 )
+_IN_WORKER = "in DataLoader worker process"
+"""What torch puts before an error of a worker that it raises again."""
 _CUDA_STATS = (
     "allocated_bytes.all.current",
     "allocated_bytes.all.peak",
@@ -289,13 +291,15 @@ class _Report:
         self._requested = requested_bytes(self._message)
         hidden = config.HIDDEN_ATTRIBUTES.read()
         self._hides_code = bool(hidden & config.CODE)
-        self._stack = [] if self._hides_code else list(_stack(traceback))
+        # Raised again here; what this process has says nothing of it.
+        self._is_of_worker = _IN_WORKER in self._message
+        self._stack = [] if self._hides_code or self._is_of_worker else list(_stack(traceback))
         self._hides_modules = "torch.module" in hidden
         self._allocators = allocators()
         if in_use is None and watch is not None:
             in_use = watch.allocations.by_device
         self._in_use: Sequence[DeviceMemory] = ()
-        if in_use is not None:
+        if in_use is not None and not self._is_of_worker:
             with contextlib.suppress(Exception):
                 totals = {f"cuda:{each.device}": each.allocated for each in self._allocators}
                 self._in_use = [each._replace(total=totals.get(each.device, each.total)) for each in in_use()]
@@ -321,6 +325,7 @@ class _Report:
         size = "a request failed" if self._requested is None else f"{byte_text(self._requested)} requested"
         own = (frame for frame in reversed(self._stack) if "site-packages" not in frame)
         where = next((f" at {frame}" for frame in (*own, *self._stack[-1:])), "")
+        where = " in a worker of a DataLoader" if self._is_of_worker else where
         parts = [f"out of memory: {size}{where}"]
         with contextlib.suppress(Exception):
             parts += [
@@ -332,7 +337,8 @@ class _Report:
         return printable("; ".join([*parts, *([f"see {path}"] if path else [])]))
 
     def _parts(self) -> Iterator[bytes]:
-        for part in (self._head, self._process, self._devices, self._steps, self._tables, self._frames):
+        own = () if self._is_of_worker else (self._process, self._devices, self._steps, self._tables, self._frames)
+        for part in (self._head, *own):
             with contextlib.suppress(Exception):
                 yield part().encode(errors="backslashreplace")
 
@@ -340,7 +346,7 @@ class _Report:
         at = time.strftime("%Y-%m-%d %H:%M:%S")
         rank = identity_in(os.environ).get("rank")
         who = f"process {os.getpid()}" + ("" if rank is None else f", rank {rank},")
-        return f"{who} had no memory at {at}\n{self._kind}: {self._message}\n\n"
+        return f"{who} ran out of memory at {at}\n{self._kind}: {self._message}\n\n"
 
     def _process(self) -> str:
         resident = resident_memory()

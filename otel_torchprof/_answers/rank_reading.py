@@ -60,14 +60,15 @@ def read_ranks(
     return _named(ranks), problems
 
 
-def rank_of_spans(name: str, spans: SpanList) -> Rank:
-    """The rank of spans, as from a file with these spans.
+def rank_of_spans(name: str, spans: SpanList) -> tuple[Rank, list[str]]:
+    """The rank of spans, as from a file with these spans, and what was left out.
 
     Raises:
         TorchProfError: there are no steps.
     """
     events = events_of_spans(spans)
-    return _named(_ranks_of(name, events, steps_of(name, events)))[0]
+    listed = steps_of(name, events)
+    return _named(_ranks_of(name, events, listed))[0], events.problems
 
 
 def _named(ranks: list[tuple[int | None, Rank]]) -> list[Rank]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._export.file import check_is_no_input
 from otel_torchprof._export.formats import ENDINGS, FORMATS, format_of
 from otel_torchprof.errors import TorchProfError
 
@@ -42,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     name = format_of(options.output)
     if name is None:
         raise TorchProfError(f"--output is {options.output!r}; its name must end in {', '.join(ENDINGS)}")
+    check_is_no_input(options.output, [options.file])
     with reading([options.file], quiet=options.quiet) as watch:
         prof = load_watched(options.file, checked_limit(None), partial(watch, options.file))
     write_as(prof, options.output, name)

@@ -9,6 +9,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from otel_torchprof import config
+from otel_torchprof._export.file import check_is_no_input
 from otel_torchprof.errors import TorchProfError
 
 from .explain_command import add_form
@@ -117,6 +118,8 @@ def _compared(options: argparse.Namespace) -> Difference:
         return InterleavedRuns((options.before, options.after), options).difference()
     from otel_torchprof._answers.diff import diff
 
+    if options.html:
+        check_is_no_input(options.html, [options.before, options.after])
     with reading([options.before, options.after], quiet=options.quiet, times=2 if options.html else 1) as watch:
         if not options.html:
             return diff(options.before, options.after, watch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_torchprof._export.file import check_is_no_input
 from otel_torchprof.errors import TorchProfError
 
 from .recover import Traces
@@ -36,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from otel_torchprof._profile.report_files import write_report
 
+    check_is_no_input(options.output, options.files)
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         try:
             problems = write_report(traces.paths, options.output, options.files, watch)

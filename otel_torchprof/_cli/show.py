@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -256,7 +257,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--peak-flops",
-        type=float,
+        type=_peak,
         metavar="N",
         help="the device's peak in FLOP/s, of a rank, such as 312e12: --steps then has the share that matrix products, convolutions "
         "and attention reached (MFU), where operators were recorded with shapes",
@@ -279,6 +280,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
+def _peak(text: str) -> float:
+    import argparse
+
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"it is {text!r}; it must be a number of FLOP/s, such as 312e12")
+
+
 def run(options: argparse.Namespace) -> int:
     """Prints the table; returns 1 if a part of a file could not be read, else 0.
 
@@ -286,6 +296,8 @@ def run(options: argparse.Namespace) -> int:
         TorchProfError: nothing of a file can be read, or it has not the steps, samples or modules that are asked for.
     """
     name = ", ".join(map(repr, options.files))
+    if options.peak_flops is not None and not options.steps:
+        raise TorchProfError("--peak-flops is for the column MFU: use it with --steps")
     if options.json and options.steps:
         raise TorchProfError("--json is a form of averages and lines: use it without --steps")
     if options.by == "module":

@@ -118,7 +118,7 @@ FLOPS = "torch.step.flops"
 Usage = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
 """The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
 unknown; ns that it ran, and ns that all threads ran; :data:`RESIDENT`, -1 where it is unknown, and :data:`PEAK`; :data:`LOADED`, of
-all batches so far."""
+all batches that the thread has taken from loaders."""
 
 
 def with_loaded(
@@ -139,11 +139,12 @@ def with_loaded(
 
 def _count(key: str, value: Any) -> int:
     name, kind = key.rpartition(".")[2], type(value)
-    if kind is not int and not isinstance(value, numbers.Integral):
+    if kind is bool or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} is of type {kind.__name__}; it must be an integer")
-    if value < 0:
-        raise ValueError(f"{name} is {value}; it must not be less than 0")
-    return int(value)
+    count = int(value)
+    if not 0 <= count < 1 << 63:
+        raise ValueError(f"{name} is {count}; it must be from 0 to 2**63 - 1")
+    return count
 
 
 UNATTRIBUTED = "unattributed"

@@ -131,8 +131,11 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
     (
         "`, `".join(LOADED),
         AttributeType.INT64,
-        'on steps and other segments of a job, from `detail="steps"` on, if `step()` says it, or batches come from `DataLoader`',
-        "tokens in `input_ids`, with padding; samples, by the first dimension of the first tensor",
+        (
+            'on steps and other segments of a job, if `step()` says it; else, from `detail="steps"` on, if the loop takes '
+            "batches from `DataLoader` on its own thread, mostly not on the first and last step"
+        ),
+        "of the batches taken meanwhile: tokens in `input_ids`, with padding; samples, by the first dimension of the first tensor",
     ),
     (
         FLOPS,

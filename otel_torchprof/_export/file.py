@@ -79,6 +79,12 @@ def check_writable(path: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def check_is_no_input(path: str, inputs: Iterable[str]) -> None:
+    """Raises ExportError for an output that is one of the files which are read: these may be all that there is."""
+    if os.path.realpath(path) in map(os.path.realpath, inputs):
+        raise ExportError(f"the output {path!r} is one of the files that are read: give it another name")
+
+
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
     """Turns the system's refusal into an ExportError that says what to do."""

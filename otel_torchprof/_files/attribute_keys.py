@@ -36,6 +36,8 @@ COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group",
 RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
 DTYPE, REDUCE_OP, SIZE = "torch.collective.dtype", "torch.collective.reduce_op", "torch.collective.size"
 GROUP_SIZE, ROOT, PEER = "torch.collective.group_size", "torch.collective.root", "torch.collective.peer"
+DEFAULT_GROUP = "0"
+"""The group of all ranks."""
 TORCH_NAME, TORCH_GROUP, TORCH_RANKS, TORCH_NUMBER = (
     "Collective name",
     "Process Group Name",

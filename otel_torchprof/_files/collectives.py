@@ -36,8 +36,6 @@ WORKS = ("gloo:", "nccl:")
 """Prefixes of the names of events on the backends' own threads."""
 _RETURN_AT_ONCE = frozenset(("gloo", "nccl", "xccl", "ucc"))
 """Backends whose operators return before the collective is complete, even if it is synchronous: the program waits later."""
-_DEFAULT_GROUP = "0"
-"""The group of all ranks."""
 _NEVER = 1 << 62
 _ODD = np.uint64(0x9E3779B1)
 """Odd, so that the numbers of a step differ."""
@@ -77,7 +75,7 @@ class CollectiveList:
         """Adds the span of a collective."""
         self.count += 1
         name, group = attributes[attribute_keys.COLLECTIVE], attributes.get(attribute_keys.GROUP, "")
-        if group == _DEFAULT_GROUP and self.rank is None:
+        if group == attribute_keys.DEFAULT_GROUP and self.rank is None:
             self.rank = attributes.get(attribute_keys.RANK_IN_GROUP)
         if name in _PLACE and attribute_keys.SEQUENCE in attributes:
             at_once = (
@@ -99,7 +97,7 @@ class CollectiveList:
         place = _PLACE.get(collective_name(attributes[attribute_keys.TORCH_NAME]))
         if place is None:
             return
-        group, number = _DEFAULT_GROUP, attributes.get(attribute_keys.TORCH_NUMBER)
+        group, number = attribute_keys.DEFAULT_GROUP, attributes.get(attribute_keys.TORCH_NUMBER)
         if attribute_keys.TORCH_GROUP in attributes:
             place += _WITH_KERNELS
             group = f"{attributes[attribute_keys.TORCH_GROUP]} {attributes.get(attribute_keys.TORCH_RANKS)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from otel_torchprof._encode.chrome_json import BASE_GRID_NS, compact
 from otel_torchprof._encode.table import brief_time
-from otel_torchprof._export.file import check_writable, write
+from otel_torchprof._export.file import check_is_no_input, check_writable, write
 from otel_torchprof._native.trace_files import TraceRewriter
 from otel_torchprof.errors import TorchProfError
 
@@ -306,8 +305,7 @@ def merge(
 def _check(paths: Sequence[str], out: str) -> None:
     check_writable(out)
     check_given_once(paths)
-    if os.path.realpath(out) in map(os.path.realpath, paths):
-        raise TorchProfError(f"-o {out!r} is one of the files to merge: give it another name")
+    check_is_no_input(out, paths)
 
 
 def _place_of_first(ranks: list[RankFiles], outlines: list[FileOutline]) -> int:

@@ -13,6 +13,7 @@ from .attribute_keys import (
     ASYNC,
     BACKEND,
     COLLECTIVE,
+    DEFAULT_GROUP,
     DTYPE,
     GROUP,
     GROUP_SIZE,
@@ -42,6 +43,15 @@ _NUMBERS = {
 }
 """Columns and the attributes that have them; of the two sizes a span has the larger one only."""
 _TRANSFERS = ("send", "recv")
+
+
+def rank_in_job(attributes: Mapping[str, tuple[Integers, Sequence[Any]]]) -> int | None:
+    """The rank that spans of collectives have in the group of all ranks; None if they have none, or several."""
+    none = np.empty(0, np.int64), ()
+    (of_groups, groups), (of_ranks, ranks) = (attributes.get(key, none) for key in (GROUP, RANK_IN_GROUP))
+    of_all = {row for row, group in zip(of_groups.tolist(), groups, strict=True) if group == DEFAULT_GROUP}
+    found = {rank for row, rank in zip(of_ranks.tolist(), ranks, strict=True) if row in of_all}
+    return found.pop() if len(found) == 1 else None
 
 
 def collectives_of_spans(

@@ -32,7 +32,7 @@ from .chrome_events import SliceKind
 from .event_columns import ReadAttributes
 from .records import BASE_TIME
 from .reductions import REDUCTION_KEYS, reductions_of
-from .span_collectives import collectives_of_spans
+from .span_collectives import collectives_of_spans, rank_in_job
 from .span_memory import PlacedSpans, memory_of_spans
 from .stack_samples import CHUNK, samples_of
 from .trace_columns import RESOURCE
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Mapping, Sequence
 
+    from otel_torchprof._columns.arrays import Integers
     from otel_torchprof._columns.batch import Array, Names
 
     from .trace_columns import TraceColumns
@@ -130,18 +131,20 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     problems = attributes.problems(path, trace.origin)
     if nowhere:
         problems.append(f"{path!r}: not counted: samples of spans without thread.id: {nowhere:,}")
-    said = _resource(trace), trace.members, with_flops, _rank(trace), problems
+    said = _resource(trace), trace.members, with_flops, _rank(trace, attributes.values), problems
     has_modules = trace.figures.is_live or (has_spans and not trace.resources) or _has_phases(batch)
     return TraceTable(
         batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said, has_modules
     )
 
 
-def _rank(trace: TraceColumns) -> int | None:
-    """The rank in torch's ``distributedInfo``, or in the resources."""
+def _rank(trace: TraceColumns, attributes: Mapping[str, tuple[Integers, Sequence[Any]]]) -> int | None:
+    """The rank in torch's ``distributedInfo``, in the resources, or in the group of all ranks."""
     info = trace.members.get("distributedInfo")
     ranks = {resource.get(RANK) for resource in trace.resources or [_resource(trace)]}
     rank = info.get("rank") if isinstance(info, dict) else ranks.pop() if len(ranks) == 1 else None
+    if rank is None and len(trace.resources or ()) < 2:  # noqa: PLR2004 - else several processes
+        rank = rank_in_job(attributes)
     return rank if type(rank) is int and 0 <= rank < _LATEST_BASE else None
 
 

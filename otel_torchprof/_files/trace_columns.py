@@ -64,6 +64,8 @@ _FAULTS = {
 }
 _OTLP = b"\0\n"
 """First bytes of files of protobuf: of the size of a request, or the tag of its first field."""
+_PACKETS = b"2@Ph"
+"""First bytes of packets of Perfetto: the tags of ``clock_snapshot``, ``timestamp``, of the sequence and its flags."""
 RESOURCE = "resource "
 """Before the number of a resource, in the name of the process of a track."""
 _MOST_MEMBERS = 1000
@@ -151,12 +153,18 @@ def begins_chrome(stream: ByteStream) -> bool:
     """Whether a file is a JSON object or list that is no line of OTLP. Raises UnexpectedError if it is no trace."""
     start = stream.peek(SNIFFED)
     if not is_json(start):
-        if start[0] not in _OTLP:
+        if start[0] not in _OTLP or _is_of_perfetto(start):
             raise UnexpectedError(0, f"expected a Chrome trace, or OTLP for traces, found {start[:4]!r}")
         return False
     if start.startswith(BYTE_ORDER_MARK):
         stream.skip(len(BYTE_ORDER_MARK))
     return stream.skip_space() and re.match(rb'\[|\{(?!\s*"resource)', stream.peek(SNIFFED)) is not None
+
+
+def _is_of_perfetto(start: bytes) -> bool:
+    """Whether protobuf that begins like OTLP is a trace of Perfetto's: ``ResourceSpans`` has none of these fields."""
+    content = start[1:].lstrip(bytes(range(0x80, 0x100)))[1:]  # behind the length
+    return start[:1] == b"\n" and bool(content) and content[0] in _PACKETS
 
 
 def _finite(text: str) -> float:

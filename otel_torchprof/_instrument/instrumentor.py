@@ -214,12 +214,12 @@ class TorchInstrumentor(BaseInstrumentor):
         Args:
             attributes: attributes for the span of the ended step, ``{"torch.step.loss": 2.31}``: numbers, booleans,
                 texts.
-            tokens: how many the ended step had. Default: those in the ``input_ids`` of the batches that ``DataLoader``
-                returned in it, with padding.
+            tokens: how many the ended step had. Default: those in the ``input_ids`` of the batches that the loop's thread
+                took from a ``DataLoader`` in it, with padding.
             samples: how many it had. Default: the first dimension of the first tensor in these batches.
 
         Raises:
-            TypeError, ValueError: ``tokens`` or ``samples`` is no integer, or less than 0.
+            TypeError, ValueError: ``tokens`` or ``samples`` is no integer, less than 0, or 2**63 or more.
         """
         if self._running is not None:
             self._running.step(with_loaded(attributes, tokens, samples))

@@ -195,7 +195,7 @@ class stream:  # noqa: N801 - beside profile
             samples: likewise.
 
         Raises:
-            TypeError, ValueError: ``tokens`` or ``samples`` is no integer, or less than 0.
+            TypeError, ValueError: ``tokens`` or ``samples`` is no integer, less than 0, or 2**63 or more.
         """
         if not self._state and not self._off:
             self._instrumentation.step(with_loaded(attributes, tokens, samples))

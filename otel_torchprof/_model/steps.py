@@ -414,21 +414,17 @@ class Steps:
 
 
 def _used(before: Usage | None, after: Usage | None, duration: int) -> dict[str, Any]:
-    """Returns attributes of what ``duration`` ns took: of the process, and of the thread unless it is another one, or unknown."""
-    if before is None or after is None:
-        return memory_of(after)
+    """Returns attributes of the resources a thread used in ``duration`` ns; only memory if that is unknown, or if the threads differ."""
+    memory = memory_of(after)
+    if before is None or after is None or before[0] != after[0]:
+        return memory
     _, runnable, *counts, running, of_process, _, _, tokens, samples = map(operator.sub, after, before)
-    whole = {
-        **{key: count for key, count in zip(LOADED, (tokens, samples), strict=True) if count > 0},
-        **memory_of(after),
-    }
-    if before[0] != after[0]:
-        return whole
+    memory |= {key: count for key, count in zip(LOADED, (tokens, samples), strict=True) if count > 0}
     if before[1] < 0 or after[1] < 0:
-        return {**dict(zip(USAGE[1:5], counts, strict=True)), **whole}
+        return {**dict(zip(USAGE[1:5], counts, strict=True)), **memory}
     blocked, others = max(duration - running - runnable, 0), max(of_process - running, 0)
     times = zip(USAGE, (runnable / 1e9, *counts, blocked / 1e9, others / 1e9), strict=True)
-    return {**dict(times), **whole}
+    return {**dict(times), **memory}
 
 
 def memory_of(usage: Usage | None) -> dict[str, int]:

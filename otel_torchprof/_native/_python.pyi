@@ -82,7 +82,7 @@ def phase_collection(phase: str, info: dict[str, int], /) -> None: ...
 
 # What the system says of a thread: its number there, ns that it was ready to run and did not (-1: unknown), minor and major page faults, voluntary and
 # involuntary context switches, ns that it ran, since it began; ns that all threads of the process ran, the others only while it did not; and bytes of the process's resident memory
-# (up to 10 ms old, -1: unknown) and the most of it so far; tokens and samples in the batches of all loaders so far. usage_at(event): at the begin of that phase; None where it was not asked for, as of
+# (up to 10 ms old, -1: unknown) and the most of it so far; tokens and samples in the batches that the thread took from loaders. usage_at(event): at the begin of that phase; None where it was not asked for, as of
 # the latest 16,384 of threads that train. usage_now(): of the calling thread, now: 0.5 us, ten times as much where it was switched out
 # since it was asked about last, or after 10 ms.
 def usage_at(event: int, /) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int] | None: ...

@@ -434,11 +434,11 @@ class ProfileResults(RecordedColumns):
             return read_ranks([self._learned_steps])
         spans = self.spans()
         try:
-            rank = rank_of_spans("the profile", spans)
+            rank, problems = rank_of_spans("the profile", spans)
         except TorchProfError as error:
             raise self._no_steps() from error
         rank.kept = partial(kept_memory, self._batch())
-        return [rank], []
+        return [rank], problems
 
     def export_otlp(self, path: Path, *, resource: Resource | None = None, detail: str = "ops") -> None:
         """Writes the spans as one OTLP protobuf message, or as OTLP/JSON lines to a name in ``.json`` or ``.jsonl``.

@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import warnings
+from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.joined import without
-from otel_torchprof._columns.phases import RESIDENT
+from otel_torchprof._columns.phases import PEAK, RESIDENT
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._model.steps import memory_of
@@ -229,10 +230,12 @@ def without_step_labels(batch: Batch) -> Batch:
     return replace(rest, reductions={**reductions, "event": event})
 
 
-def _memory() -> dict[str, int]:
-    """Attributes of the memory of the process, now; without the buffers of recordings, which grow with every event."""
+def _memory() -> tuple[int, int]:
+    """Resident memory of the process, now, without the buffers of recordings, which grow with every event; the most so far; -1: unknown."""
     memory = memory_of(usage_now())
-    return memory and {**memory, RESIDENT: max(memory[RESIDENT] - recorder_stats().chunk_bytes, 0)}
+    if not memory:
+        return -1, -1
+    return max(memory[RESIDENT] - recorder_stats().chunk_bytes, 0), memory[PEAK]
 
 
 class ProfileSteps:
@@ -248,16 +251,17 @@ class ProfileSteps:
     def mark(self, number: int, at: int) -> None:
         """Notes that a step begins. No effect without an open window, or if the step is the current one."""
         window = self._windows[-1] if self._windows else None
-        if window is not None and window.end is None and window.marks[-1][0] != number:
-            window.marks.append((number, at))
-            window.memory.append(_memory())
+        if window is not None and window.end is None and window.numbers[-1] != number:
+            window.numbers.append(number)
+            window.starts.append(at)
+            window.memory.extend(_memory())
             window.thread = threads.get_ident()
 
     def close(self, at: int) -> None:
         """Closes the open window, if there is one."""
         if self._windows and self._windows[-1].end is None:
             self._windows[-1].end = at
-            self._windows[-1].memory.append(_memory())
+            self._windows[-1].memory.extend(_memory())
 
     def clear(self) -> None:
         """Removes all windows."""
@@ -269,7 +273,7 @@ class ProfileSteps:
         Omits the last step of a window if no event started in it, according to the starts ``began``: a loop that ends with
         ``step()`` begins a last step without events, and the last window of a schedule may have none.
         """
-        if not labelled and all(len(window.marks) == 1 for window in self._windows):
+        if not labelled and all(len(window.starts) == 1 for window in self._windows):
             return []
         all_steps = []
         for window in self._windows:
@@ -284,18 +288,21 @@ class ProfileSteps:
         """The steps with the attributes of the memory of the process at their ends, for their spans."""
         known: dict[int, Mapping[str, Any]] = {}
         for window in self._windows:
-            known |= {at: memory for (_, at), memory in zip(window.marks, window.memory, strict=False)}
+            ends = zip(window.starts, window.memory[::2], window.memory[1::2], strict=False)
+            known |= {at: {RESIDENT: now, PEAK: most} for at, now, most in ends if now >= 0}
         return [step._replace(attributes=known.get(step.start) or step.attributes) for step in steps]
 
 
 class _Window:
     def __init__(self, number: int, at: int) -> None:
-        self.marks = [(number, at)]
-        self.memory: list[dict[str, int]] = []
-        """Attributes at the end of each step."""
+        # Arrays, of a few bytes per step: what a profile keeps of steps is memory of the process, which it looks at.
+        self.numbers, self.starts = array("q", [number]), array("q", [at])
+        self.memory = array("q")
+        """Two numbers at the end of each step, of :func:`_memory`."""
         self.end: int | None = None
         self.thread = threads.get_ident()
 
     def steps(self) -> list[RecordedStep]:
-        ends = [at for _, at in self.marks[1:]] + [max(self.end or 0, self.marks[-1][1])]
-        return [RecordedStep(number, at, end, self.thread) for (number, at), end in zip(self.marks, ends, strict=True)]
+        ends = [*self.starts[1:], max(self.end or 0, self.starts[-1])]
+        times = zip(self.numbers, self.starts, ends, strict=True)
+        return [RecordedStep(number, at, end, self.thread) for number, at, end in times]

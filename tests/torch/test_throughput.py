@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 
 import pytest
 
@@ -84,7 +85,15 @@ def test_the_program_says_it():
 
 
 @pytest.mark.parametrize(
-    ("given", "error"), [(1.5, TypeError), (-1, ValueError), ("7", TypeError), (torch.ones(1), TypeError)]
+    ("given", "error"),
+    [
+        (1.5, TypeError),
+        (True, TypeError),
+        (-1, ValueError),
+        (2**63, ValueError),
+        ("7", TypeError),
+        (torch.ones(1), TypeError),
+    ],
 )
 def test_what_is_no_count(given, error):
     """A number of tokens that is none is refused by name, and ends no step."""
@@ -165,3 +174,22 @@ def test_no_code_of_the_program_runs():
             pass
     assert not Watched.ran
     assert [after - earlier for after, earlier in zip(usage_now()[10:], before, strict=True)] == [10, 2]
+
+
+def test_batches_of_other_threads_are_not_counted():
+    """What another thread takes from a loader is no part of the loop's steps, as nobody knows which step uses it."""
+    exporter, mine, others = Collecting(), loaders()["dictionaries"][0], loaders()["dictionaries"][0]
+
+    def read():
+        for _ in others:
+            pass
+
+    with otp.stream(exporter, detail="steps") as stream:
+        stream.step()
+        for _ in mine:
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join()
+            stream.step()
+    found = [span.attributes[TOKENS] for span in exporter.spans if TOKENS in span.attributes]
+    assert found == [SIZE * LENGTH] * BATCHES

@@ -90,3 +90,26 @@ def test_errors(tmp_path, capsys, source, target, message):
     (tmp_path / "t.json").write_text("[]")
     assert converted(tmp_path / source, tmp_path / target) == 1
     assert message in capsys.readouterr().err
+
+
+def test_an_input_is_never_replaced(tmp_path, capsys):
+    """An output that is the input, by whatever name, is refused before anything is written."""
+    with otp.profile(operators=False) as prof, otp.record_function("label"):
+        pass
+    path, link = tmp_path / "t.json", tmp_path / "link.json"
+    prof.export_chrome_trace(path)
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for command in (["convert", str(path), "-o", str(link)], ["report", str(link), "-o", str(path)]):
+        assert cli.main(command) == 1
+        assert "is one of the files that are read: give it another name" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_a_trace_of_perfetto_is_no_otlp(tmp_path, capsys):
+    """Perfetto's format begins like OTLP, and is refused like any file that is no trace that can be read."""
+    with otp.profile(operators=False) as prof, otp.record_function("label"):
+        pass
+    prof.export_as(tmp_path / "t.pftrace")
+    assert cli.main(["convert", str(tmp_path / "t.pftrace"), "-o", str(tmp_path / "t.json")]) == 1
+    assert "expected a Chrome trace, or OTLP for traces" in capsys.readouterr().err

@@ -414,7 +414,7 @@ def test_where_it_cannot_be_written(tmp_path, capsys, ranks):
     """Not over one of its own files, and not where there is no folder: said before anything is read."""
     files = ranks()
     content = (tmp_path / "0.json").read_bytes()
-    assert "is one of the files to merge" in refused(tmp_path, capsys, *files, out="0.json")
+    assert "is one of the files that are read" in refused(tmp_path, capsys, *files, out="0.json")
     assert (tmp_path / "0.json").read_bytes() == content
     assert "create the folder first" in refused(tmp_path, capsys, "no such file", out="none/out.json")
 

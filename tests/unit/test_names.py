@@ -207,7 +207,7 @@ def test_chrome_traces_of_spans_escape_what_they_use():
         columns = Columns(SpanList(each, resource=Resource({}), scope=InstrumentationScope("scope")))
         columns.lay_out(np.arange(3), np.zeros(3, dtype=np.int64))
         written.append(b"".join(columns.pieces(1, 0, 0)))
-        assert len(columns._checked_spans.all_names) < 10
+        assert len(columns.checked.all_names) < 10
     assert written[0] == written[1]
     assert b"bad" in written[0]
 

@@ -274,7 +274,7 @@ def test_a_file_that_ends_in_the_middle(tmp_path, reported):
 
 def test_a_black_box(tmp_path, reported):
     """A box is read as a trace, and the page and the messages have its own name, not that of a temporary file."""
-    box = BlackBox(BlackBoxOptions("ops", str(tmp_path), 1 << 20), {})
+    box = BlackBox(BlackBoxOptions("ops", str(tmp_path), 1 << 24), {})
     box.start()
     with otp.record_function("in the box"):
         pass

@@ -66,20 +66,22 @@ def loop():
 
 
 def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
-    """Of a step both of whose ends were asked for on one thread, what that waited, its page faults and switches; of each the memory at its end."""
+    """Of a step both of whose ends were asked for on one thread, what it waited, took and loaded; of each the memory at its end."""
     loop.step(4)
     names = [event.name for event in loop.events if event.name.startswith("NEXT")]
     loop.usage |= {
-        loop.recorder.id_of(names[1]): (7, 100, 1, 2, 3, 4, 1_000, 2_000, 5_000, 7_000),
-        loop.recorder.id_of(names[2]): (7, 120, 11, 2, 4, 4, 1_010, 2_025, 6_000, 7_000),
+        loop.recorder.id_of(names[1]): (7, 100, 1, 2, 3, 4, 1_000, 2_000, 5_000, 7_000, 64, 8),
+        loop.recorder.id_of(names[2]): (7, 120, 11, 2, 4, 4, 1_010, 2_025, 6_000, 7_000, 96, 12),
     }
-    loop.usage[loop.recorder.id_of(names[3])] = 7, -1, 12, 2, 4, 9, 0, 0, -1, 7_000
+    loop.usage[loop.recorder.id_of(names[3])] = 7, -1, 12, 2, 4, 9, 0, 0, -1, 7_000, 96, 12
     loop.step()
     loop.usage[loop.recorder.id_of(next(e.name for e in reversed(loop.events) if e.name.startswith("NEXT")))] = (
         8,
         *(9,) * 7,
         8_000,
         7_999,  # counted less exactly
+        500,
+        50,
     )
     loop.drain(final=True)
     used = [
@@ -97,6 +99,8 @@ def test_a_step_has_what_the_system_said_between_its_boundaries(loop):
             "other_threads_duration": pytest.approx(15e-9),
             "memory.resident": 6_000,
             "memory.peak": 7_000,
+            "tokens": 32,
+            "samples": 4,
         },
         dict(zip(faults, (1, 0, 0, 5), strict=True)),
         {"memory.resident": 8_000, "memory.peak": 8_000},  # its end is on another thread

@@ -1,4 +1,5 @@
-// How many samples and tokens the batches of torch's data loaders have, by the shapes of the tensors in them.
+// How many samples and tokens the batches of torch's data loaders have, by the shapes of the tensors in them: of those
+// that a thread takes itself, since whose the others are is not known.
 //
 // No code of the program runs for it: only dictionaries, lists and tuples are looked into, objects with a dictionary
 // `data` as those of UserDict have it (such as transformers' BatchEncoding), and of tensors those of torch's own class,
@@ -6,8 +7,6 @@
 #include "source.h"
 
 namespace otp_python {
-
-Loaded g_loaded = {0, 0};
 
 namespace {
 
@@ -99,11 +98,11 @@ bool makes_batches(PyObject* iterator) {
 
 }  // namespace
 
-void count_batch(PyObject* iterator, PyObject* batch) {
+void count_batch(PythonThread* thread, PyObject* iterator, PyObject* batch) {
   Found found;
   look_at(batch, kDepth, &found);
-  if (found.tokens >= 0) g_loaded.tokens += found.tokens;
-  if (found.tokens >= 0 || (found.samples >= 0 && makes_batches(iterator))) g_loaded.samples += found.samples;
+  if (found.tokens >= 0) thread->loaded.tokens += found.tokens;
+  if (found.tokens >= 0 || (found.samples >= 0 && makes_batches(iterator))) thread->loaded.samples += found.samples;
 }
 
 }  // namespace otp_python

@@ -286,8 +286,8 @@ PyObject* in_phase(PyObject*, PyObject* arguments, PyObject* keywords) {
   auto part = PyList_Size(parts) == 0 ? kParts : static_cast<uint32_t>(PyLong_AsLong(PyList_GetItem(parts, 0)));
   if (part != kParts) begin_phase(part, object);
   PyObject* result = PyObject_Call(function, rest, keywords);
-  if (part == OTP_PHASE_NEXT && result != nullptr && PyTuple_Size(rest) == 1)
-    count_batch(PyTuple_GetItem(rest, 0), result);
+  PythonThread* loading = part == OTP_PHASE_NEXT && result != nullptr ? python_thread() : nullptr;
+  if (loading != nullptr && PyTuple_Size(rest) == 1) count_batch(loading, PyTuple_GetItem(rest, 0), result);
   Py_DECREF(rest);
   if (part == kParts) return result;
   PyObject* type = result == nullptr ? PyErr_Occurred() : Py_None;

@@ -105,6 +105,11 @@ struct OpenGeneration {
   size_t modules, phases;  // that were open around it
 };
 
+// What data loaders have returned to a thread so far.
+struct Loaded {
+  int64_t tokens, samples;
+};
+
 // What the sources keep of a thread. Lives as long as Python's state of that thread, and goes with Python's lock held.
 struct PythonThread {
   PyObject* variables = nullptr;  // see context.cc; owned
@@ -118,16 +123,12 @@ struct PythonThread {
   // What can end a step has come since the latest phase that was asked for its usage: 1: a backward pass; 2: more.
   uint8_t may_begin_step = 0;
   // What the system has said of it, see thread_usage.cc.
+  Loaded loaded{};
   int64_t usage_of = 0, switches = 0, asked_at = 0, runnable = -1, running = 0, of_process = 0;
 };
 
-// What the data loaders of the process have returned so far.
-struct Loaded {
-  int64_t tokens, samples;
-};
-extern Loaded g_loaded;
 // Adds what the iterator of a loader has returned, as far as its shapes say: see batches.cc.
-void count_batch(PyObject* iterator, PyObject* batch);
+void count_batch(PythonThread* thread, PyObject* iterator, PyObject* batch);
 
 // The calling thread's, made where there is none. Null when there is no memory.
 PythonThread* python_thread();

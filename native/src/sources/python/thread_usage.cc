@@ -1,6 +1,6 @@
 // What the system says of a thread where a step of training may begin: how long it ran, how long it was ready to run
 // and did not, page faults and context switches, all since the thread began; how long the other threads of the
-// process ran; and the memory of the process. With it goes what its data loaders have returned so far.
+// process ran; and the memory of the process. With it goes what data loaders have returned to the thread so far.
 //
 // Which phase begins a step is known later, so it is asked where one may, of threads that train: two or three times a
 // step. That is one system call (0.5 us). How long a thread waited to run is in a file, which takes ten times as long:
@@ -108,7 +108,7 @@ bool ask(PythonThread* thread, Usage* usage) {
             thread->of_process,
             resident(now),
             INT64_C(1024) * found.ru_maxrss,
-            g_loaded};
+            thread->loaded};
   return true;
 #else
   (void)thread;
