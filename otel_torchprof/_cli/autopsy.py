@@ -58,28 +58,38 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: no box or dump could be read.
     """
+    places = options.paths or [str(default_folder())]
+    answer, notes, problems = compared(files_in(places), places)
+    show(json.dumps(as_json(answer), indent=1) + "\n" if options.json else as_text(answer))
+    for line in (*notes, *problems):
+        say(line)
+    return 1 if problems else 0
+
+
+def compared(files: Sequence[Path], places: Sequence[str]) -> tuple[Autopsy, list[str], list[str]]:
+    """Compares the ranks of boxes and dumps, which were found in places; returns also what was left out, and what could not be read.
+
+    Raises:
+        TorchProfError: no box or dump could be read.
+    """
     from otel_torchprof._answers.autopsy import autopsy
     from otel_torchprof._files.flight_recorder import with_dumps
     from otel_torchprof._files.rank_state import of_one_run
 
-    states, dumps, problems, paths = _read_all(_files(options.paths or [str(default_folder())]))
+    states, dumps, problems, paths = _read_all(files)
     if not states and not dumps:
-        raise TorchProfError(
-            "; ".join(problems) or f"there is no {SUFFIX} in {', '.join(options.paths) or default_folder()}"
-        )
+        raise TorchProfError("; ".join(problems) or f"there is no {SUFFIX} in {', '.join(places)}")
     chosen, others = of_one_run(states)
     ranks, left_out = with_dumps(chosen, dumps)
-    answer = autopsy(ranks)
-    show(json.dumps(as_json(answer), indent=1) + "\n" if options.json else as_text(answer))
+    notes = []
     if others:
-        say(f"boxes of other runs, or of no rank, were left out: {_named([paths[id(state)] for state in others])}")
+        named = _named([paths[id(state)] for state in others])
+        notes.append(f"boxes of other runs, or of no rank, were left out: {named}")
     if left_out:
-        say(
+        notes.append(
             f"dumps of {ranks_text(left_out)} were left out: they are of an earlier run, or the rank has enqueued more since"
         )
-    for problem in problems:
-        say(problem)
-    return 1 if problems else 0
+    return autopsy(ranks), notes, problems
 
 
 # ---- what the hang watch asks for: the program that it starts calls report_hang ----
@@ -116,7 +126,7 @@ def _own_and_all(box: Path) -> tuple[RankState, Autopsy]:
     from otel_torchprof._files.flight_recorder import with_dumps
     from otel_torchprof._files.rank_state import of_one_run
 
-    states, dumps, problems, paths = _read_all(_files([str(box.parent)]))
+    states, dumps, problems, paths = _read_all(files_in([str(box.parent)]))
     own = next((state for state in states if paths[id(state)] == box), None)
     if own is None:
         raise TorchProfError("; ".join(problems) or f"there is no {box}")
@@ -217,7 +227,8 @@ def _plain(result: Wait | Mismatch) -> dict[str, Any]:
     return {**result._asdict(), "group": result.group.name}
 
 
-def _files(paths: Sequence[str]) -> list[Path]:
+def files_in(paths: Sequence[str]) -> list[Path]:
+    """The files, and the boxes and dumps in the folders."""
     files: list[Path] = []
     for path in map(Path, paths):
         files += sorted(filter(_is_of_a_rank, path.glob("**/*"))) if path.is_dir() else [path]

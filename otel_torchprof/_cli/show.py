@@ -6,9 +6,9 @@ import contextlib
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -221,6 +221,7 @@ def _pauses(events: TraceEvents) -> list[DisplayedStep]:
     ]
 
 
+DEFAULT_SORT = "self_cpu_time_total"
 _KEYS = tuple(key for key in SORT_KEYS if "memory" not in key and "device" not in key)
 _MODULE_KEYS = (*SORT_KEYS, "flops")
 """Sort keys of averages by module."""
@@ -250,7 +251,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--sort",
-        default="self_cpu_time_total",
+        default=DEFAULT_SORT,
         choices=_MODULE_KEYS,
         metavar="KEY",
         help=f"sort key: {', '.join(_KEYS)}; by module also {', '.join(k for k in _MODULE_KEYS if k not in _KEYS)}",
@@ -275,7 +276,9 @@ def add_parser(commands: Any) -> None:
         help="print the lines in which sampled Python threads were, by time, and the program's lines that called them",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print averages, times in microseconds, or lines as JSON; not of --steps"
+        "--json",
+        action="store_true",
+        help="print averages, times in microseconds, steps, times in nanoseconds, or lines as JSON",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
@@ -295,29 +298,48 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: nothing of a file can be read, or it has not the steps, samples or modules that are asked for.
     """
+    found = answer_of(options)
+    try:
+        show(found.text(options))
+    finally:
+        for line in (*found.problems, *found.notes):
+            say(line)
+    return int(found.is_partial)
+
+
+class FileSums(NamedTuple):
+    """What was read for ``show``."""
+
+    text: Callable[[argparse.Namespace], str]
+    """Returns it as the options say: as a table, or as JSON. Raises TorchProfError if the file has none of what is asked for."""
+    problems: list[str]
+    notes: list[str]
+    is_partial: bool
+    """Whether a part of a file could not be read."""
+
+
+def answer_of(options: argparse.Namespace) -> FileSums:
+    """Reads the files.
+
+    Raises:
+        TorchProfError: nothing of a file can be read, or options exclude each other.
+    """
     name = ", ".join(map(repr, options.files))
     if options.peak_flops is not None and not options.steps:
         raise TorchProfError("--peak-flops is for the column MFU: use it with --steps")
-    if options.json and options.steps:
-        raise TorchProfError("--json is a form of averages and lines: use it without --steps")
     if options.by == "module":
-        return _show_modules(options)
+        return _modules(options)
     if options.sort not in _KEYS:
         raise TorchProfError(f"--sort {options.sort} needs --by module; without it: {', '.join(_KEYS)}")
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         sums, problems = read(*traces.paths, watch=watch)
     problems = [*traces.problems, *map(traces.named, problems)]
     notes = [] if options.lines else [f"{name}: {limit}" for limit in sums.limits]
-    try:
-        show(_text(sums, name, options))
-    finally:
-        for line in (*problems, *notes):
-            say(line)
-    return 1 if problems else 0
+    return FileSums(partial(_text, sums, name), problems, notes, bool(problems))
 
 
-def _show_modules(options: argparse.Namespace) -> int:
-    """Prints the averages by module of the file as a profile."""
+def _modules(options: argparse.Namespace) -> FileSums:
+    """The averages by module of the file as a profile."""
     from otel_torchprof._profile.loaded import checked_limit, load_watched
 
     if options.steps or options.lines:
@@ -328,12 +350,12 @@ def _show_modules(options: argparse.Namespace) -> int:
     with Traces([file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         prof = load_watched(traces.paths[0], checked_limit(None), partial(watch, traces.paths[0]))
     try:
-        show(_averages_text(prof.key_averages(group_by_module=True), _MODULE_FIELDS, options))
+        averages = prof.key_averages(group_by_module=True)
     except TorchProfError as error:
         raise TorchProfError(f"{file!r}: {error}") from error
-    for line in (*traces.problems, *(f"{file!r}: {note}" for note in prof.health.notes)):
-        say(line)
-    return int(bool(traces.problems) or prof.is_partial)
+    notes = [f"{file!r}: {note}" for note in prof.health.notes]
+    is_partial = bool(traces.problems) or prof.is_partial
+    return FileSums(partial(_averages_text, averages, _MODULE_FIELDS), traces.problems, notes, is_partial)
 
 
 def _averages_text(averages: EventList[FunctionEventAvg], fields: Sequence[str], options: argparse.Namespace) -> str:
@@ -362,6 +384,8 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
     limit, steps = options.rows, sorted((*sums.steps, *sums.pauses), key=lambda step: (step.start, step.number))
     if not sums.steps:
         raise TorchProfError(f"{name} has no steps; without --steps its averages are shown")
+    if options.json:
+        return json.dumps([_json(step) for step in steps], indent=1) + "\n"
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
     peak = options.peak_flops
     rates = [at for at in range(len(_RATES)) if _rate(steps, at, peak)]
@@ -392,6 +416,13 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
         speeds = "".join(f", {_rate(whole, at, peak)} {_RATES[at]}" for at in rates)
         lines.append(f"Steps: {len(durations):,}, median {middle}, longest {longest}{speeds}")
     return "\n".join((*lines, ""))
+
+
+def _json(step: DisplayedStep) -> dict[str, Any]:
+    """A step as JSON values; times in ns, phases in seconds."""
+    members = asdict(step)
+    amounts = zip(("tokens", "samples", "flops"), members.pop("amounts"), strict=True)
+    return {**members, **dict(amounts)}
 
 
 _RATES = ("tokens/s", "samples/s", "FLOP/s", "MFU")

@@ -59,6 +59,22 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: a file cannot be read, the query fails, or a package is missing.
     """
+    names, rows, problems, is_partial = queried(options)
+    for problem in problems:
+        say(problem)
+    if options.json:
+        show(json.dumps(records(names, rows), indent=1, default=str) + "\n")
+    else:
+        show(_as_csv(names, rows) if options.csv else aligned(names, rows))
+    return 1 if is_partial else 0
+
+
+def queried(options: argparse.Namespace) -> tuple[list[str], list[tuple[Any, ...]], list[str], bool]:
+    """The names of the result's columns, its rows, notes on the files, and whether a part of one could not be read.
+
+    Raises:
+        TorchProfError: as :func:`run`.
+    """
     from otel_torchprof._profile.loaded import checked_limit, load_watched
 
     duckdb = package_of("sql", "duckdb", "sql")
@@ -66,23 +82,20 @@ def run(options: argparse.Namespace) -> int:
     check(duckdb, options.query)
     limit = checked_limit(None) // len(options.files)
     tables: dict[str, list[Any]] = {name: [] for name in TABLES}
-    is_partial = False
+    notes, is_partial = [], False
     with reading(options.files, quiet=options.quiet) as watch:
         for path in options.files:
             prof = load_watched(path, max(limit, 1), partial(watch, path))
             for name, table in _tables_of(prof):
                 tables[name].append(table)
             is_partial |= prof.is_partial
-            for note in prof.health.notes:
-                say(f"{path!r}: {note}")
-    names, rows = result_of(duckdb, options.query, tables)
-    if options.json:
-        show(
-            json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in rows], indent=1, default=str) + "\n"
-        )
-    else:
-        show(_as_csv(names, rows) if options.csv else _aligned(names, rows))
-    return 1 if is_partial else 0
+            notes += [f"{path!r}: {note}" for note in prof.health.notes]
+    return *result_of(duckdb, options.query, tables), notes, is_partial
+
+
+def records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The rows as objects for JSON."""
+    return [dict(zip(names, map(_plain, row), strict=True)) for row in rows]
 
 
 @contextlib.contextmanager
@@ -142,7 +155,7 @@ def _as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """The rows as a table: numbers on the right, long texts cut."""
     cells = [[_cut("" if value is None else _text(value)) for value in row] for row in rows]
     titles = [printable(name) for name in names]

@@ -93,16 +93,22 @@ def _places(words: Sequence[str]) -> tuple[list[Path], list[int]]:
 
 
 def _print_once(sources: Sources, state: PageState, *, as_json: bool) -> int:
-    if sources.statuses is not None:
-        sources.statuses.poll()
-        sources.look(time.time_ns())  # which processes have boxes: their answers give the numbers of their steps
-    views = sources.look(time.time_ns())
+    views, notes = look_once(sources)
     if as_json:
         show(json.dumps([plain(view) for view in views], indent=1) + "\n")
     else:
         columns = shutil.get_terminal_size().columns
-        show("\n".join([*page(views, state, columns=columns, notes=_notes(sources, views)), ""]))
+        show("\n".join([*page(views, state, columns=columns, notes=notes), ""]))
     return 0 if views else 1
+
+
+def look_once(sources: Sources) -> tuple[list[ProcessView], list[str]]:
+    """What the processes do now, and notes on those that cannot be seen; takes at most two seconds."""
+    if sources.statuses is not None:
+        sources.statuses.poll()
+        sources.look(time.time_ns())  # which processes have boxes: their answers give the numbers of their steps
+    views = sources.look(time.time_ns())
+    return views, _notes(sources, views)
 
 
 def _display(terminal: Screen, sources: Sources, state: PageState, clock: Callable[[], float] = time.monotonic) -> None:

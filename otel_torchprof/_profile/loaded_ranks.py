@@ -106,7 +106,7 @@ def _files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
         folder = Path(paths)
         if not folder.is_dir():
             raise TorchProfError(f"{str(folder)!r} is no folder: give one, or a list of files")
-        names = sorted(str(each) for each in folder.iterdir() if _is_trace(each.name))
+        names = sorted(str(each) for each in folder.iterdir() if is_trace(each.name))
     else:
         names = [os.fspath(path) for path in paths]
     if not names:
@@ -116,5 +116,6 @@ def _files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     return names
 
 
-def _is_trace(name: str) -> bool:
+def is_trace(name: str) -> bool:
+    """Whether a file has the name of a trace or a black box."""
     return name.removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES)

@@ -20,6 +20,7 @@ GUIDES = {
     "diff": "[Training jobs](training.md)",
     "report": "[Profile code](profile.md#send-a-report)",
     "sql": "[Columns](columns.md#arrow-parquet-and-sql)",
+    "mcp": "[Training jobs](training.md#ask-a-language-model)",
     "merge": "[Several ranks](ranks.md)",
     "convert": "[Profile code](profile.md)",
     "send": "[Backends](backends.md)",
