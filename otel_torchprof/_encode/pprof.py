@@ -14,8 +14,9 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import blocks
 from otel_torchprof._columns.phases import PHASES
 from otel_torchprof._model.averages import grouped
+from otel_torchprof._model.call_tree import paths_of
 from otel_torchprof._model.frames import CALL, distinct
-from otel_torchprof._model.paths import event_amounts, path_sums
+from otel_torchprof._model.paths import event_amounts, event_parents
 from otel_torchprof._model.tree import display_name
 
 from .protobuf import message, number, put_pieces, put_varints, starts_of, tag, varint_sizes
@@ -32,14 +33,8 @@ SELF_TIME = "time"
 """Type of the values that programs show first: some those that the file names, others, such as speedscope, the last ones."""
 SAMPLED = (("samples", "count"), ("sampled", "nanoseconds"))
 """Type and unit of the values of sampled stacks, if there are any."""
-VALUES = (
-    ("allocated", "bytes", "allocated"),
-    ("flops", "count", "flops"),
-    ("device", "nanoseconds", "device"),
-    ("calls", "count", "count"),
-    (SELF_TIME, "nanoseconds", "self_time"),
-)
-"""Type and unit of the values of calls, and the sum of a path; the first three only if there are any."""
+VALUES = {"allocated": "bytes", "flops": "count", "device": "nanoseconds", "calls": "count", SELF_TIME: "nanoseconds"}
+"""Types and units of the values of calls; the first three only if there are any."""
 _ALWAYS = ("calls", SELF_TIME)
 _SAMPLES = 1 << 13
 """Samples of the profile that are encoded at a time."""
@@ -74,23 +69,24 @@ def encode(table: EventTable, window: tuple[int, int]) -> Iterator[bytes]:
         window: start and end of the recording, Unix ns.
     """
     profile = _Profile(table.rank)
-    paths = path_sums(table.info)
-    amounts = event_amounts(table.info)
-    used = [value for value in VALUES if value[0] in _ALWAYS or amounts[value[2]].any()]
+    view, allocated = table.info.view, table.info.allocated
+    kinds, code = distinct(view.display_name[view.rows].astype(np.int64) << 8 | table.column("kind"))
+    parents, of_kinds, path = paths_of(event_parents(table.info), code)
+    amounts = {**event_amounts(table.info), **({} if allocated is None else {"allocated": allocated})}
+    used = [name for name in VALUES if name in _ALWAYS or (name in amounts and amounts[name].any())]
     samples = table.batch.samples
-    types = [*(() if samples is None else SAMPLED), *(value[:2] for value in used)]
+    types = [*(() if samples is None else SAMPLED), *((name, VALUES[name]) for name in used)]
     labels = profile.labels(table.steps_at(table.column("start")), table.phases)
     width = int(labels.max(initial=0)) + 1
-    keys, group = distinct(paths.path * width + labels)
-    sums = grouped(group, len(keys), len(group), {name: amounts[name] for *_, name in used})
+    keys, group = distinct(path * width + labels)
+    sums = grouped(group, len(keys), len(group), {name: amounts[name] for name in used})
     stack = keys[group[sums.first]]
     values = np.zeros((len(stack), len(types)), dtype=np.int64)
-    for place, (*_, name) in enumerate(used, len(types) - len(used)):
+    for place, name in enumerate(used, len(types) - len(used)):
         values[:, place] = np.maximum(sums.amounts[name], 0)
     names = table.batch.names
-    codes, location = distinct(paths.name.astype(np.int64))
-    of_names = np.array([profile.call(display_name(names[code])) for code in codes.tolist()], dtype=np.int64)
-    tree = _CallTree(paths.parent, of_names[location] if len(codes) else location)
+    locations = np.array([profile.call(display_name(names[kind >> 8])) for kind in kinds.tolist()], dtype=np.int64)
+    tree = _CallTree(parents, locations[of_kinds] if len(kinds) else of_kinds)
     yield from profile.rows(tree, _PprofSamples(stack // width, values, stack % width))
     if samples is not None and len(samples):
         yield from profile.rows(*_sampled(profile, table, samples, len(types)))

@@ -8,13 +8,13 @@ import numpy as np
 
 from otel_torchprof._answers.kept_memory import kept_memory
 from otel_torchprof._columns.arrays import distinct_values
-from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.schema import MEMORY_KIND, WORK_KIND, Kind, Scope, WorkFlag
 from otel_torchprof._model.call_tree import CallTree, call_tree
 from otel_torchprof._model.device_work import work_places
 from otel_torchprof._model.devices import device_name
 from otel_torchprof._model.frames import MODULE_PREFIX
-from otel_torchprof._model.memory import device_number, places, places_of
+from otel_torchprof._model.memory import device_number, places_of
+from otel_torchprof._model.paths import event_amounts, event_parents
 from otel_torchprof._model.tree import display_name
 from otel_torchprof.errors import TorchProfError
 
@@ -58,25 +58,14 @@ def tree_of(source: EventSource, keys: Keys) -> CallTree:
     info = _info(source)
     view, batch = info.view, info.view.batch
     kind = batch["kind"][view.rows]
-    parent = view.parent.astype(np.int64)
-    sums = {
-        "calls": np.ones(len(view), np.int64) if view.calls is None else view.calls,
-        "time": view.self_time,
-        "flops": info.flops,
-    }
-    own = info.device_time("self_device_time_total")
     is_shown = kind != MEMORY_KIND
-    if own is not None:
+    if batch.work is not None:
         is_work = kind == WORK_KIND
-        if batch.work is not None:
-            work = work_places(batch)[view.rows[is_work]]
-            parent[is_work] = places(view, rows_of(batch, batch.work["event"][work]))
-            is_shown[is_work] = (batch.work["flags"][work] & WorkFlag.ANNOTATION) == 0
-            own = np.where(is_work, own, 0)
-        sums["device"] = own
-    sums |= _allocated(info)
-    key = _keys_of(info, keys)
-    chosen = {name: column for name, column in sums.items() if column is not None and column.any()}
+        work = work_places(batch)[view.rows[is_work]]
+        is_shown[is_work] = (batch.work["flags"][work] & WorkFlag.ANNOTATION) == 0
+    parent, key = event_parents(info), _keys_of(info, keys)
+    sums = {**event_amounts(info), **_allocated(info)}
+    chosen = {name: column for name, column in sums.items() if column.any()}
     outside = {name: int(column[-1]) for name, column in chosen.items() if len(column) > len(view)}
     rows = np.flatnonzero(is_shown)
     place = np.full(len(view) + 1, -1, np.int64)

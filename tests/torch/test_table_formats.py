@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
-from otel_torchprof._model.paths import path_sums
+from otel_torchprof._model.call_tree import call_tree
+from otel_torchprof._model.paths import event_amounts, event_parents
 from otel_torchprof._model.tree import display_name
 
 REASON = "tries tables of pyarrow"
@@ -45,20 +47,19 @@ def averages(prof):
 
 
 def test_paths(prof):
-    """Sums by path, added up by name, are the averages; allocations are all that were recorded; times are nested."""
+    """Sums by path, added up by name, are the averages; times without those of children add up."""
     info = prof.events()._source.with_modules()
-    sums, names = path_sums(info), info.view.batch.names
+    view, amounts = info.view, event_amounts(info)
+    tree = call_tree(event_parents(info), view.display_name[view.rows].astype(np.int64), amounts)
     found = {}
-    for number, name in enumerate(sums.name.tolist()):
-        columns = (sums.count, sums.total, sums.flops, sums.self_time)
-        before = found.get(key := display_name(names[name]), (0, 0, 0, 0))
-        found[key] = tuple(old + int(column[number]) for old, column in zip(before, columns, strict=True))
-    for name, (*expected, own) in averages(prof).items():
-        assert list(found[name][:3]) == expected, name
-        assert own is None or own == found[name][3]
-    size = prof.memory["bytes"]
-    assert sums.allocated.sum() == size[size > 0].sum()
-    assert sums.self_time.sum() == prof._event_table().info.view.self_time.sum()
+    for number, name in enumerate(tree.key.tolist()):
+        columns = (tree.own[column].item(number) for column in ("calls", "flops", "time"))
+        before = found.get(key := display_name(view.batch.names[name]), (0, 0, 0))
+        found[key] = tuple(old + new for old, new in zip(before, columns, strict=True))
+    for name, (calls, _, flops, own) in averages(prof).items():
+        assert found[name][:2] == (calls, flops), name
+        assert own is None or own == found[name][2]
+    assert tree.own["time"].sum() == view.self_time.sum()
 
 
 def test_parquet_and_sql(prof, tmp_path, capsys):
