@@ -115,16 +115,19 @@ class Tracks:
         self._place_on_lanes(spans, strays, tids)
         return np.concatenate((rows[off[rows] == 0], strays)), tids
 
-    def listed(self) -> Iterator[tuple[int, str, int]]:
-        """Yields id, name and place in the display of each track; lanes have places up to 1,000."""
-        # Lanes, on which requests are, above threads.
-        yield from ((tid, f"spans {lane}", lane) for lane, tid in enumerate(self._lane_tids, 1))
-        for place, track in enumerate(self._threads.values()):
-            yield track.tid, track.name, LARGEST_TID // 2 + place
+    def lanes(self) -> Iterator[tuple[int, str]]:
+        """Yields id and name of each track that is a lane."""
+        return ((tid, f"spans {lane}") for lane, tid in enumerate(self._lane_tids, 1))
+
+    def threads(self) -> Iterator[tuple[int, str]]:
+        """Yields id and name of each track that is that of a thread."""
+        return ((track.tid, track.name) for track in self._threads.values())
 
     def news(self) -> Iterator[str]:
         """Yields names and positions of the tracks that are not in the file yet, as metadata events."""
-        for tid, name, place in list(self.listed()):
+        # Lanes, on which requests are, above threads.
+        known = [*enumerate(self.lanes(), 1), *enumerate(self.threads(), LARGEST_TID // 2)]
+        for place, (tid, name) in known:
             if tid not in self._reported:
                 self._reported.add(tid)
                 yield from track_events(self._pid, tid, name, place)

@@ -17,7 +17,6 @@ from otel_torchprof._model.span_table import AttributeType
 from otel_torchprof._native.encoders import PIECE_SIZE, encode_perfetto, encode_perfetto_counter
 
 from .chrome import total_track
-from .chrome_json import LARGEST_TID
 from .chrome_spans import Columns, service_name
 from .chrome_tracks import Tracks
 from .protobuf import message, number
@@ -41,10 +40,10 @@ class _Field:
     """Numbers of fields of ``perfetto.protos``."""
 
     PACKET = 1
-    TIMESTAMP, SEQUENCE, INTERNED, FLAGS, DESCRIPTOR, CLOCKS = 8, 10, 12, 13, 60, 6
+    SEQUENCE, INTERNED, FLAGS, DESCRIPTOR = 10, 12, 13, 60
     CATEGORIES, NAMES, KEYS, TEXTS = 1, 2, 3, 29
     """Of ``InternedData``."""
-    UUID, NAME, PROCESS, THREAD, PARENT, COUNTER, RANK = 1, 2, 3, 4, 5, 8, 12
+    UUID, NAME, PROCESS, THREAD, PARENT, COUNTER = 1, 2, 3, 4, 5, 8
     """Of ``TrackDescriptor``."""
 
 
@@ -58,7 +57,7 @@ class Counter(NamedTuple):
 
 
 def encode(spans: SpanList, pid: int, counters: Iterable[Counter] = ()) -> Iterator[bytes]:
-    """Encodes spans as a whole file, in pieces of about 1 MiB, natively and without the GIL; some 60 bytes per span.
+    """Encodes spans as a whole file, in pieces of about 1 MiB, natively and without the GIL: some 210 bytes and 0.45 us per span.
 
     Raises:
         ValueError: the table does not fit together.
@@ -66,21 +65,22 @@ def encode(spans: SpanList, pid: int, counters: Iterable[Counter] = ()) -> Itera
     """
     process = message(_Field.PROCESS, number(1, pid) + _text(6, service_name(spans.resource)))
     yield _descriptor(_PROCESS, process)
-    lanes, tracks_before = Tracks(pid), _PROCESS
+    tracks, tracks_before = Tracks(pid), _PROCESS
     if len(spans):
         columns = Columns(spans)
-        order, tids = _by_track(*lanes.place(columns.outlines))
+        order, tids = _by_track(*tracks.place(columns.outlines))
         columns.lay_out(order, tids)
         tids = tids[order]
         first = np.flatnonzero(np.append(True, tids[1:] != tids[:-1]))
         uuids = np.arange(_PROCESS + 1, _PROCESS + 1 + len(first), dtype=np.uint64)
         uuid_of = dict(zip(tids[first].tolist(), uuids.tolist(), strict=True))
-        yield b"".join(_track(uuid_of[tid], pid, tid, name, rank) for tid, name, rank in lanes.listed())
+        yield b"".join(_track(uuid_of[tid], _text(_Field.NAME, name)) for tid, name in tracks.lanes())
+        yield b"".join(_track(uuid_of[tid], _thread(pid, tid, name)) for tid, name in tracks.threads())
         yield from _spans(columns, np.repeat(uuids, np.diff(np.append(first, len(tids)))))
         tracks_before += len(first)
     for uuid, counter in enumerate(counters, tracks_before + 1):
         unit = message(_Field.COUNTER, number(3, 3))  # UNIT_SIZE_BYTES
-        yield _descriptor(uuid, _text(_Field.NAME, counter.name) + number(_Field.PARENT, _PROCESS) + unit)
+        yield _track(uuid, _text(_Field.NAME, counter.name) + unit)
         yield from encode_perfetto_counter(counter.time, counter.value, track=uuid, sequence=_SEQUENCE)
 
 
@@ -154,13 +154,13 @@ def _interned(entries: Iterable[tuple[int, int, str]]) -> Iterator[bytes]:
     yield _packet(message(_Field.INTERNED, b"".join(parts)) + number(_Field.FLAGS, flags))
 
 
-def _track(uuid: int, pid: int, tid: int, name: str, rank: int) -> bytes:
-    """A thread, or a lane."""
-    title = name or f"thread {tid}"
-    if rank < LARGEST_TID // 2:
-        return _descriptor(uuid, _text(_Field.NAME, title) + number(_Field.PARENT, _PROCESS))
-    thread = number(1, pid) + number(2, tid) + _text(5, title)
-    return _descriptor(uuid, message(_Field.THREAD, thread) + number(_Field.PARENT, _PROCESS))
+def _track(uuid: int, rest: bytes) -> bytes:
+    """A track of the process."""
+    return _descriptor(uuid, rest + number(_Field.PARENT, _PROCESS))
+
+
+def _thread(pid: int, tid: int, name: str) -> bytes:
+    return message(_Field.THREAD, number(1, pid) + number(2, tid) + _text(5, name or f"thread {tid}"))
 
 
 def _descriptor(uuid: int, rest: bytes) -> bytes:

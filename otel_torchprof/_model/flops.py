@@ -303,9 +303,9 @@ def group_flops(batch: Batch, group: npt.NDArray[np.int64], groups: int) -> npt.
 
     ``group``: of each row, -1 for none. Costs what :func:`flops_of` does.
     """
-    is_elementwise = np.array([name in _ELEMENTWISE for name in batch.names], dtype=np.bool_)[batch["name"]]
-    counted = flops_of(batch)
-    rows = np.flatnonzero((counted != 0) & ~is_elementwise & (group >= 0))
+    counted, elementwise = flops_of(batch), batch.names.matching(tuple(_ELEMENTWISE))
+    rows = np.flatnonzero((counted != 0) & (group >= 0))
+    rows = rows if elementwise is None else rows[~elementwise[batch["name"][rows]]]
     sums = np.zeros(groups)
     np.add.at(sums, group[rows], counted[rows])
     return sums

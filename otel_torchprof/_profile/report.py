@@ -86,6 +86,8 @@ class RecordingSums:
         self.tables: dict[str, Rows] = {}
         self.memory: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.problems: list[str] = []
+        """Notes of files that could not be read completely."""
         self.events = 0
         self._window: tuple[int, int] | None = None
 

@@ -38,7 +38,8 @@ def write_report(paths: Sequence[str], output: str, names: Sequence[str], watch:
     """
     recording, steps = _read(paths, names, watch)
     file.write(output, [page(report_of(recording, steps))])
-    return [] if steps.explanation is None else [*steps.explanation.problems]
+    of_steps = [] if steps.explanation is None else steps.explanation.problems
+    return list(dict.fromkeys((*recording.problems, *of_steps)))
 
 
 def write_diff_report(before: str, after: str, output: str, watch: Watch) -> Difference:
@@ -64,4 +65,5 @@ def _read(paths: Sequence[str], names: Sequence[str], watch: Watch) -> tuple[Rec
             prof = load_watched(path, checked_limit(None), partial(watch, path))
             notes = [note if path in note else f"{path!r}: {note}" for note in prof.health.notes]
             recording.add(prof._summed(), notes, shown[path] if more else "")  # noqa: SLF001 - no method for users
+            recording.problems += notes if prof.is_partial else ()
         return recording, steps.result()

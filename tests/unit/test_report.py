@@ -21,7 +21,7 @@ from otel_torchprof._profile import report
 from otel_torchprof._profile.call_sums import sampled_tree
 from otel_torchprof.parsers import BlackBoxOptions
 
-HOSTILE = '</script><script>document.title="gone"</script><img src=x onerror=alert(1)>\x1b[31m\u202e\udc80'
+HOSTILE = '</script><script>document.title="changed"</script><img src=x onerror=alert(1)>\x1b[31m\u202e\udc80'
 LONG = "x" * 10_000
 
 

@@ -11,7 +11,9 @@ from explained_files import kineto, piece
 from otel_torchprof._cli import main as cli
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome in PATH")
-HOSTILE = '</script><script>document.title="gone"</script><img src=http://127.0.0.1:9/x onerror=document.title="gone">'
+HOSTILE = (
+    '</script><script>document.title="changed"</script><img src=http://127.0.0.1:9/x onerror=document.title="changed">'
+)
 
 
 @pytest.fixture

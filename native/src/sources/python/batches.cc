@@ -14,7 +14,7 @@ constexpr int kDepth = 4;  // of what lies in one another
 constexpr Py_ssize_t kMostItems = 16;
 constexpr const char* kTokens = "input_ids";
 
-// New references; null where there is none, without an exception.
+// A new reference; null where there is none, without an exception.
 class Owned {
  public:
   explicit Owned(PyObject* object) : d_object(object) {
@@ -31,14 +31,13 @@ class Owned {
 };
 
 bool is_tensor(PyObject* object) {
-  static PyObject* type = nullptr;  // lives as long as torch
-  if (type != nullptr) return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type;
-  Owned modules(PyImport_GetModule(Owned(PyUnicode_FromString("torch")).get()));
-  Owned tensor(modules.get() == nullptr ? nullptr : PyObject_GetAttrString(modules.get(), "Tensor"));
-  if (tensor.get() == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(object)) != tensor.get()) return false;
-  Py_INCREF(tensor.get());
-  type = tensor.get();
-  return true;
+  static PyObject* type = nullptr;  // owned, for as long as there are loaders
+  if (type == nullptr) {
+    Owned torch(PyImport_GetModule(Owned(PyUnicode_FromString("torch")).get()));
+    type = torch.get() == nullptr ? nullptr : PyObject_GetAttrString(torch.get(), "Tensor");
+    if (type == nullptr) PyErr_Clear();
+  }
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type;
 }
 
 // What was found in a batch; negative: nothing yet.

@@ -122,8 +122,8 @@ struct PythonThread {
   uint32_t loops_run = 0;     // the value of g_loops_run when a loop was last seen on it
   // What can end a step has come since the latest phase that was asked for its usage: 1: a backward pass; 2: more.
   uint8_t may_begin_step = 0;
-  // What the system has said of it, see thread_usage.cc.
   Loaded loaded{};
+  // What the system has said of it, see thread_usage.cc.
   int64_t usage_of = 0, switches = 0, asked_at = 0, runnable = -1, running = 0, of_process = 0;
 };
 
