@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_torchprof.errors import TorchProfError, printable_lines
+from otel_torchprof.parsers import nearest
 from otel_torchprof.version import __version__
 
 from . import (
@@ -90,7 +92,11 @@ def _documentation() -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit status: 0, 1 with a message on stderr, 130 after Ctrl-C, or as the command says."""
-    options = _parser().parse_args(diff_command.with_commands(sys.argv[1:] if arguments is None else arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    if meant := _meant(words):
+        parser.error(f"{words[0]!r} is no command; did you mean otel-torchprof {meant}?")
+    options = parser.parse_args(diff_command.with_commands(words))
     try:
         status: int = _COMMANDS[options.command].run(options)
     except (TorchProfError, OSError, KeyboardInterrupt) as error:
@@ -104,6 +110,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"cannot write the result: {error.strerror}" if isinstance(error, OSError) else str(error))
         return 1
     return status
+
+
+def _meant(words: Sequence[str]) -> str:
+    """What the command line may have been meant to be, where it begins with no command: empty if it does, or nothing is near."""
+    if not words or words[0] in _COMMANDS:
+        return ""
+    if words[0] == "-m" or words[0].endswith(".py"):
+        return shlex.join(["run", *words])
+    if Path(words[0]).is_file():
+        return shlex.join(["show", *words])
+    command = nearest(words[0], _COMMANDS)
+    return shlex.join([command, *words[1:]]) if command else ""
 
 
 def _abandon_stdout() -> None:

@@ -103,6 +103,24 @@ def test_table_and_files(here, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["train.py", "--epochs", "3"], "run train.py --epochs 3"),
+        (["-m", "package"], "run -m package"),
+        (["trace.json"], "show trace.json"),
+        (["shwo", "trace.json"], "show trace.json"),
+    ],
+)
+def test_a_forgotten_command_is_suggested(here, capsys, words, meant):
+    """A command line that begins with a script, a file or a misspelt command is answered with the one that was meant."""
+    (here / "trace.json").write_text("[]")
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 2
+    assert f"{words[0]!r} is no command; did you mean otel-torchprof {meant}?\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "status", "said"),
     [
         (["run"], 1, "there is no script to run"),
