@@ -64,7 +64,7 @@ def main() -> None:
     text = f"{_circumstances(load)}\n\n{markdown(table)}\n"
     sys.stdout.write(text)
     if options.output:
-        Path(options.output).write_text(text)
+        Path(options.output).write_text(f"# Benchmarks of {time.strftime('%Y-%m-%d')}\n\n{text}")
 
 
 def _options() -> argparse.Namespace:
@@ -79,7 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--python", action="append", help="another interpreter to measure calls under; may be given several times"
     )
-    parser.add_argument("--output", help="file to write the table to as well")
+    parser.add_argument("--output", help="file to write the page of the table to as well, in benchmarks/results")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What a program sees of this package: what ``docs/costs.md`` says in a table, and nothing else."""
+"""What a program sees of this package: what ``docs/how-it-works.md`` says in a table, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DETAILS = ("off", "metrics", "steps", "modules", "ops", "frames")
 
 def stated() -> set[tuple[str, str]]:
     """The rows of the table: what is seen, at which details."""
-    page = (ROOT / "docs" / "costs.md").read_text()
+    page = (ROOT / "docs" / "how-it-works.md").read_text()
     part = page[page.index("## What a program sees of it") :]
     rows = re.findall(r"^\| (.+?) \| .+? \| (.+?) \|$", part, re.MULTILINE)[1:]
     found = set()
