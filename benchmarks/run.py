@@ -46,7 +46,7 @@ SUBJECTS = (
 )
 
 
-BY_NAME = ("attach", "instructions", "verdicts")
+BY_NAME = ("attach", "instructions", "late_ranks", "verdicts")
 """Only where they are asked for: these take long, or need a tool that is not everywhere."""
 
 

@@ -144,6 +144,26 @@ void the_main_thread_of_a_rank_hangs_with_nothing_open_too() {
   CHECK_EQ(next_hang(), static_cast<uint32_t>(getpid()));
 }
 
+void a_rank_that_enqueues_collectives_and_nothing_else_moves() {
+  BoxFile file;
+  OpenBox box(file);
+  leaf("before");
+  Watching watching;
+  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
+  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 0, 0, ""};
+  int64_t begun = otp_now_ns(), last = begun, longest = 0, before_longest = 0;
+  while (last - begun < 6 * static_cast<int64_t>(kLimit)) {
+    api().collective_completed(api().collective_enqueued(&call), 0);
+    int64_t now = otp_now_ns();
+    if (now - last > longest) longest = now - last, before_longest = last;
+    last = now;
+  }
+  if (longest < static_cast<int64_t>(kLimit))
+    before_longest = last;  // else the machine held this thread up for so long
+  CHECK_EQ(next_hang(), static_cast<uint32_t>(getpid()));
+  CHECK(Contents(file)->hang_since >= before_longest - 2'000'000);
+}
+
 void a_collective_is_told_before_it_times_out() {
   BoxFile file;
   OpenBox box(file);
@@ -294,6 +314,7 @@ int main() {
   RUN_CLEAN(an_own_thread_that_waits_inside_a_label_is_none);
   RUN_CLEAN(what_may_take_long_is_waited_for);
   RUN_CLEAN(the_main_thread_of_a_rank_hangs_with_nothing_open_too);
+  RUN_CLEAN(a_rank_that_enqueues_collectives_and_nothing_else_moves);
   RUN_CLEAN(a_collective_is_told_before_it_times_out);
   RUN_CLEAN(a_pause_before_the_loop_says_nothing_of_pauses_in_it);
   RUN_CLEAN(it_ends_for_those_who_wait_and_in_a_forked_child);

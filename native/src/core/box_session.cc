@@ -44,6 +44,7 @@ uint64_t collective_enqueued(const otp_blackbox_call* call) {
   std::lock_guard<std::mutex> hold(all.mutex);
   if (all.box == nullptr) return 0;
   uint64_t ticket = ++all.last_collective;
+  if (thread != nullptr) ++thread->collectives;
   all.box->add_collective(ticket, *call, thread == nullptr ? 0 : thread->info.os_tid);
   return ticket;
 }

@@ -126,11 +126,13 @@ Progress progress_of(const ThreadBuffer& thread) {
   found.chunk = chunk == nullptr ? 0 : chunk->sequence;
   found.published = chunk == nullptr ? 0 : chunk->readable_bytes();
   found.depth = thread.depth.get();
+  found.collectives = thread.collectives;
   return found;
 }
 
 bool is_same(const Progress& one, const Progress& other) {
-  return one.chunk == other.chunk && one.published == other.published && one.depth == other.depth;
+  return one.chunk == other.chunk && one.published == other.published && one.depth == other.depth &&
+         one.collectives == other.collectives;
 }
 
 struct Hang {

@@ -59,6 +59,7 @@ class NamesByText {
 // What a thread had done when the hang watch last saw it do anything.
 struct Progress {
   uint64_t chunk = 0, published = 0, depth = 0;
+  uint64_t collectives = 0;  // that it has enqueued: a loop may have nothing else
   uint64_t since_ticks = 0;  // 0: it was not looked at yet
   uint64_t since_ns = 0, longest_ns = 0;
   bool in_loop = false;  // it was in the loop meanwhile: the time that imports and builds take says nothing of the loop
@@ -71,6 +72,7 @@ struct ThreadBuffer : hot::Thread {
 
   otp_thread info{};
   Chunk* open_chunk = nullptr;  // that `chunk` is the head of
+  uint64_t collectives = 0;     // enqueued with a box open
   uint32_t references = 1;      // the thread itself, and one per cursor
   bool exited = false;
   std::vector<EndedElsewhere> ended_elsewhere;  // on the stack still, until the thread comes by
