@@ -56,6 +56,7 @@ def instrumented(worker: Worker) -> None:
                 tracer_provider=provider,
                 detail=worker.random.choice(["off", "metrics", "steps", "modules", "ops", "frames"]),
                 record_shapes=worker.chance(0.3),
+                sampling=worker.random.choice([False, True, 1000]),
                 frames=frame_filter(worker) if worker.chance(0.3) else None,
                 policy=policy(worker),
                 skip_dep_check=True,

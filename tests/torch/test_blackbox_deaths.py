@@ -7,6 +7,8 @@ import random
 import re
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ import preloaded
 import pytest
 
 from otel_torchprof._columns.schema import Flag
+from otel_torchprof._files import box_file
 from otel_torchprof._files.box_reading import read_box
 
 if TYPE_CHECKING:
@@ -132,3 +135,49 @@ def test_ranks_that_a_launcher_starts(tmp_path):
         assert contents.info["rank"] == rank
         is_open = (contents.batch["flags"] & Flag.UNFINISHED) != 0
         assert f"of rank {rank}" in {contents.batch.names[index] for index in contents.batch["name"][is_open]}
+
+
+GREEDY = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+import torch
+import otel_torchprof as otp
+otp.TorchInstrumentor().instrument(blackbox=f"ops,{sys.argv[2]}", detail="metrics")
+held = []
+with otp.record_function("collects"):
+    while True:
+        held.append(torch.ones(1 << 20))
+"""
+
+
+@pytest.fixture
+def small_cgroup():
+    """A cgroup whose processes have 500 MB of memory."""
+    known = box_file._memory_events().get("memory_events")
+    if known is None:
+        pytest.skip("this system has no cgroups that count what the kernel kills")
+    folder = Path(known).parent / f"otel-torchprof-test-{os.getpid()}"
+    limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if "oom_control" in known else ("memory.max",)
+    try:
+        folder.mkdir()
+        for limit in limits:
+            if limit != "memory.memsw.limit_in_bytes" or (folder / limit).exists():
+                (folder / limit).write_text(str(500 << 20))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"this user may make no cgroup with a limit: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_process_that_the_kernel_kills_for_memory(tmp_path, small_cgroup):
+    """An autopsy says that the kernel has killed a process of its cgroup, and what it was in."""
+    command = [sys.executable, "-c", GREEDY, small_cgroup, tmp_path]
+    done = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    command = [sys.executable, "-m", "otel_torchprof", "autopsy", tmp_path]
+    said = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=False).stdout
+    assert "the kernel has killed 1 process of its cgroup for lack of memory; last seen at " in said
+    assert " in collects" in said
