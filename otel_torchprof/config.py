@@ -318,8 +318,8 @@ RECORD_SHAPES = Option(
 )
 PROFILE_MEMORY = Option(
     DETAIL.variable,
-    "`true`: follows torch's allocations, on the thread that imports torch, for the report of a program that runs out of memory; "
-    "torch's own profiler cannot run there meanwhile",
+    "`true`: follows torch's allocations, on the thread that imports torch: of each span, and for the report of a program that runs "
+    "out of memory; torch's own profiler cannot run there meanwhile",
     "memory",
     parse=parsers.switch,
     check=parsers.boolean("True, False, or None: the default"),

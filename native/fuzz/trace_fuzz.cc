@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text = otp::fuzz::changed(kTrace, data + 4, size - 4, kPieces);
   const Document whole = read_document(text);
   const std::vector<size_t> sizes = {data[0] + size_t{1}, data[1] + size_t{1}, data[2] % 64 + size_t{1}};
-  const Document cut = read_document(text, sizes, data[3] % 8 + 1);
+  const Document cut = read_document(text, sizes, OTP_TRACE_ROWS_PER_SPAN + data[3] % 8);
   REQUIRE(whole.status != OTP_TRACE_MORE && whole.status != OTP_TRACE_FULL && whole.status == cut.status);
   REQUIRE(whole.rows == cut.rows && whole.members == cut.members && whole.inputs == cut.inputs);
   REQUIRE(whole.works.size() == cut.works.size() && whole.memory.size() == cut.memory.size());
@@ -55,8 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   REQUIRE(sums.status == cut_sums.status && sums.rows == cut_sums.rows && sums.attributes == cut_sums.attributes);
   const otp_clock_line lines[] = {{1000, 5, 0.5}};
   const otp_trace_target target = {data[0], data[1], lines, 1, int64_t{OTP_TRACE_IDS}, 3};
-  const Document written = DocumentReader(1).rewrite(text, target, {SIZE_MAX});
-  const Document cut_written = DocumentReader(1).rewrite(text, target, sizes);
+  const Document written = DocumentReader(OTP_TRACE_ROWS_PER_SPAN).rewrite(text, target, {SIZE_MAX});
+  const Document cut_written = DocumentReader(OTP_TRACE_ROWS_PER_SPAN).rewrite(text, target, sizes);
   REQUIRE(written.status == cut_written.status && written.output == cut_written.output);
   REQUIRE(written.figures.unusable == cut_written.figures.unusable && written.consumed == cut_written.consumed);
   // What is JSON is copied as it is: an event begins with a comma, of which a list begins with none.

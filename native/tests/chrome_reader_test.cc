@@ -59,7 +59,7 @@ void every_fact() {
 void any_pieces_are_the_same() {
   const Document whole = read_document(kTrace);
   for (size_t size = 1; size < 40; ++size) {
-    for (uint64_t capacity : {1, 2, 64}) {
+    for (uint64_t capacity : {OTP_TRACE_ROWS_PER_SPAN, OTP_TRACE_ROWS_PER_SPAN + 1, 64}) {
       const Document read = read_document(kTrace, {size}, capacity);
       CHECK_EQ(read.status, whole.status);
       CHECK(read.rows == whole.rows);

@@ -15,7 +15,7 @@ using otp::testing::DocumentReader;
 constexpr otp_trace_target kTarget = {0, 0, nullptr, 0, 2 * int64_t{OTP_TRACE_IDS}, 3};
 
 Document rewritten(const std::string& events, const otp_trace_target& target = kTarget) {
-  return DocumentReader(1).rewrite("[" + events + "]", target, {SIZE_MAX});
+  return DocumentReader(OTP_TRACE_ROWS_PER_SPAN).rewrite("[" + events + "]", target, {SIZE_MAX});
 }
 
 void check_event(const std::string& event, const std::string& expected) {
@@ -58,7 +58,7 @@ void processes_are_added_and_tracks_named_once() {
   const std::string labels = "{\"ph\":\"M\",\"name\":\"process_labels\",\"pid\":";
   const std::string events = process + "," + track + "," + track + "," + labels + "7}," + labels + "8}," +
                              "{\"ph\":\"i\",\"ts\":1,\"pid\":\"GPU\"},{\"ph\":\"i\",\"ts\":1}";
-  DocumentReader reader(1);
+  DocumentReader reader(OTP_TRACE_ROWS_PER_SPAN);
   const Document first = reader.rewrite("[" + events + "]", kTarget, {SIZE_MAX});
   CHECK_EQ(first.output,
            ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":3,\"tid\":1,\"args\":{\"name\":\"a\"}}"

@@ -66,6 +66,24 @@ void sessions_without_memory_have_none() {
   CHECK_EQ(of_session->memory_count, 1u);
 }
 
+// Who follows contexts gets what is inside its events; the rest may be that of a context that is muted.
+void who_follows_contexts_has_memory_inside_its_events() {
+  otp_session_options requested = with_memory();
+  requested.contexts = 1;
+  Session session(requested);
+  allocate(8);
+  leaf("leaf");
+  begin("outer");
+  allocate(16);
+  end("outer");
+  allocate(32);
+  session.stop();
+  Batch batch(session.drain());
+  CHECK_EQ(batch->memory_count, 1u);
+  CHECK_EQ(batch->memory_bytes[0], 16);
+  CHECK_EQ(batch->memory_event[0], batch->id[batch.row("outer")]);
+}
+
 // While an event is open over several drains, what is allocated inside it names it in each.
 void an_event_that_is_still_open_is_named() {
   Session session(with_memory());
@@ -119,6 +137,7 @@ void strings_are_interned() {
 int main() {
   RUN_CLEAN(memory_stands_inside_the_innermost_event);
   RUN_CLEAN(sessions_without_memory_have_none);
+  RUN_CLEAN(who_follows_contexts_has_memory_inside_its_events);
   RUN_CLEAN(an_event_that_is_still_open_is_named);
   RUN_CLEAN(recorded_and_dropped_are_produced);
   RUN_CLEAN(strings_are_interned);

@@ -82,7 +82,6 @@ def _lacking_in_spans(prof: LoadedProfile) -> list[str]:
     losses = {
         _SAMPLES: prof.samples is not None,
         "device times are only attributes of spans in the output": prof.devices is not None,
-        "allocations are only attributes of spans in the output": prof.memory is not None,
         "calls of Python functions are labels in the output, and no stacks": (kinds == Kind.FRAME).any(),
         "steps are labels in the output, and events": prof.steps and not prof.labels_steps,
         "marks where events were dropped are only attributes of spans in the output": (flags & Flag.LOSS_BEFORE).any(),

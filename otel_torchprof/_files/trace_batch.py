@@ -25,7 +25,7 @@ from otel_torchprof._model.inputs import InputKept
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
-from otel_torchprof._native.trace_files import enclosing_rows, pair_ends
+from otel_torchprof._native.trace_files import ONE_CHANGE, enclosing_rows, pair_ends
 
 from .attribute_keys import COLLECTIVE, RANK
 from .chrome_events import SliceKind
@@ -496,17 +496,22 @@ def _dropped(trace: TraceColumns) -> dict[str, int]:
 
 
 def _memory(trace: TraceColumns, placed: _Placed, base: int) -> dict[str, Array] | None:
-    """The changes of memory, each with the innermost event that was open on its thread."""
-    memory = trace.memory
+    """The changes of memory, each with the innermost event that was open on its thread; those of spans come last."""
+    memory, of_span = trace.memory, trace.memory["span"] != ONE_CHANGE
     if not len(memory["time"]):
         return None
-    if trace.resources:
-        return memory_of_spans(memory, PlacedSpans(placed.rows, placed.parent, placed.end, placed.thread))
-    thread = np.searchsorted(placed.tracks, memory["track"]).astype(np.uint32)
-    order = np.lexsort((memory["time"], thread))
-    thread, time = thread[order], memory["time"][order] + base
-    columns = {column.name: memory[column.name][order] for column in MEMORY_COLUMNS if column.name in memory}
+    changes = {name: values[~of_span] for name, values in memory.items()}
+    thread = np.searchsorted(placed.tracks, changes["track"]).astype(np.uint32)
+    order = np.lexsort((changes["time"], thread))
+    thread, time = thread[order], changes["time"][order] + base
+    columns = {column.name: changes[column.name][order] for column in MEMORY_COLUMNS if column.name in changes}
     columns |= {"time": time, "thread": thread, "event": _innermost(placed, thread, time)}
+    if of_span.any():
+        spans = PlacedSpans(placed.rows, placed.parent, placed.end, placed.thread)
+        moved = memory_of_spans({name: values[of_span] for name, values in memory.items()}, spans)
+        columns = {name: np.concatenate((columns[name], moved[name])) for name in moved}
+        order = np.lexsort((columns["time"], columns["thread"]))
+        columns = {name: values[order] for name, values in columns.items()}
     return {column.name: np.ascontiguousarray(columns[column.name], column.dtype) for column in MEMORY_COLUMNS}
 
 

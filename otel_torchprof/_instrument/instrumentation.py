@@ -163,6 +163,7 @@ class Instrumentation:
             keep_newest=True,
             all_threads=True,
             inputs=self._options.inputs,
+            memory=self._options.memory,
             kinds=KINDS[self._detail],
             contexts=True,
             devices=self._options.times_device,

@@ -96,9 +96,9 @@ class TorchInstrumentor(BaseInstrumentor):
       counted as ``other``. Default: ``max_operators=`` of ``OTEL_TORCHPROF_METRICS``, else ``50``.
     - ``record_shapes``: records the shapes of operators' inputs, with the details ``ops`` and ``frames``. Default:
       ``false``.
-    - ``profile_memory``: follows torch's allocations, on the thread that imports torch, for the report of a program
-      that runs out of memory; torch's own profiler cannot run there meanwhile. Default: ``memory=`` of
-      ``OTEL_TORCHPROF_DETAIL``, else ``false``.
+    - ``profile_memory``: follows torch's allocations, on the thread that imports torch: of each span, and for the
+      report of a program that runs out of memory; torch's own profiler cannot run there meanwhile. Default: ``memory=``
+      of ``OTEL_TORCHPROF_DETAIL``, else ``false``.
     - ``use_device``: type of device to time, such as ``cuda``, from its first use on; with ``detail=steps``, energy
       only. Default: ``OTEL_TORCHPROF_DEVICE``, else none.
     - ``device_events``: events to time on the device: ``ops`` (operators that launch device work, labels and modules),

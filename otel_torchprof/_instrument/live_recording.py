@@ -332,6 +332,8 @@ class LiveRecording:
         now = self.now()
         self._contexts.begin_drain(now)
         drained = self._recording.drain(most_bytes(self._budget_bytes))
+        if drained.memory is not None:
+            self._taken += len(drained.memory["time"])  # no events, which alone are recorded or dropped from here on
         if not self.segments.is_foreseeing:
             self._due_bytes = min(2 * self._due_bytes, most_bytes(self._budget_bytes))
         give_way()

@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch
+from otel_torchprof._columns.joined import rows_of
 from otel_torchprof._columns.phases import FLOPS
-from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER
+from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER, MemoryFlag
 from otel_torchprof._native.loops import roots_of
 from otel_torchprof._native.placing import PlacedNodes, Trees, placed_nodes
 from otel_torchprof._process.give_way import give_way, with_pauses
@@ -35,6 +36,7 @@ from .frames import distinct
 from .inputs import has_inputs
 from .limits import Budget
 from .live_table import CallRules, without_loose_calls
+from .memory import device_number
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
 from .phases import exclusive_times
 from .placed import Placed, TraceGroup
@@ -146,6 +148,63 @@ class LiveDevices:
                 self._child_times[child_time] = self._child_times.get(child_time, 0) + time
 
 
+class LiveMemory:
+    """Counts the allocations below an event in earlier drains as records of the event itself. Not thread-safe.
+
+    Stores sums of open events only, so memory does not grow with the number of records.
+    """
+
+    def __init__(self) -> None:
+        self._earlier: dict[str, Array] = {}
+
+    def with_earlier(self, batch: Batch, trees: Trees) -> Batch:
+        """Returns the batch with records of what was allocated and freed earlier below its events; itself if there is none.
+
+        Such a record has the sum of the bytes, and the total and time of the record with the highest total.
+        """
+        memory = batch.memory
+        if memory is None or not (len(memory["time"]) or self._earlier):
+            return batch
+        if self._earlier:
+            memory = {name: np.concatenate((self._earlier[name], values)) for name, values in memory.items()}
+        self._earlier = self._of_open_events(batch, memory, trees)
+        return replace(batch, memory=memory)
+
+    @staticmethod
+    def _of_open_events(batch: Batch, memory: Mapping[str, Array], trees: Trees) -> dict[str, Array]:
+        rows, opens = len(batch), batch.opens.id
+        row = rows_of(batch, memory["event"])
+        order = np.argsort(opens)
+        at = (
+            order[np.minimum(np.searchsorted(opens, memory["event"], sorter=order), len(opens) - 1)]
+            if len(opens)
+            else row
+        )
+        is_open = (opens[at] == memory["event"]) if len(opens) else np.zeros(len(row), np.bool_)
+        node = np.where(is_open, rows + at, -1)
+        inside = np.flatnonzero(row >= 0)
+        node[inside] = trees.parent[roots_of(batch["parent"])[row[inside]]]
+        kept = np.flatnonzero((node >= rows) & ((memory["flags"] & MemoryFlag.OUT_OF_MEMORY) == 0))
+        if not len(kept):
+            return {}
+        device = device_number(
+            memory["device_type"][kept].astype(np.int64), memory["device_index"][kept].astype(np.int64)
+        )
+        key = (node[kept] - rows) * 2 + (memory["bytes"][kept] < 0) + len(opens) * 2 * device
+        _, group = np.unique(key, return_inverse=True)
+        order = np.lexsort((memory["total_allocated"][kept], group))
+        last = order[np.flatnonzero(np.diff(group[order], append=-1))]
+        size = np.zeros(len(last), np.int64)
+        np.add.at(size, group, memory["bytes"][kept])
+        found = {name: values[kept[last]] for name, values in memory.items()}
+        return {
+            **found,
+            "bytes": size,
+            "event": opens[node[kept[last]] - rows],
+            "thread": np.zeros(len(last), np.uint32),
+        }
+
+
 def _joined(devices: Mapping[str, Array] | None, added: Mapping[str, Any]) -> dict[str, Array]:
     """Pairs, and others behind them."""
     new = {column.name: np.asarray(added[column.name], dtype=column.dtype) for column in DEVICE_COLUMNS}
@@ -209,7 +268,7 @@ class LiveTrees:
         self._places: dict[int, TraceGroup] = {}
         self._root_of: dict[int, int] = {}
         self._child_times = ChildTimes()
-        self._devices = LiveDevices()
+        self._devices, self._memory = LiveDevices(), LiveMemory()
 
     def place(self, batch: Batch, device_times: DeviceTimes | None = None) -> Placed:
         """Gives every row of a drained batch its trace, its span id and its parent. Costs some 20 ns per row.
@@ -239,6 +298,7 @@ class LiveTrees:
         if trees.is_moved:
             parent = np.where(trees.parent[:rows] < rows, trees.parent[:rows], np.int32(-1))
             own = replace(batch, columns={**batch.columns, "parent": parent})
+        own = self._memory.with_earlier(own, trees)
         placed = Placed(
             own,
             trace_groups,

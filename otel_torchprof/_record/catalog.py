@@ -59,9 +59,7 @@ def _energy(request: SourceRequest) -> Source | None:
 
 def _memory(request: SourceRequest) -> Source | None:
     options, library = request.options, request.library
-    if not options.memory or options.is_live or library is None:  # a live recording follows what is in use on its own
-        return None
-    return Memory(library, all_threads=options.all_threads)
+    return Memory(library, all_threads=options.all_threads) if options.memory and library is not None else None
 
 
 def _operators(request: SourceRequest) -> Source | None:

@@ -263,7 +263,7 @@ class RecordingOptions:
     overloads: bool = False
     """Whether to record the names of operators' overloads."""
     memory: bool = False
-    """Whether to record allocations and releases; if it is live, only what is in use, for the report of a program without memory."""
+    """Whether to record allocations and releases."""
     frames: bool = False
     """Whether to record calls of Python and C functions."""
     frame_filter: FrameFilter = ALL_FRAMES

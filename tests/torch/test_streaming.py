@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+
 import otel_torchprof as otp  # noqa: E402
 from otel_torchprof._cli.show import read  # noqa: E402
 
@@ -114,3 +116,48 @@ def test_a_script_of_which_some_steps_are_told(tmp_path):
     steps = [step for step in sums.steps if not step.is_unfinished]
     assert sorted(step.number for step in steps) == list(range(6))
     assert {step.number for step in steps if step.spans > 1} == {2, 4}
+
+
+def test_memory_of_events_that_are_open_over_drains():
+    """With profile_memory each span has what was allocated and freed inside it, also before a drain in which it was open."""
+    exporter = InMemorySpanExporter()
+    with otp.stream(exporter, profile_memory=True) as streamed:
+        outside = torch.ones(20)
+        with otp.record_function("outer"):
+            first = torch.ones(1000)
+            with otp.record_function("inner"):
+                second = torch.ones(3000)
+                assert streamed.flush()
+                third = torch.ones(50)
+            assert streamed.flush()
+            del first, second
+    moved = {span.name: moved_in(span) for span in exporter.get_finished_spans()}
+    assert moved["inner"] == (12_200, None)
+    assert moved["outer"] == (16_200, 16_000)
+    peaks = {span.name: span.attributes.get("torch.memory.peak") for span in exporter.get_finished_spans()}
+    assert peaks["outer"] == peaks["inner"] >= 16_280
+    del outside, third
+
+
+def moved_in(span):
+    """What was allocated and released inside a span, None for nothing."""
+    return tuple(span.attributes.get(f"torch.memory.{name}") for name in ("allocated", "released"))
+
+
+@pytest.mark.parametrize("name", ["t.otlp", "t.json.gz"])
+def test_memory_by_module_from_the_command_line(tmp_path, name):
+    """``otel-torchprof run --memory`` writes what each module has allocated, as profile(profile_memory=True) has it."""
+    (tmp_path / "train.py").write_text(
+        "import torch\nfor _ in range(3):\n    torch.nn.Linear(100, 10)(torch.ones(8, 100))\n"
+    )
+    words = ("run", "-q", "--memory", "-o", name, "train.py")
+    done = preloaded.run(
+        ("-m", "otel_torchprof"),
+        *words,
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
+        folder=tmp_path,
+        has_package=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = otp.load(tmp_path / name).key_averages(group_by_module=True)
+    assert sum(row.cpu_memory_usage for row in rows if row.key.startswith("Linear")) >= 3 * 8 * 10 * 4

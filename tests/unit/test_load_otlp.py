@@ -271,7 +271,7 @@ def test_operations_of_calls_are_added_up(loaded, tmp_path, ending):
 
 
 def test_what_chrome_lacks_of_reduced_traces_is_said(loaded, tmp_path, capfd):
-    """A reduced trace is Chrome JSON of spans: all that is lost on the way is said, numbers of dropped events are not lost, and nothing is said twice."""
+    """A reduced trace is Chrome JSON of spans: all that is lost on the way is said, memory and numbers of dropped events are not lost, and nothing is said twice."""
     device = {"torch.device.type": "cuda", "torch.device.index": 0, "torch.device.stream": 7}
     spans = [
         ("f.py(1): f", 0, 5000, {"code.function.name": "f", "code.file.path": "f.py", "code.line.number": 1}),
@@ -291,7 +291,6 @@ def test_what_chrome_lacks_of_reduced_traces_is_said(loaded, tmp_path, capfd):
     said = capfd.readouterr().err
     for loss in (
         "device times are only attributes",
-        "allocations are only attributes",
         "Python functions are labels in the output, and no stacks",
         "where events were dropped",
     ):
@@ -299,7 +298,7 @@ def test_what_chrome_lacks_of_reduced_traces_is_said(loaded, tmp_path, capfd):
     assert "sums per event in the output" not in said
     back = otp.load(output)
     assert back.health.dropped == prof.health.dropped == {"the reason is not in the file": 5}
-    assert (back.devices, back.memory, back.with_stack) == (None, None, False)
+    assert (back.devices, back.memory["bytes"].tolist(), back.with_stack) == (None, [64], False)
     assert cli.main(["convert", "-q", str(output), "-o", str(again)]) == 0
     assert "in the output" not in capfd.readouterr().err
 

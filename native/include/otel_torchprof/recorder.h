@@ -79,7 +79,7 @@ typedef struct {
   uint32_t inputs;       /* 1: keep the INPUTS records */
   uint32_t kinds;        /* bits 1 << otp_event_kind of what it requests; 0: every kind */
   uint32_t contexts;     /* 1: follow contexts: fill the column `context`, and leave out what is muted */
-  uint32_t memory;       /* 1: keep the MEMORY records; a session that follows contexts gets none */
+  uint32_t memory;       /* 1: keep the MEMORY records; a session that follows contexts gets those inside its events */
   uint32_t devices;      /* 1: the device source hears of its events: see otp_device_source */
 } otp_session_options;
 

@@ -162,6 +162,9 @@ void otp_trace_close(otp_trace_reader* reader);
  * operators have: their ids, sequence numbers, inputs and changes of memory. Returns 0, or -1: no memory. */
 int otp_trace_read_for_sums(otp_trace_reader* reader, const char* keys);
 
+/* Arrays that rows are appended to have room for so many at least. */
+#define OTP_TRACE_ROWS_PER_SPAN 4
+
 /* Reads on: `data` begins with what the last call did not consume. `is_last`: nothing comes after it. Appends rows to
  * the arrays. Returns an otp_trace_status. After OTP_TRACE_MEMBER the member is consumed. */
 int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size, int is_last, otp_trace_rows* rows,
@@ -170,9 +173,7 @@ int otp_trace_read(otp_trace_reader* reader, const uint8_t* data, uint64_t size,
 /* Reads a serialized ExportTraceServiceRequest, or a line of OTLP/JSON, on from `step->consumed`, 0 for its begin.
  * `offset`: where it begins in the file. Appends a row per span; spans that cannot be read are counted. Returns
  * OTP_TRACE_END, or OTP_TRACE_FULL, OTP_TRACE_NO_MEMORY or OTP_TRACE_MEMBER: then `value` is a resource that none had
- * before, whose tracks have the process "resource 0", then "resource 1" and so on. The arrays have room for
- * OTP_TRACE_ROWS_PER_SPAN at least. A reader reads one format. */
-#define OTP_TRACE_ROWS_PER_SPAN 4
+ * before, whose tracks have the process "resource 0", then "resource 1" and so on. A reader reads one format. */
 int otp_trace_read_request(otp_trace_reader* reader, const uint8_t* request, uint64_t size, int is_json,
                            uint64_t offset, otp_trace_rows* rows, otp_trace_works* works, otp_trace_memory* memory,
                            otp_trace_step* step);

@@ -141,6 +141,7 @@ void ThreadDecode::memory(const otp_record_memory& record) {
   } else if (distance != 0 && distance <= d_state.next_index) {
     around = open_around(d_state.next_index - distance);
   }
+  if (around == nullptr && d_batch.context != nullptr) return;  // it may be that of a context that is muted
   d_builder.add_memory(record, next_ns(record.head.ticks), around == nullptr ? 0 : id_of(around->index),
                        d_thread_index);
 }

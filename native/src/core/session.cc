@@ -397,7 +397,6 @@ int otp_session_start(otp_session* session) {
   uint32_t mask = session->mask();
   if (session->options.inputs != 0) g_shared.requests_inputs.fetch_or(mask, std::memory_order_relaxed);
   if (session->options.devices != 0) otp::g_requests_devices.fetch_or(mask, std::memory_order_relaxed);
-  bool memory = session->options.memory != 0 && session->options.contexts == 0;
   if (session->options.all_threads != 0) {
     g_shared.all_threads.fetch_or(mask, std::memory_order_relaxed);
   } else {
@@ -411,7 +410,7 @@ int otp_session_start(otp_session* session) {
     bool requested = kind == 0 || session->options.kinds == 0 || (session->options.kinds >> kind & 1) != 0;
     if (requested) g_shared.active[kind].fetch_or(mask, std::memory_order_release);
   }
-  if (memory) g_shared.requests_memory.fetch_or(mask, std::memory_order_release);
+  if (session->options.memory != 0) g_shared.requests_memory.fetch_or(mask, std::memory_order_release);
   return OTP_OK;
 }
 

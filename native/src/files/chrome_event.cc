@@ -45,6 +45,12 @@ constexpr Wanted kAttributes[] = {
     {"torch.phase.name", &ChromeArguments::phase_name},
     {"torch.module", &ChromeArguments::module},
     {"error.type", &ChromeArguments::error_type},
+    {"torch.memory.allocated", &ChromeArguments::allocated},
+    {"torch.memory.released", &ChromeArguments::released},
+    {"torch.memory.peak", &ChromeArguments::peak},
+    {"torch.device.memory.allocated", &ChromeArguments::device_allocated},
+    {"torch.device.memory.released", &ChromeArguments::device_released},
+    {"torch.device.memory.peak", &ChromeArguments::device_peak},
 };
 
 struct WantedList {

@@ -25,6 +25,7 @@ struct ChromeArguments {
   std::string_view name, labels, error_type, phase_name, call_stack, modules, module;
   std::string_view bytes, address, total_allocated, total_reserved, device_id, device_type;
   std::string_view span_id, parent_id, trace_id, thread_id, data;
+  std::string_view allocated, released, peak, device_allocated, device_released, device_peak;  // of a span
   InputTexts inputs;
 };
 

@@ -380,6 +380,17 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
   if (fault != OTP_FAULT_NONE) note(fault, offset);
 }
 
+static otp::SpanMemory memory_of(const otp::ChromeArguments& arguments) {
+  otp::SpanMemory found;
+  found.allocated = otp::number_or(arguments.allocated, 0);
+  found.released = otp::number_or(arguments.released, 0);
+  found.peak = otp::number_or(arguments.peak, -1);
+  found.device_allocated = otp::number_or(arguments.device_allocated, 0);
+  found.device_released = otp::number_or(arguments.device_released, 0);
+  found.device_peak = otp::number_or(arguments.device_peak, -1);
+  return found;
+}
+
 uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_t offset, const Output& out) {
   otp::Extent extent;
   const uint32_t fault = extent.read(event, phase == 'X');
@@ -390,6 +401,8 @@ uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_
   const bool is_work = !arguments.stream.empty() || !arguments.stream_id.empty();
   if (is_work || (!tables.is_for_sums() && !arguments.correlation.empty())) add_work(arguments, out);
   if (otp::is_string(arguments.span_id) || arguments.is_collective) add_attributes(event, offset);
+  if (!tables.is_for_sums() && otp::is_string(arguments.span_id))
+    memory_of(arguments).put(d_row, track_of(event), out.memory);
   ++out.rows->count;
   ++d_row;
   return OTP_FAULT_NONE;

@@ -252,7 +252,7 @@ void OtlpReader::put_operator(const OtlpSpan& span, uint64_t row) {
   rows->flags[row] = static_cast<uint8_t>(
       (span.is_async ? OTP_TRACE_ASYNC : 0) | (span.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
       (span.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (span.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0));
-  put_memory(span, track);
+  span.put(d_row - 1, track, d_out.memory);
   if (is_timed) put_device_time(span, track);
   d_tables->figures.dropped += static_cast<uint64_t>(std::max<int64_t>(span.dropped, 0));
   d_tables->figures.has_flops |= span.flops >= 0;
@@ -271,33 +271,6 @@ void OtlpReader::put_plain_row(uint8_t phase, uint32_t name, uint32_t track) {
   rows->track[row] = track;
   rows->phase[row] = phase;
   rows->flags[row] = 0;
-}
-
-// What a span allocated and released with the spans inside it, on the host and on devices.
-void OtlpReader::put_memory(const OtlpSpan& span, uint32_t track) {
-  constexpr int32_t kCpu = 0, kCuda = 1;
-  const struct {
-    int64_t bytes, peak;
-    int32_t device;
-  } moved[] = {{span.allocated, span.peak, kCpu},
-               {span.released, -1, kCpu},
-               {span.device_allocated, span.device_peak, kCuda},
-               {span.device_released, -1, kCuda}};
-  otp_trace_memory* memory = d_out.memory;
-  for (size_t i = 0; i < 4; ++i) {
-    if (moved[i].bytes <= 0) continue;
-    const uint64_t at = memory->count++;
-    memory->time[at] = 0;
-    memory->bytes[at] = i % 2 == 0 ? moved[i].bytes : -moved[i].bytes;
-    memory->address[at] = 0;
-    memory->total_allocated[at] = moved[i].peak;
-    memory->total_reserved[at] = -1;
-    memory->span[at] = d_row - 1;
-    memory->track[at] = track;
-    memory->device_type[at] = moved[i].device;
-    memory->device_index[at] = -1;
-    memory->flags[at] = 0;
-  }
 }
 
 // The time between the timing events of a span, as a row that is not the span's; when it began on the device is not

@@ -14,7 +14,7 @@
 namespace otp {
 
 // A span as it is written; texts without escapes.
-struct OtlpSpan {
+struct OtlpSpan : SpanMemory {
   uint64_t span_id = 0;
   uint64_t parent_id = 0;
   uint64_t start = 0;  // Unix ns
@@ -26,8 +26,6 @@ struct OtlpSpan {
   // Attributes.
   std::string_view scope, function, module, phase, step_kind, thread_name, error_type, shapes, dtypes, values;
   int64_t thread_id = -1, step = -1, sequence_nr = -1, forward_thread = 0, dropped = 0, flops = -1;
-  int64_t allocated = 0, released = 0, peak = -1;  // bytes, with what is inside
-  int64_t device_allocated = 0, device_released = 0, device_peak = -1;
   int64_t stream = -1, device = -1;
   double device_duration = 0;  // seconds
   std::string_view device_type;
@@ -84,7 +82,6 @@ class OtlpReader {
   void put_attributes(const OtlpSpan& span, uint64_t offset);
   std::string_view json_of(const OtlpValue& value);
   void put_plain_row(uint8_t phase, uint32_t name, uint32_t track);
-  void put_memory(const OtlpSpan& span, uint32_t track);
   void put_device_time(const OtlpSpan& span, uint32_t track);
   uint32_t category_of(const OtlpSpan& span);
   uint32_t name_of(const OtlpSpan& span);

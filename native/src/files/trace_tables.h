@@ -19,7 +19,41 @@ struct TraceOutput {
   otp_trace_memory* memory;
 
   bool is_full() const {
-    return rows->count == rows->capacity || works->count == works->capacity || memory->count == memory->capacity;
+    return rows->count == rows->capacity || works->count == works->capacity ||
+           memory->capacity - memory->count < OTP_TRACE_ROWS_PER_SPAN;
+  }
+};
+
+// What a span allocated and released with the spans inside it, on the host and on devices; 0: nothing. A peak of -1 is
+// not known.
+struct SpanMemory {
+  int64_t allocated = 0, released = 0, peak = -1;
+  int64_t device_allocated = 0, device_released = 0, device_peak = -1;
+
+  void put(uint64_t row, uint32_t track, otp_trace_memory* out) const {
+    constexpr int32_t kCpu = 0, kCuda = 1;
+    const struct {
+      int64_t bytes, total;
+      int32_t device;
+    } moved[] = {{allocated, peak, kCpu},
+                 {released, -1, kCpu},
+                 {device_allocated, device_peak, kCuda},
+                 {device_released, -1, kCuda}};
+    static_assert(sizeof moved / sizeof *moved <= OTP_TRACE_ROWS_PER_SPAN, "there is room for them");
+    for (size_t i = 0; i < sizeof moved / sizeof *moved; ++i) {
+      if (moved[i].bytes <= 0) continue;
+      const uint64_t at = out->count++;
+      out->time[at] = 0;
+      out->bytes[at] = i % 2 == 0 ? moved[i].bytes : -moved[i].bytes;
+      out->address[at] = 0;
+      out->total_allocated[at] = moved[i].total;
+      out->total_reserved[at] = -1;
+      out->span[at] = row;
+      out->track[at] = track;
+      out->device_type[at] = moved[i].device;
+      out->device_index[at] = -1;
+      out->flags[at] = 0;
+    }
   }
 };
 
