@@ -63,7 +63,7 @@ def encode_counted(
 ) -> Iterator[tuple[memoryview, int]]:
     """As :func:`encode`, each message with the number of spans in it, and without a copy: it is released when the next one is requested."""
     spans = CheckedSpans(table, checked_rows(table, rows, max_bytes))
-    return _messages(spans, _common(resource, scope), max_bytes)
+    return _messages(spans, request_parts(resource, scope), max_bytes)
 
 
 def checked_rows(table: SpanTable, rows: range | None, max_bytes: int) -> range:
@@ -106,7 +106,7 @@ def empty_request(resource: Resource, scope: InstrumentationScope) -> ExportTrac
     return request
 
 
-def _common(resource: Resource, scope: InstrumentationScope) -> RequestParts:
+def request_parts(resource: Resource, scope: InstrumentationScope) -> RequestParts:
     """Returns resource and scope as OpenTelemetry's own encoder serializes them."""
     resource_spans = empty_request(resource, scope).resource_spans[0]
     scope_spans = resource_spans.scope_spans[0]

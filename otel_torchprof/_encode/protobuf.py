@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
 Integers = npt.NDArray[np.int64]
-_LENGTH_DELIMITED = 2
+LENGTH_DELIMITED = 2
 _LONGEST = 10
 """Bytes of the longest varint."""
 
@@ -26,7 +26,7 @@ def varint(number: int) -> bytes:
     return bytes(parts)
 
 
-def tag(field: int, wire_type: int = _LENGTH_DELIMITED) -> bytes:
+def tag(field: int, wire_type: int = LENGTH_DELIMITED) -> bytes:
     """What precedes the value of a field; by default of bytes, of a text or of a message."""
     return varint(field << 3 | wire_type)
 
@@ -68,7 +68,81 @@ def starts_of(sizes: Integers) -> Integers:
     return np.cumsum(sizes) - sizes
 
 
-def put_pieces(
+class TextTable:
+    """Different texts by number, the empty one first. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def number(self, text: str) -> int:
+        """Number of a text."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yields the texts as UTF-8; what has no UTF-8 is replaced."""
+        return (text.encode("utf-8", "replace") for text in self._numbers)
+
+
+class Varints(NamedTuple):
+    """A field of many messages: numbers in each."""
+
+    field: int
+    values: Integers
+    """Of all messages, one after another."""
+    counts: Integers | None = None
+    """Number of values of each message, which are a packed list; None: a single number in each."""
+
+    @classmethod
+    def of_rows(cls, field: int, rows: Integers) -> Varints:
+        """A list for each row of numbers."""
+        return cls(field, rows.reshape(-1), np.full(len(rows), rows.shape[1]))
+
+
+def messages(
+    field: int, columns: Sequence[Varints], pieces: Sequence[bytes] = (), chosen: Integers | None = None
+) -> bytes:
+    """Many messages in a field: each with some numbers, then one of a few pieces of bytes, ``chosen`` by its number."""
+    piece_sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    sizes = [varint_sizes(column.values) for column in columns]
+    lengths = [
+        of_values if column.counts is None else _sums(of_values, column.counts)
+        for of_values, column in zip(sizes, columns, strict=True)
+    ]
+    content: Integers = np.zeros(len(lengths[0]), np.int64) if chosen is None else piece_sizes[chosen]
+    for column, length in zip(columns, lengths, strict=True):
+        content = content + 1 + length + (0 if column.counts is None else varint_sizes(length))
+    header = varint_sizes(content) + 1
+    begin = starts_of(content + header)
+    room = np.empty(int((content + header).sum()), dtype=np.uint8)
+    room[begin] = tag(field)[0]
+    put_varints(room, begin + 1, content, header - 1)
+    at = begin + header
+    for column, of_values, length in zip(columns, sizes, lengths, strict=True):
+        room[at] = tag(column.field, 0 if column.counts is None else LENGTH_DELIMITED)[0]
+        at = at + 1
+        places = at
+        if column.counts is not None:
+            width = varint_sizes(length)
+            put_varints(room, at, length, width)
+            at = at + width
+            before = starts_of(of_values) - np.repeat(starts_of(length), column.counts)
+            places = np.repeat(at, column.counts) + before
+        put_varints(room, places, column.values, of_values)
+        at = at + length
+    if chosen is not None:
+        _put_pieces(room, at, chosen, pieces, piece_sizes)
+    return room.tobytes()
+
+
+def _sums(sizes: Integers, counts: Integers) -> Integers:
+    """The sum of as many sizes as each count says, one after another."""
+    totals: Integers = np.append(0, np.cumsum(sizes))
+    ends = np.cumsum(counts)
+    sums: Integers = totals[ends] - totals[ends - counts]
+    return sums
+
+
+def _put_pieces(
     room: npt.NDArray[np.uint8], places: Integers, chosen: Integers, pieces: Iterable[bytes], sizes: Integers
 ) -> None:
     """Writes at each place one of a few pieces of bytes, ``chosen`` by its number; ``sizes`` are those of the pieces."""

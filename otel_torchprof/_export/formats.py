@@ -50,6 +50,8 @@ class FormatInput:
     """Start and end of the recording, Unix ns."""
     pid: int | None = None
     """Id of the recorded process; None: this one."""
+    step_spans: Callable[[], Mapping[int, tuple[bytes, bytes]]] = dict
+    """Returns trace and span id of the span of each step by its number; -1: of the span of a recording without steps."""
 
 
 class FileExporter(NamedTuple):
@@ -148,6 +150,13 @@ def _pprof(recorded: FormatInput) -> Iterable[bytes]:
     return pprof.encode(recorded.events(), recorded.window or (0, 0))
 
 
+def _otlp_profiles(recorded: FormatInput) -> Iterable[bytes]:
+    from otel_torchprof._encode import otlp_profiles
+
+    window, spans = recorded.window or (0, 0), recorded.step_spans()
+    return otlp_profiles.encode(recorded.events(), window, spans, recorded.resource(), recorded.scope())
+
+
 def _parquet(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import arrow
 
@@ -166,12 +175,14 @@ FILE_EXPORTERS: Mapping[str, FileExporter] = {
 }
 """Exporters by name in ``OTEL_TRACES_EXPORTER``."""
 
+_SUMS = "sums by stack, step and phase: no single events in the output"
 FORMATS: Mapping[str, Format] = {
     "chrome": Format(_chrome, (".json",), "Perfetto", FILE_EXPORTERS["chrome"]),
     "otlp": Format(_otlp, (".otlp",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
     "otlp_json": Format(_otlp_json, (".jsonl",), "OpenTelemetry", FILE_EXPORTERS["otlp_file"]),
     "perfetto": Format(_perfetto, (".pftrace",), "Perfetto"),
-    "pprof": Format(_pprof, (".pb",), "pprof", lacks="sums by stack, step and phase: no single events in the output"),
+    "pprof": Format(_pprof, (".pb",), "pprof", lacks=_SUMS),
+    "otlp_profiles": Format(_otlp_profiles, (".otlp-profiles",), "the OpenTelemetry Collector", lacks=_SUMS),
     "parquet": Format(
         _parquet,
         (".parquet",),

@@ -249,6 +249,10 @@ class LoadedProfile(ProfileResults):
         """As ``repr``, not the table of all events as torch has it: a file may have millions."""
         return repr(self)
 
+    def _step_span_ids(self) -> Mapping[int, tuple[bytes, bytes]]:
+        """None: the ids of the spans that the file is about are not kept."""
+        return {}
+
     def _steps(self) -> list[RecordedStep]:
         return list(self._table.steps)
 

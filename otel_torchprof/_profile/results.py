@@ -353,9 +353,10 @@ class ProfileResults(RecordedColumns):
     ) -> None:
         """Writes a file in a format, compressed if its name ends in ``.gz``.
 
-        The formats are ``chrome``, ``otlp``, ``otlp_json``, ``perfetto``, ``pprof`` and ``parquet``; the default is that of the name: ``trace.json``, ``trace.pftrace``, ``profile.pb.gz``, ``events.parquet``. Perfetto's own format has what Chrome JSON of
+        The formats are ``chrome``, ``otlp``, ``otlp_json``, ``perfetto``, ``pprof``, ``otlp_profiles`` and ``parquet``; the default is that of the name: ``trace.json``, ``trace.pftrace``, ``profile.pb.gz``, ``events.parquet``. Perfetto's own format has what Chrome JSON of
         spans has, in half of the bytes, and curves of memory. Parquet has the table of
-        :meth:`to_arrow`; pprof's format has sums by stack, labelled with the step, the phase and the rank. Streams traces: memory
+        :meth:`to_arrow`; pprof's format has sums by stack, labelled with the step, the phase and the rank; OTLP profiles (``.otlp-profiles``, in development: the format may change) have
+        the same sums, with links to the spans of steps. Streams traces: memory
         does not grow with the file. Arguments as in :meth:`export_chrome_trace` and
         :meth:`export_otlp`; a format ignores those that it does not use.
 
@@ -394,6 +395,7 @@ class ProfileResults(RecordedColumns):
             bool(of_config(self.experimental_config, "verbose")),
             self._segments.times(),
             self._pid,
+            self._step_span_ids,
         )
         return FORMATS[format_name].encode(recorded)
 
@@ -584,6 +586,16 @@ class ProfileResults(RecordedColumns):
             new = sdk.id_generator()
             table = bounded(table, root, budget, new_trace_id=new.generate_trace_id, new_span_id=new.generate_span_id)
         return within_limits(table, sdk.span_limits())
+
+    def _step_span_ids(self) -> Mapping[int, tuple[bytes, bytes]]:
+        """Trace and span id of the span of each step by its number; -1: of the span of a profile without steps."""
+        table = self._limited("modules")  # ids do not depend on the detail
+        rows = np.flatnonzero((table.step >= 0) if self._steps() else (table.row < 0))
+        columns = table.step[rows].tolist(), table.trace[rows].tolist(), table.span_id[rows].tolist()
+        return {
+            number: (table.trace_ids[trace].tobytes(), span.to_bytes(8, "big"))
+            for number, trace, span in zip(*columns, strict=True)
+        }
 
     def _made_spans(self, detail: str) -> tuple[SpanTable, Array]:
         """All spans with their attributes, and for each the id of the root of its trace."""

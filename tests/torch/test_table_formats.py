@@ -1,4 +1,4 @@
-"""pprof's format, Parquet and SQL of a trained model: their sums are those of ``key_averages()``."""
+"""OTLP profiles, Parquet and SQL of a trained model: their sums are those of ``key_averages()``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from profile_messages import read, samples
 from torch import nn
 
 import otel_torchprof as otp
@@ -60,6 +61,24 @@ def test_paths(prof):
         assert found[name][:2] == (calls, flops), name
         assert own is None or own == found[name][2]
     assert tree.own["time"].sum() == view.self_time.sum()
+
+
+def test_otlp_profiles(prof, tmp_path):
+    """Calls, FLOPs and self times by name of the innermost call are the averages; allocations are there, too.
+
+    Self times of Python calls that labels overlap are negative there: those of Python calls are left out.
+    """
+    prof.export_as(tmp_path / "p.otlp-profiles")
+    found = {}
+    for (kind, calls, _), value in samples(read(tmp_path / "p.otlp-profiles")).items():
+        name, file, line = calls[-1]
+        key = f"{file}({line}): {name}" if file else name
+        found.setdefault(key, {}).setdefault(kind, 0)
+        found[key][kind] += value
+    assert any("allocated" in sums for sums in found.values())
+    for name, (calls, _, flops, own) in averages(prof).items():
+        assert (found[name]["calls"], found[name].get("flops", 0)) == (calls, flops), name
+        assert own is None or "(" in name or own == found[name].get("time", 0), name
 
 
 def test_parquet_and_sql(prof, tmp_path, capsys):
