@@ -66,6 +66,8 @@ def section(name: str, parser: argparse.ArgumentParser) -> str:
         f"Only one of {', '.join(f'`{option_names(action)[-1]}`' for action in group._group_actions)} is allowed."
         for group in parser._mutually_exclusive_groups
     ]
+    prints_json = any("--json" in action.option_strings for action in parser._actions)
+    schema = [f"Schema of `--json`: [{name}.json](schemas/{name}.json)."] if prints_json else []
     return "\n".join(
         [
             f"## {name}",
@@ -80,7 +82,7 @@ def section(name: str, parser: argparse.ArgumentParser) -> str:
             "| --- | --- |",
             *(f"| {signature(action)} | {meaning(action)} |" for action in arguments(parser) if action.help),
             "",
-            *(line for text in exclusive for line in (text, "")),
+            *(line for text in [*exclusive, *schema] for line in (text, "")),
             f"Guides: {GUIDES[name]}.",
             "",
         ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from checked_json import checked
 
 from otel_torchprof._cli import main as cli
 
@@ -162,7 +163,7 @@ def wait_until_it_hangs(folder: Path, scenario: Scenario, capsys: pytest.Capture
 
 def json_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
     assert cli.main(["autopsy", "--json", str(folder)]) == 0
-    return json.loads(capsys.readouterr().out)
+    return checked("autopsy", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: f"{each.mode}-{each.ranks}")

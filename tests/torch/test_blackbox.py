@@ -10,6 +10,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from checked_json import checked
 
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read as read_trace
@@ -193,7 +194,7 @@ def test_other_commands_read_what_was_recovered(box, tmp_path, capsys, name):
     found = []
     for path in (box, output):
         assert cli.main(["explain", "--json", str(path)]) == 0
-        found.append(json.loads(capsys.readouterr().out))
+        found.append(checked("explain", capsys.readouterr().out))
     assert found[0]["steps"] == found[1]["steps"]
     assert cli.main(["show", str(output)]) == 0
     assert "aten::addmm" in capsys.readouterr().out

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
 import pytest
 import torch
+from checked_json import checked
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
@@ -70,7 +70,7 @@ def waiting(monkeypatch, tmp_path):
 def test_python_calls_operators_modules_and_phases_are_one_tree(waiting, capsys):
     """Function, phase, both modules and the operator are in the order in which they are inside each other."""
     assert cli.main(["dump", str(os.getpid()), "--json"]) == 0
-    (process,) = json.loads(capsys.readouterr().out)
+    (process,) = checked("dump", capsys.readouterr().out)
     (places,) = [thread["places"] for thread in process["threads"] if thread["os_tid"] == waiting.native_id]
     found = [(place["kind"], place["name"]) for place in places]
     expected = [

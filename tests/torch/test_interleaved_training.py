@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import types
 
 import preloaded
+from checked_json import checked
 
 from otel_torchprof._cli import interleaved
 from otel_torchprof._cli import main as cli
@@ -44,7 +44,7 @@ def test_an_operator_that_runs_more_often(tmp_path, monkeypatch, capsys):
     status = cli.main(["diff", "-q", "--json", "--interleave", "6", "--", "train.py", "1", "--", "train.py", "6"])
     said = capsys.readouterr()
     assert (status, said.err) == (1, ""), said.out
-    found = json.loads(said.out)
+    found = checked("diff", said.out)
     [sort] = [change for change in found["changes"] if change["name"] == "aten::sort"] or [found]
     assert (sort["calls_before"], sort["calls_after"]) == (2, 12)
     assert sort["after"] > 3 * sort["before"]

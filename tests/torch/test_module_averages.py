@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from checked_json import checked
 from threaded import in_threads
 
 torch = pytest.importorskip("torch", minversion="2.6")
@@ -294,7 +295,7 @@ def test_show_by_module(train, tmp_path, capsys, exporter):
             streamed.step()
     expected = {row.key: row for row in streamed.key_averages()}
     assert cli.main(["show", "-q", "--by", "module", "--json", path]) == 0
-    found = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    found = {row["key"]: row for row in checked("show", capsys.readouterr().out)}
     assert found["Sequential"]["count"] == expected["Sequential"].count == 3
     assert found["Sequential"]["cpu_time_total"] == pytest.approx(expected["Sequential"].cpu_time_total)
     assert found["Sequential.1"]["count"] == expected["1"].count == 6
@@ -304,7 +305,7 @@ def test_show_by_module(train, tmp_path, capsys, exporter):
     assert "Sequential (backward)" in table
     assert "Sequential.1" not in table
     assert cli.main(["show", "-q", "--json", path]) == 0
-    named = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    named = {row["key"]: row for row in checked("show", capsys.readouterr().out)}
     assert named["aten::mm"]["count"] == expected["aten::mm"].count
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from checked_json import checked
 from rank_boxes import (
     BROADCAST,
     DEFAULT,
@@ -309,7 +310,7 @@ def test_the_json():
         state(1, call(5), call(6, PENDING, BROADCAST), size=3),
         state(None, is_alive=False),
     ]
-    found = json.loads(json.dumps(as_json(autopsy(states)), allow_nan=False))
+    found = checked("autopsy", json.dumps(as_json(autopsy(states))))
     assert [each["kind"] for each in found["mismatches"]] == ["mismatched"]
     assert found["missing"] == [2]
     assert (found["transfers"][0]["rank"], found["transfers"][0]["peer"], found["transfers"][0]["tag"]) == (0, 1, 7)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
 import time
 
 import pytest
+from checked_json import checked
 from rank_boxes import SECOND, call
 
 import otel_torchprof as otp
@@ -119,7 +119,7 @@ def test_the_command(box, tmp_path, capsys):
         assert cli.main(["autopsy", str(tmp_path / "copy.otpbox")]) == 0
         assert "rank 3 does not run any more; last seen at " in capsys.readouterr().out
         assert cli.main(["autopsy", "--json", str(tmp_path)]) == 0
-        assert [each["alive"] for each in json.loads(capsys.readouterr().out)["ranks"]] == [True]
+        assert [each["alive"] for each in checked("autopsy", capsys.readouterr().out)["ranks"]] == [True]
 
 
 def test_boxes_that_cannot_be_read(box, tmp_path, capsys):

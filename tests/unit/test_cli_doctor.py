@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from checked_json import checked
 from fault_server import Abort, GrpcReceiver, HttpReceiver, status
 from slow_receiver import SlowReceiver, answering
 
@@ -46,7 +46,7 @@ def doctor(capsys) -> tuple[int, dict[str, list[dict[str, str]]], str]:
     status = cli.main(["doctor", "--json"])
     text = capsys.readouterr().out
     found: dict[str, list[dict[str, str]]] = {}
-    for check in json.loads(text):
+    for check in checked("doctor", text):
         found.setdefault(check["name"], []).append(check)
     return status, found, text
 

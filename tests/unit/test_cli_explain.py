@@ -15,6 +15,7 @@ from pathlib import Path
 import forked_programs
 import numpy as np
 import pytest
+from checked_json import checked
 from explained_files import STEP_MS, Trace, kineto, piece
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ def test_what_it_prints(waiting, capsys):
 def test_json(waiting, capsys):
     """All that is known, with the rules by which it is said, and the same as the function's."""
     assert cli.main(["explain", "--json", str(waiting)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = checked("explain", capsys.readouterr().out)
     assert found == json.loads(json.dumps(otp.explain(waiting).as_json()))
     assert found["rules"]["bound_share"] == 0.2
 

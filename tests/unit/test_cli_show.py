@@ -8,6 +8,7 @@ import re
 import struct
 
 import pytest
+from checked_json import checked
 from explained_files import otlp_line
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -120,6 +121,9 @@ def test_what_is_between_steps(tmp_path, capsys):
     assert lines[0][3] == "checkpoint"
     assert lines[2][1:4] == ["10.000us", "9.00us", "9.00us"]
     assert lines[4][1] == "2,"
+    assert cli.main(["show", "--json", str(tmp_path / "t.json"), "--steps"]) == 0
+    found = checked("show", capsys.readouterr().out)
+    assert [(step["number"], step["pause"]) for step in found] == [(0, ""), (-1, "checkpoint"), (1, "")]
 
 
 def test_steps_with_phases(tmp_path, capsys):

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from checked_json import checked
 from explained_files import Trace, kineto, piece
 
 import otel_torchprof as otp
@@ -271,7 +272,7 @@ def test_the_forms(tmp_path, capsys):
     assert capsys.readouterr().out == found._repr_markdown_()
     assert "| aten::mm | 3." in found._repr_markdown_()
     assert cli.main(["diff", "--json", str(before), str(after)]) == 1
-    said = json.loads(capsys.readouterr().out)
+    said = checked("diff", capsys.readouterr().out)
     assert said == json.loads(json.dumps(found.as_json()))
     assert said["rules"]["deviations"] == 4
     assert said["changes"][0]["path"] == ["forward", "aten::mm"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
 import pytest
+from checked_json import checked
 from opentelemetry.sdk.trace import TracerProvider
 from rank_boxes import NOW, SECOND, contents
 
@@ -63,7 +63,7 @@ def blocked():
 def test_threads_of_a_living_process(instrumented, blocked, capsys):
     """Each thread has its Python calls, outer ones first, and what is open; threads of this package are left out."""
     assert cli.main(["dump", str(os.getpid()), "--json"]) == 0
-    (process,) = json.loads(capsys.readouterr().out)
+    (process,) = checked("dump", capsys.readouterr().out)
     threads = {thread["name"]: thread for thread in process["threads"]}
     assert process["threads"][0]["name"] == "main"
     assert threads["main"]["os_tid"] == os.getpid()

@@ -7,6 +7,7 @@ import os
 import pickle
 
 import pytest
+from checked_json import checked
 from rank_boxes import NOW, SECOND, UNTRACKED, call, lines, roll_call, state, without_times
 
 from otel_torchprof._cli import main as cli
@@ -254,5 +255,5 @@ def test_the_command_reads_folders(tmp_path, capsys):
     assert "rank 0 waits in all_reduce(float, 48 bytes) #2 of the default group" in out
     assert "for rank 1" in out
     assert cli.main(["autopsy", "--json", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = checked("autopsy", capsys.readouterr().out)
     assert [each["has_box"] for each in found["ranks"]] == [False, False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import shlex
@@ -14,6 +13,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from checked_json import checked
 
 from otel_torchprof._answers.difference import ComparedRecording
 from otel_torchprof._answers.pairs import NameTimes, RunTimes, judged_pairs
@@ -83,7 +83,7 @@ def left(program):
 def test_two_programs(program, capsys):
     """InterleavedRuns alternate their order, the operator that became slower is named with its pairs, and no file remains."""
     assert diff("--json", "--", "A", "1", "--", "B", "1.3") == 1
-    found = json.loads(capsys.readouterr().out)
+    found = checked("diff", capsys.readouterr().out)
     assert (program.parent / "order").read_text() == "ABBA" * 3
     assert [change["name"] for change in found["changes"]] == ["op2"]
     assert found["changes"][0]["share"] == pytest.approx(0.3 * 1.2 / 10.8, rel=0.1)

@@ -10,6 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
+from checked_json import checked
 from explained_files import STEP_MS, Trace, kineto, piece
 
 import otel_torchprof as otp
@@ -70,7 +71,7 @@ def test_sums_are_those_of_show(tmp_path, reported, capsys):
     found, _ = reported(file)
     rows = rows_of(found["tables"][0], found["columns"])
     assert cli.main(["show", "--json", "--rows", "-1", str(file)]) == 0
-    shown = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    shown = {row["key"]: row for row in checked("show", capsys.readouterr().out)}
     times = {"calls": "count", "self": "self_cpu_time_total", "total": "cpu_time_total"}
     assert rows.keys() == shown.keys()
     for name, row in rows.items():

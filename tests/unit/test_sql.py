@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 
 import pytest
+from checked_json import checked
 from opentelemetry.sdk.resources import Resource
 from sql_queries import QUERIES
 from table_files import NAMES, STEPS, rank_profile
@@ -34,7 +34,7 @@ def answer(capsys, query, paths, *options):
     """The rows as objects."""
     capsys.readouterr()
     assert cli.main(["sql", "-q", "--json", *options, query, *paths]) == 0
-    return json.loads(capsys.readouterr().out)
+    return checked("sql", capsys.readouterr().out)
 
 
 def test_sums_by_rank_are_those_of_each_file(ranks, capsys):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from checked_json import checked
 from merged_files import BASE, BEGIN, Meetings, WrongClock
 from policy_jobs import job
 from sampled_profiles import DEEP, LOG, MAIN, MS, STACKS, batch, profile_with, sampled_drains, samples, written
@@ -588,7 +589,7 @@ def test_show_lines_as_json(tmp_path, capsys, name):
     for number, file in enumerate(files):
         profile_with(TAKEN, start=10**18 + number * 60 * MS).export_as(file, format_of(file))
     assert cli.main(["show", "--lines", "--json", "-q", *files]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = checked("show", capsys.readouterr().out)
     assert (found["samples"], found["seconds"]) == (10, pytest.approx(0.1))
     first, second, third = found["lines"]
     assert first == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from checked_json import checked
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_torchprof as otp
@@ -208,7 +208,7 @@ def test_a_box_is_displayed(box, capsys):
         assert cli.main(["top", folder]) == 0
         assert "load_batch" in capsys.readouterr().out
         assert cli.main(["top", "--json", folder]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = checked("top", capsys.readouterr().out)
     assert (found["pid"], found["rank"], found["run"]["world_size"]) == (os.getpid(), 3, 4)
     assert found["threads"][0]["calls"][0]["name"] == "load_batch"
     assert found["host_bytes"] > 1 << 20
