@@ -13,6 +13,7 @@ from .terminal import reading, say, show
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Sequence
 
     from otel_torchprof._answers.explanation import Explanation
 
@@ -45,18 +46,27 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TorchProfError: a file cannot be read, or has no steps.
     """
+    explanation, problems, named = explained(options.files, quiet=options.quiet)
+    show(named(text_of(explanation, options)))
+    for problem in problems:
+        say(problem)
+    return 1 if problems else 0
+
+
+def explained(files: Sequence[str], *, quiet: bool) -> tuple[Explanation, list[str], Callable[[str], str]]:
+    """The explanation of trace files and black boxes, problems of them, and what gives boxes their names in a text.
+
+    Raises:
+        TorchProfError: a file cannot be read, or has no steps.
+    """
     from otel_torchprof._answers.verdicts import explain
 
-    with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
+    with Traces(files) as traces, reading(traces.paths, quiet=quiet) as watch:
         try:
             explanation = explain(*traces.paths, watch=watch)
         except TorchProfError as error:
             raise TorchProfError(traces.named(str(error))) from error
-    show(traces.named(text_of(explanation, options)))
-    problems = [*traces.problems, *map(traces.named, explanation.problems)]
-    for problem in problems:
-        say(problem)
-    return 1 if problems else 0
+    return explanation, [*traces.problems, *map(traces.named, explanation.problems)], traces.named
 
 
 def text_of(explanation: Explanation, options: argparse.Namespace) -> str:

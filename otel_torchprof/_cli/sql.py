@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from otel_torchprof._profile.loaded import LoadedProfile
 
 _LOCKED = {
+    "enable_progress_bar": "false",  # which it prints on stdout
     "temp_directory": "''",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -31,7 +32,7 @@ _LOCKED = {
     "enable_external_access": "false",
     "lock_configuration": "true",
 }
-"""Settings of DuckDB, in their order: the query reaches no file, no network and no extension."""
+"""Settings of DuckDB, in their order: the query reaches no file, no network and no extension, and prints nothing."""
 _ALLOWED = ("SELECT", "EXPLAIN")
 _WIDEST = 80
 

@@ -1,10 +1,11 @@
-"""How much memory this process may still take: what the machine has free, or what its control groups leave, if that is less."""
+"""How much memory this process may still take: what the machine has free, or what its control groups or limits leave, if that is less."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,19 @@ def free_memory(system: Path = Path("/")) -> int:
     ``system``: folder with ``proc`` and ``sys``. A control group's page cache that was not used lately counts as free, as
     in ``MemAvailable`` of the machine: reading a file must not make the memory for its columns smaller.
     """
-    return min([_free_of_machine(system), *_free_of_groups(system)])
+    return min([_free_of_machine(system), *_free_of_groups(system), *_free_of_limits(system)])
+
+
+def _free_of_limits(system: Path) -> list[int]:
+    """What the limits of the process (``ulimit -v`` and ``-d``) leave."""
+    free: list[int] = []
+    with contextlib.suppress(OSError):
+        status = (system / "proc/self/status").read_text("utf-8", "surrogateescape")
+        for name, limit in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+            used, most = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE), resource.getrlimit(limit)[0]
+            if used and most != resource.RLIM_INFINITY:
+                free.append(max(most - (int(used[1]) << 10), 0))
+    return free
 
 
 def _free_of_machine(system: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from otel_torchprof._process.free_memory import free_memory
@@ -79,3 +81,13 @@ def test_a_group_that_is_full_leaves_nothing(machine):
 def test_a_system_that_says_nothing_has_some_memory(tmp_path):
     """Without ``/proc`` it is what the C library says, or a guess."""
     assert free_memory(tmp_path) > 0
+
+
+def test_limits_of_the_process(machine, monkeypatch):
+    """``ulimit -v`` and ``-d`` leave what of them is not used; unlimited ones count for nothing."""
+    (machine / "proc/self/status").write_text("VmSize:\t 1048576 kB\nVmData:\t  524288 kB\n")
+    limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: 2 * GIB}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], 0))
+    assert free_memory(machine) == 3 * GIB // 2
+    limits[resource.RLIMIT_AS] = GIB // 2
+    assert free_memory(machine) == 0

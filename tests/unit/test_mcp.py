@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +16,18 @@ from pathlib import Path
 
 import pytest
 from explained_files import STEP_MS, Trace, kineto, piece
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from test_diff import recording
 from test_explain import with_collectives
 from test_flight_recorder import content, entry
 
+import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.mcp_server import TOOLS, Folders, ToolCall, paged
+from otel_torchprof._files.box import BlackBox
 from otel_torchprof.errors import TorchProfError
+from otel_torchprof.parsers import BlackBoxOptions
 
 REASON = "drives the server with the SDK's client"
 anyio = pytest.importorskip("anyio", reason=REASON)
@@ -93,6 +101,105 @@ def hung_ranks(folder):
     """Writes the dumps of two ranks, of which one has not come to the second collective."""
     for rank, entries in enumerate([(entry(1), entry(2, "started")), (entry(1),)]):
         (folder / f"nccl_trace_rank_{rank}").write_text(json.dumps(content(*entries, ranks="[0, 1]")))
+
+
+def as_chrome(trace, path):
+    return trace.chrome(path.with_suffix(".json"))
+
+
+def as_lines(trace, path):
+    return trace.lines(path.with_suffix(".jsonl"))
+
+
+def as_otlp(trace, path):
+    """The same as protobuf, whose JSON has ids in another base."""
+    message = json.loads(trace.lines(path).read_text())
+    path.unlink()
+    for span in message["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        for name in ("traceId", "spanId"):
+            span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
+    path.with_suffix(".otlp").write_bytes(ParseDict(message, TracesData()).SerializeToString())
+
+
+def compressed(write):
+    def of(trace, path):
+        written = write(trace, path)
+        Path(f"{written}.gz").write_bytes(gzip.compress(written.read_bytes()))
+        written.unlink()
+
+    return of
+
+
+def as_kineto(trace, path):
+    """The same as torch writes it: steps and labels, whose names say what they are."""
+    events = []
+    for span in trace.spans:
+        number = span["attributes"].get("torch.step.number")
+        name = span["name"] if number is None else f"ProfilerStep#{number}"
+        events.append(piece(name, span["start"], span["duration"], cat="user_annotation"))
+        if number is not None:
+            share = span["attributes"]["torch.phase.data.duration"] * 1e3
+            loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            events.append(piece(loader, span["start"], share, cat="user_annotation"))
+            events.append(piece("aten::mm", span["start"] + share, span["duration"] - share))
+    world = {"rank": trace.rank, "world_size": 4}
+    document = {"schemaVersion": 1, "traceEvents": events, **({} if trace.rank is None else {"distributedInfo": world})}
+    path.with_suffix(".pt.trace.json").write_text(json.dumps(document))
+
+
+KINDS = {
+    "Chrome JSON": as_chrome,
+    "compressed": compressed(as_chrome),
+    "lines of OTLP": as_lines,
+    "compressed lines": compressed(as_lines),
+    "OTLP": as_otlp,
+    "Kineto": as_kineto,
+}
+
+
+def test_kinds_of_files(folder, ask):
+    """Of each kind of file, one call with a folder says why it is slow."""
+    for name, write in KINDS.items():
+        (folder / name).mkdir()
+        write(Trace().steps(60, data=0.5), folder / name / "x")
+    for why in ask(*(("explain", {"files": [name]}) for name in KINDS)):
+        assert why.structured_content["verdict"].startswith("input-bound: 50%")
+        assert "50% of step time waits for data" in text(why)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_and_changes(folder, kind):
+    """Of each kind of file, one call with a folder says which rank is late, and one with two files what changed."""
+    for rank in range(4):
+        (folder / "ranks").mkdir(exist_ok=True)
+        KINDS[kind](with_collectives(rank, 3.0 * (rank == 2)), folder / "ranks" / f"rank{rank}")
+    KINDS[kind](Trace().steps(60, data=0.1), folder / "before")
+    KINDS[kind](Trace().steps(60, 15.0, data=0.4), folder / "after")
+    verdict = answer_of([folder], "explain", {"files": ["ranks"]})[1]["verdict"]
+    assert kind == "Kineto" or verdict.startswith("straggler: rank 2 is late")  # torch does not say when a rank came
+    after, before = sorted(path.name for path in folder.iterdir() if path.is_file())
+    _, changed = answer_of([folder], "diff", {"before": before, "after": after})
+    assert changed["ratio"] == pytest.approx(1.5, rel=0.1)
+
+
+def test_a_black_box(folder, ask):
+    """The averages of a box are those of the command; that it has no steps is said with its own name; no file remains."""
+    box = BlackBox(BlackBoxOptions("ops", str(folder), 1 << 20), {"rank": 3, "world_size": 4})
+    box.start()
+    try:
+        for _ in range(7):
+            with otp.record_function("load_batch"):
+                pass
+        shutil.copy(box.path, folder / "old.otpbox")
+    finally:
+        box.stop()
+    of_box = {"files": ["old.otpbox"]}
+    shown, why = ask(("show", of_box), ("explain", of_box))
+    assert {row["key"]: row["count"] for row in shown.structured_content["rows"]}["load_batch"] == 7
+    assert "old.otpbox' has " in error(why)
+    assert "and no step: " in error(why)
+    with pytest.raises(TorchProfError, match="explain, show, autopsy or sql"):
+        answer_of([folder], "diff", {"before": "old.otpbox", "after": "old.otpbox"})
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -238,7 +345,7 @@ def test_paths_that_are_refused(folder, ask):
             with pytest.raises(TorchProfError, match=r"outside of the folders .*--folder"):
                 answer_of([folder], name, arguments)
     for path in others:
-        with pytest.raises(TorchProfError, match=r"there is no file|is no path|is a folder"):
+        with pytest.raises(TorchProfError, match=r"there is no file|is no path|has 0 traces"):
             answer_of([folder], "show", {"files": [path]})
     listed, *errors = ask(
         ("list", {}), *(("explain", {"files": [path]}) for path in (outside[0], outside[3], others[2], others[4]))
@@ -247,6 +354,17 @@ def test_paths_that_are_refused(folder, ask):
     assert not any(HIDDEN in error(each) for each in errors)
     assert "outside of the folders" in error(errors[1])
     assert HIDDEN in answer_of([folder, secret], "show", {"files": ["s.json"]})[0]
+
+
+def test_memory_is_limited(folder, ask):
+    """A call gets half of the free memory; one that needs more says what to ask instead, and the server answers on."""
+    pytest.importorskip("duckdb", reason=REASON)
+    pytest.importorskip("pyarrow", reason=REASON)
+    Trace().steps(60).chrome(folder / "a.json")
+    huge = "select string_agg(repeat('x', 1000000), '') as x from range(1000000)"
+    failing, why = ask(("sql", {"files": ["a.json"], "query": huge}), ("explain", {"files": ["a.json"]}))
+    assert re.search("memory", error(failing), re.IGNORECASE)
+    assert "60 steps" in text(why)
 
 
 def test_wrong_calls(folder, ask):
@@ -338,6 +456,8 @@ def test_its_end(folder, end):
     pytest.importorskip("duckdb", reason=REASON)
     pytest.importorskip("pyarrow", reason=REASON)
     Trace().steps(60).chrome(folder / "a.json")
+    temporary = folder.parent / "temporary"
+    temporary.mkdir()
     words = [sys.executable, *SERVER, "--folder", str(folder)]
     call = {"name": "sql", "arguments": {"files": ["a.json"], "query": LONG}}
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
@@ -347,7 +467,11 @@ def test_its_end(folder, end):
         {"id": 2, "method": "tools/call", "params": call},
     ]
     with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(TMPDIR=str(temporary)),
     ) as server:
         for message in messages:
             server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
@@ -366,6 +490,7 @@ def test_its_end(folder, end):
         assert server.wait(600) == (0 if end == "stdin" else -getattr(signal, end))
         assert all(ends(int(pid)) for pid in pids)
         assert b"Traceback" not in server.stderr.read()
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_cannot_start(monkeypatch, capsys, tmp_path):
