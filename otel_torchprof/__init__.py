@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from ._profile.profile import profile
     from ._profile.steps import KinetoStepTracker
     from ._profile.tensorboard import tensorboard_trace_handler
+    from ._record.batches import Ticket, batch, enqueue
     from ._record.carrying import carry
     from ._record.frame_filter import FrameFilter
     from ._record.function_labels import FunctionLabels, label_functions
@@ -110,12 +111,15 @@ else:
         "SpanPolicy": "_export.span_policy",
         "StringTable": "_profile.function_event",
         "TensorInfo": "_columns.frame_info",
+        "Ticket": "_record.batches",
         "TorchInstrumentor": "_instrument.instrumentor",
         "TorchSpanProcessor": "_instrument.processor",
         "_KinetoProfile": "_profile.profile",
+        "batch": "_record.batches",
         "carry": "_record.carrying",
         "demangle": "_profile.function_event",
         "diff": "_answers.diff",
+        "enqueue": "_record.batches",
         "explain": "_answers.verdicts",
         "kineto_available": "_profile.kineto_event",
         "label_functions": "_record.function_labels",
@@ -184,16 +188,19 @@ __all__ = [
     "SpanPolicy",
     "StringTable",
     "TensorInfo",
+    "Ticket",
     "TorchInstrumentor",
     "TorchLibraryError",
     "TorchProfError",
     "TorchSpanProcessor",
     "__version__",
+    "batch",
     "carry",
     "demangle",
     "diff",
     "emit_itt",
     "emit_nvtx",
+    "enqueue",
     "explain",
     "kineto_available",
     "label_functions",

@@ -169,8 +169,8 @@ class ProcessorHealth:
     dropped: Mapping[str, int]
     """Dropped events by reason: ``evicted`` (the memory limit; the oldest first), ``depth`` (more than 1024 open on
     a thread), ``no_memory`` (the system had none), ``deadline`` (a stop ran out of time), ``failed`` (a logged
-    error before they became spans), ``unseen_spans`` (application spans that ended faster than they could be
-    added to the averages)."""
+    error before they became spans), ``unseen_spans`` (application spans and batches of requests that ended
+    faster than they could be read)."""
     exporters: Mapping[str, QueueStats]
     """Outcomes of the spans, by exporter."""
     notes: tuple[str, ...] = field(default=())

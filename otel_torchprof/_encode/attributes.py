@@ -2,7 +2,8 @@
 
 The native encoder, the ReadableSpan views and the documentation are all made from :data:`ATTRIBUTES`; what only reduced
 traces have is in :data:`REDUCTIONS`, what only segments of a job have in
-:data:`~otel_torchprof._encode.phase_attributes.SEGMENTS`.
+:data:`~otel_torchprof._encode.phase_attributes.SEGMENTS`, what only requests and batches have in
+:data:`~otel_torchprof._model.request_spans.REQUESTS`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from otel_torchprof import config
 from otel_torchprof._columns.phases import PHASE_NAME
 from otel_torchprof._columns.schema import Flag
 from otel_torchprof._model.inputs import InputPart, shapes_in, types_in
+from otel_torchprof._model.request_spans import REQUESTS
 from otel_torchprof._model.span_table import STEP_NUMBER, AttributeColumn, AttributeType, SpanTable, extend_names
 from otel_torchprof._process.give_way import give_way
 
@@ -183,7 +185,7 @@ def attributes_markdown() -> str:
     rows = [(a.key, a.type, a.present, a.meaning) for a in ATTRIBUTES]
     lines += [
         f"| `{key}` | {_TYPE_NAMES[kind]} | {present} | {meaning} |"
-        for key, kind, present, meaning in (*rows, *phases.SEGMENTS, *REDUCTIONS)
+        for key, kind, present, meaning in (*rows, *phases.SEGMENTS, *REDUCTIONS, *REQUESTS)
     ]
     return "\n".join(lines) + "\n"
 

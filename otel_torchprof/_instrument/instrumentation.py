@@ -16,6 +16,7 @@ from otel_torchprof._model.live_table import CallRules
 from otel_torchprof._native import python_sources, torch_library
 from otel_torchprof._native.recorder import Session, notes_on_names
 from otel_torchprof._process.cleanup import close_due, without_waiting
+from otel_torchprof._record import batches
 from otel_torchprof._record.carrying import started_threads
 from otel_torchprof._record.catalog import SourceRequest, requested
 from otel_torchprof._record.contexts import ContextTable
@@ -297,6 +298,8 @@ class Instrumentation:
     def _attach(self) -> None:
         self._recording.cleanup.push(self._contexts.unfollow)
         self._contexts_are_cheap = self._contexts.follow()
+        self._recording.cleanup.push(functools.partial(batches.leave, self._live.requests))
+        batches.follow(self._live.requests)
         self._recording.start(self._session)
         if self._foresight is not None:
             self._recording.cleanup.push(self._foresight.stop)

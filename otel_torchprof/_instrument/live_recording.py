@@ -36,6 +36,7 @@ from otel_torchprof._record.process_memory import MemoryOfDrains
 from otel_torchprof._record.step_marks import StepMarks
 from otel_torchprof.errors import NativeError
 
+from .request_log import RequestLog
 from .step_log import StepLog
 from .step_segments import StepRule, StepSegments
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from otel_torchprof._model.averages import RunningAverages
     from otel_torchprof._model.collectives import GroupRanks
     from otel_torchprof._model.placed import Placed
+    from otel_torchprof._model.request_spans import RequestSpans
     from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._model.step_spans import Step, StepSpan
     from otel_torchprof._record.contexts import ContextTable
@@ -128,6 +130,8 @@ class Drained(NamedTuple):
     """Spans of ended steps and of segments between steps."""
     samples: TakenSamples | None = None
     """Samples of Python stacks; None without any."""
+    requests: tuple[SpanList, RequestSpans] | None = None
+    """Spans of requests and batches, for all exporters; None without any."""
 
 
 class LiveRecording:
@@ -189,7 +193,7 @@ class LiveRecording:
         self.health = health
         """Returns states of the sources, and notes."""
         self._now = now
-        self._contexts = contexts
+        self._contexts, self.requests = contexts, RequestLog(provider, contexts.note_end)
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
@@ -382,7 +386,20 @@ class LiveRecording:
         self._report_steps(step_spans, samples)
         self._undelivered = 0
         whole = [span for span in step_spans if span.is_whole and not span.is_running]
-        return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole, samples)
+        requests = self._request_spans(batch.watermark)
+        return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole, samples, requests)
+
+    def _request_spans(self, watermark: int) -> tuple[SpanList, RequestSpans] | None:
+        """Returns the spans of requests and batches; None after an error, which is logged, so that the events are sent."""
+        try:
+            if (spans := self.requests.take(watermark)) is None:
+                return None
+            sent = self._span_list(spans.table)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._log.warning("spans of requests were dropped: %s: %s", type(error).__name__, error)
+            return None
+        self._figures["added"] += len(sent)
+        return sent, spans
 
     def _report_steps(self, spans: Sequence[StepSpan], samples: TakenSamples | None) -> None:
         """Logs ended steps, and passes their spans and samples to ``on_steps``; its errors are logged, and no span is lost."""
@@ -412,6 +429,8 @@ class LiveRecording:
         recorded, self._recorded = self._recorded, 0
         dropped = Counter(stats.dropped)
         waiting = self.segments.events
+        if self.requests.dropped:
+            dropped["unseen_spans"] = self.requests.dropped
         dropped["failed"] = self._failed = self._failed + stats.recorded - waiting - self._taken - recorded
         self._taken = stats.recorded - waiting
         figures = Counter({**self._buffer.figures, **self._figures, "buffered": self._buffer.spans})

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from otel_torchprof._answers.explanation import Explanation
+    from otel_torchprof._model.request_spans import RequestSpans
     from otel_torchprof._profile.events import EventList, FunctionEventAvg
 
     from .live_recording import Drained, LiveRecording
@@ -390,7 +391,8 @@ class TorchSpanProcessor(SpanProcessor):
     def _hand_on_spans(self, drained: Drained) -> None:
         ready = []
         for queue in self._queues:
-            parts = [drained.spans] if takes_whole_traces(queue.exporter) else drained.sent
+            parts = [drained.spans] if takes_whole_traces(queue.exporter) else list(drained.sent)
+            parts += [] if drained.requests is None else [drained.requests[0]]
             ready += [(queue, spans.packed() if queue.is_behind else spans) for spans in parts if len(spans)]
         with self._ledger.lock:  # so that no reader of the counts sees the spans between recorder and queues
             self._ledger.add(drained.events, drained.dropped, drained.figures)
@@ -401,6 +403,8 @@ class TorchSpanProcessor(SpanProcessor):
         self._steps.add(drained.steps, drained.samples)
         for span_id, time_ns in drained.child_time.items():
             self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
+        if drained.requests is not None:
+            self._add_up_requests(drained.requests[1])
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """Queues the first ``count`` ended spans of the application, up to those whose inner events were drained."""
@@ -430,6 +434,16 @@ class TorchSpanProcessor(SpanProcessor):
                 self._child_times[parent_id] = self._child_times.get(parent_id, 0) + duration
         while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest are removed
             del self._child_times[next(iter(self._child_times))]
+
+    def _add_up_requests(self, spans: RequestSpans) -> None:
+        """Adds spans of requests and batches to the averages."""
+        for name, sums in spans.sums.items():
+            self.averages.add_spans(name, sums)
+        for span_id, time_ns in spans.child_time.items():
+            self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
+        for name, span_id, duration in spans.others:
+            own = duration - self._child_times.pop(span_id, 0)
+            self.averages.add_span(name, duration, max(own, 0))
 
     @classmethod
     def after_fork_in_child(cls) -> None:

@@ -127,7 +127,7 @@ def begun(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> GenerateCall 
         prompt = _Prompt.of(model, given.get("inputs"), keywords)
         config = given.get("generation_config")
         return GenerateCall(
-            model=_name_of(model),
+            model=name_of(model),
             batch_size=prompt.batch_size,
             prompt=prompt.tokens,
             echo=prompt.echo,
@@ -217,7 +217,7 @@ def _prefills(tokens: int | None, keywords: dict[str, Any], *configs: Any) -> in
     return -(-tokens // size) if size and tokens else 1
 
 
-def _name_of(model: Any) -> str:
+def name_of(model: Any) -> str:
     """The name that a model was loaded by; of a path the last part, of one that was made from a configuration its class."""
     name = str(getattr(model, "name_or_path", "") or "")
     path = PurePath(name)

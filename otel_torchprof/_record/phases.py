@@ -18,7 +18,7 @@ from otel_torchprof._native.module_names import full_name
 from otel_torchprof._process import threads
 from otel_torchprof.health import ON
 
-from . import module_calls, phase_calls
+from . import continuous_batching, module_calls, phase_calls
 from .compiled_code import leave_out_of_graphs, leave_uncompiled
 from .generations import shared as generations
 from .source import Source
@@ -60,6 +60,7 @@ class Phases(Source):
             name_root,
         )
         phase_calls.shared.install(self)
+        continuous_batching.shared.install(self)
         _hooks.install(self)
         module_calls.shared.install(self, as_events=False)
         self._is_on = True
@@ -70,11 +71,13 @@ class Phases(Source):
         phase_calls.shared.after_fork_in_child()
         _hooks.after_fork_in_child()
         generations.after_fork_in_child()
+        continuous_batching.after_fork_in_child()
 
     def stop(self) -> None:
         """Removes hooks and wrappers."""
         module_calls.shared.remove(self)
         _hooks.remove(self)
+        continuous_batching.shared.remove(self)
         phase_calls.shared.remove(self)
 
     def decorate(self, batch: Batch) -> Batch:

@@ -14,6 +14,7 @@ from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.schema import Flag, Kind, Scope
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS, add_attributes, attributes_markdown
 from otel_torchprof._encode.phase_attributes import SEGMENTS
+from otel_torchprof._model.request_spans import REQUESTS
 from otel_torchprof._model.span_table import AttributeColumn, AttributeType, extend_names
 from otel_torchprof._model.step_spans import RecordedStep
 from otel_torchprof._native.ffi import lib
@@ -297,7 +298,7 @@ def test_types_are_those_of_the_c_header():
 def test_the_documentation_lists_every_attribute_once():
     """One line per attribute, with the cells of its row; keys follow OpenTelemetry's naming."""
     lines = attributes_markdown().splitlines()
-    keys = [a.key for a in ATTRIBUTES] + [key for key, *_ in (*SEGMENTS, *REDUCTIONS)]
+    keys = [a.key for a in ATTRIBUTES] + [key for key, *_ in (*SEGMENTS, *REDUCTIONS, *REQUESTS)]
     assert len(lines) == len(keys) + 2 == len(set(keys)) + 2
     for key, line in zip(keys, lines[2:], strict=True):
         assert line.startswith(f"| `{key}` | ")

@@ -25,6 +25,7 @@ from otel_torchprof._encode.phase_attributes import SEGMENTS
 from otel_torchprof._export.sdk import SCHEMA_URL
 from otel_torchprof._instrument.gpu_metrics import METRICS
 from otel_torchprof._instrument.operator_metrics import _made
+from otel_torchprof._model.request_spans import REQUESTS
 from otel_torchprof._ranks.ranks import Ranks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
@@ -34,7 +35,7 @@ LENS = ("nv.dl.", "dl.")
 ELSEWHERE = (*OURS, *LENS, "gen_ai.")
 """Names that are not in the conventions' main registry: those of generative AI have one of their own."""
 REGISTRY = json.loads(Path(__file__).with_name("registry.json").read_text())
-KEYS = [*(attribute.key for attribute in ATTRIBUTES), *(key for key, *_ in (*SEGMENTS, *REDUCTIONS))]
+KEYS = [*(attribute.key for attribute in ATTRIBUTES), *(key for key, *_ in (*SEGMENTS, *REDUCTIONS, *REQUESTS))]
 
 
 def published(package):
@@ -127,7 +128,7 @@ def all_attributes():
     """Type of each attribute, in the registry's words."""
     words = {"INT64": "int", "DOUBLE": "double", "BOOL": "boolean", "NAME": "string"}
     types = {attribute.key: attribute.type for attribute in ATTRIBUTES}
-    types |= {key: kind for key, kind, *_ in (*SEGMENTS, *REDUCTIONS)}
+    types |= {key: kind for key, kind, *_ in (*SEGMENTS, *REDUCTIONS, *REQUESTS)}
     return {key: words[types[key].name] for key in sorted(types)}
 
 

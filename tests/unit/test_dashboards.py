@@ -12,6 +12,7 @@ from otel_torchprof._encode import phase_attributes
 from otel_torchprof._encode.attributes import ATTRIBUTES, REDUCTIONS
 from otel_torchprof._instrument.gpu_metrics import METRICS
 from otel_torchprof._instrument.operator_metrics import GenerationMetrics, TorchMetrics
+from otel_torchprof._model.request_spans import REQUESTS
 from otel_torchprof._model.span_table import AttributeType
 
 COLLECTORS_OWN = re.compile(r"otelcol_(receiver|exporter)_\w+")
@@ -103,7 +104,7 @@ def test_every_attribute_is_one_that_there_is():
     """What queries to Tempo say of spans are attributes of the table in docs/spans.md."""
     asked = {name for _, query in traceql() for name in re.findall(r"span\.([\w.]+)", query)}
     assert len(asked) > 10
-    assert asked <= {attribute.key for attribute in ATTRIBUTES} | {key for key, *_ in REDUCTIONS}
+    assert asked <= {attribute.key for attribute in ATTRIBUTES} | {key for key, *_ in (*REDUCTIONS, *REQUESTS)}
     assert len(documented_traceql()) > 5
 
 
@@ -113,7 +114,7 @@ QUERIES = [*traceql(), *documented_traceql()]
 def type_of(attribute: str) -> AttributeType:
     """What the table in docs/spans.md says."""
     types = {a.key: a.type for a in ATTRIBUTES} | {
-        key: kind for key, kind, *_ in (*REDUCTIONS, *phase_attributes.SEGMENTS)
+        key: kind for key, kind, *_ in (*REDUCTIONS, *phase_attributes.SEGMENTS, *REQUESTS)
     }
     return types[attribute] if attribute in types else types[re.sub(r"(?<=phase\.)\w+", "<name>", attribute)]
 
