@@ -12,7 +12,7 @@ from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.samples import Call
 from otel_torchprof._columns.schema import NEVER, Kind
 from otel_torchprof._files import attribute_keys
-from otel_torchprof._files.trace_events import TraceEventKind, nested_in
+from otel_torchprof._files.trace_events import TraceEventKind, nested_in, nested_order
 
 from .lines import Lines
 from .steps import PAUSES, PLACE_OF, SMALL_OPERATOR, is_operator, phase_of
@@ -149,7 +149,9 @@ def _innermost(events: _Nested, rows: Integers, times: Integers) -> Integers:
     """The innermost of some nested events at each time; -1 for none."""
     if not len(rows):
         return np.full(len(times), -1, np.int64)
-    rows = rows[np.lexsort((-events.duration[rows], events.start[rows]))]
+    start = events.start[rows]
+    order = nested_order(np.zeros(len(rows), np.uint8), start, start + events.duration[rows])
+    rows = rows if order is None else rows[order]
     place = np.searchsorted(events.start[rows], times, side="right") - 1
     found: Integers = np.where(place >= 0, rows[place], -1)
     for _ in range(_MOST_NESTED):  # ids of a wrong file may be a circle

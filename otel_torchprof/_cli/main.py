@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.parsers import nearest
 from otel_torchprof.version import __version__
 
-from . import (
-    autopsy,
-    build,
-    convert,
-    diff_command,
-    doctor,
-    dump,
-    explain_command,
-    mcp_server,
-    merge_command,
-    record_command,
-    recover,
-    report_command,
-    run,
-    send,
-    show,
-    sql,
-    top,
-)
+from . import diff_command
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -39,24 +22,25 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _COMMANDS = {
-    "run": run,
-    "top": top,
-    "record": record_command,
-    "dump": dump,
-    "show": show,
-    "explain": explain_command,
-    "diff": diff_command,
-    "report": report_command,
-    "sql": sql,
-    "mcp": mcp_server,
-    "merge": merge_command,
-    "convert": convert,
-    "send": send,
-    "recover": recover,
-    "autopsy": autopsy,
-    "doctor": doctor,
-    "build": build,
+    "run": "run",
+    "top": "top",
+    "record": "record_command",
+    "dump": "dump",
+    "show": "show",
+    "explain": "explain_command",
+    "diff": "diff_command",
+    "report": "report_command",
+    "sql": "sql",
+    "mcp": "mcp_server",
+    "merge": "merge_command",
+    "convert": "convert",
+    "send": "send",
+    "recover": "recover",
+    "autopsy": "autopsy",
+    "doctor": "doctor",
+    "build": "build",
 }
+"""The module of each command, which is imported if the command is used, or all are listed."""
 
 
 _INTERRUPTED = 130
@@ -70,7 +54,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable_lines(message)[:_LONGEST_USAGE_ERROR])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, or of one."""
     parser = _Parser(
         prog="otel-torchprof",
         description="Profiles PyTorch programs with OpenTelemetry.",
@@ -78,9 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"otel-torchprof {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in _COMMANDS.values():
-        command.add_parser(commands)
+    for name in [command] if command in _COMMANDS else _COMMANDS:
+        _module_of(name).add_parser(commands)
     return parser
+
+
+def _module_of(command: str) -> Any:
+    return importlib.import_module(f".{_COMMANDS[command]}", __package__)
 
 
 def _documentation() -> Path:
@@ -93,12 +82,12 @@ def _documentation() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit status: 0, 1 with a message on stderr, 130 after Ctrl-C, or as the command says."""
     words = sys.argv[1:] if arguments is None else arguments
-    parser = _parser()
+    parser = _parser(next(iter(words), None))
     if meant := _meant(words):
         parser.error(f"{words[0]!r} is no command; did you mean otel-torchprof {meant}?")
     options = parser.parse_args(diff_command.with_commands(words))
     try:
-        status: int = _COMMANDS[options.command].run(options)
+        status: int = _module_of(options.command).run(options)
     except (TorchProfError, OSError, KeyboardInterrupt) as error:
         if getattr(options, "script_runs", False):  # an error of the script: Python prints it
             raise

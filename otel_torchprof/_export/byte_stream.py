@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 LARGEST_PIECE = 16 << 20
 """Largest line or message in bytes, since each is completely in memory, twice."""
-READ_SIZE = 1 << 16
+READ_SIZE = 1 << 19
+"""Bytes of a piece. Between pieces a reader waits for the interpreter's lock, up to 5 ms if another thread computes: few pieces."""
 _LONGEST_VARINT = 10
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _WAYS_OUT = {
@@ -182,9 +183,13 @@ class ByteStream:
 
     def some(self) -> bytes:
         """The next bytes, at most READ_SIZE; none at the end."""
-        if self._at == len(self._buffer) and not self._fill(1) and self._failure is not None:
+        if self._at < len(self._buffer):
+            return self._taken(min(READ_SIZE, len(self._buffer) - self._at))
+        content = self._more()  # not copied
+        if not content and self._failure is not None:
             raise self._failure
-        return self._taken(min(READ_SIZE, len(self._buffer) - self._at))
+        self.offset += len(content)
+        return content
 
     def take(self, size: int) -> bytes:
         """Reads up to ``size`` bytes."""
@@ -250,18 +255,21 @@ class ByteStream:
     def _fill(self, size: int) -> bool:
         """Reads until so many bytes are there; whether they are."""
         while len(self._buffer) - self._at < size:
-            more = b""
-            if self._failure is None:
-                try:
-                    more = self._read()
-                except (UnexpectedError, OSError) as error:
-                    self._failure = error
-            if not more:
+            if not (more := self._more()):
                 return False
             del self._buffer[: self._at]
             self._at = 0
             self._buffer += more
         return True
+
+    def _more(self) -> bytes:
+        """Some more bytes; nothing at the end, or after an error, which is kept."""
+        if self._failure is None:
+            try:
+                return self._read()
+            except (UnexpectedError, OSError) as error:
+                self._failure = error
+        return b""
 
     def _read(self) -> bytes:
         """Some more bytes, nothing at the end."""

@@ -315,7 +315,7 @@ PLACE = re.compile(r"at byte \d+|cannot read .* after byte \d+|is a trace withou
 def check(path: Path, made: Malformed, words: tuple[str, ...] = ()) -> tuple[int, int]:
     """Shows and sends the file; returns both exit statuses. Raises AssertionError where it is not as it must be."""
     path.write_bytes(made.content)
-    with mock.patch.object(cli, "_parser", new=_Parser):
+    with mock.patch.object(cli, "_parser", return_value=_Parser()):
         return _check_show(path, made, words), _check_send(path, made)
 
 
