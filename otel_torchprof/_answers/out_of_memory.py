@@ -239,7 +239,7 @@ def notice(
             return
         try:
             now = _clock()
-            has_own = in_use is not None
+            has_own = in_use is not None and _IN_WORKER not in str(error)[:_MESSAGE]
             if now - _noticed.reported.get(has_own, -_EVERY_SECONDS) >= _EVERY_SECONDS:
                 _noticed.reported[has_own] = now
                 _noticed.last = _identity(error)
@@ -262,7 +262,7 @@ _NOT_RECORDED = (
     "otel-torchprof run --memory, or otp.profile(profile_memory=True, with_modules=True)\n"
 )
 _IN_WORKER = "in DataLoader worker process"
-"""What torch puts before an error of a worker that it raises again."""
+"""What torch puts before an error of a worker that it raises again; what this process has recorded says nothing of it."""
 _CUDA_STATS = (
     "allocated_bytes.all.current",
     "allocated_bytes.all.peak",
@@ -291,7 +291,6 @@ class _Report:
         self._requested = requested_bytes(self._message)
         hidden = config.HIDDEN_ATTRIBUTES.read()
         self._hides_code = bool(hidden & config.CODE)
-        # Raised again here; what this process has says nothing of it.
         self._is_of_worker = _IN_WORKER in self._message
         self._stack = [] if self._hides_code or self._is_of_worker else list(_stack(traceback))
         self._hides_modules = "torch.module" in hidden

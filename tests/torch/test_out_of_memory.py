@@ -194,6 +194,22 @@ def test_a_profile_without_memory_keeps_the_table(folder, capfd):
     assert capfd.readouterr().err.count("out of memory") == 1
 
 
+def test_an_error_of_a_worker_is_reported_once(folder, capfd):
+    """A profile has no more to say of an error in a worker of a DataLoader than what was reported on its way."""
+    message = (
+        "Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: DefaultCPUAllocator: can't allocate memory"
+    )
+    with (
+        otp.stream(Collecting(), detail="ops"),
+        pytest.raises(RuntimeError, match="worker"),
+        otp.profile(profile_memory=True),
+        otp.record_function("load"),
+    ):
+        raise RuntimeError(message)
+    assert capfd.readouterr().err.count("out of memory") == 1
+    assert "in use" not in only_text(folder)
+
+
 PROGRAM = """
 import os, sys, torch
 import otel_torchprof as otp
