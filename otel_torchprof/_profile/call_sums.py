@@ -13,10 +13,12 @@ from otel_torchprof._model.call_tree import CallTree, call_tree
 from otel_torchprof._model.device_work import work_places
 from otel_torchprof._model.devices import device_name
 from otel_torchprof._model.frames import MODULE_PREFIX
-from otel_torchprof._model.memory import device_number, places_of
+from otel_torchprof._model.memory import Category, device_number, places_of
 from otel_torchprof._model.paths import event_amounts, event_parents
 from otel_torchprof._model.tree import display_name
 from otel_torchprof.errors import TorchProfError
+
+from .memory_timeline import in_use, known_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.samples import Samples
     from otel_torchprof._model.event_info import EventInfo
+    from otel_torchprof._model.memory import Changes
 
     from .events import EventList
     from .function_event import FunctionEvent
@@ -218,7 +221,22 @@ def memory_curves(batch: Batch, steps: Iterable[tuple[int, int, int]]) -> list[d
     number = device_number(memory["device_type"].astype(np.int64), memory["device_index"].astype(np.int64))
     times, devices = list(steps), distinct_values(number).tolist()
     is_only = len(devices) == 1  # of several devices it is not known what is in use on each
-    return [_curve(batch, np.flatnonzero(number == each), each, times, with_held=is_only) for each in devices]
+    changes = known_categories(batch)
+    return [
+        _curve(batch, np.flatnonzero(number == each), each, times, with_held=is_only)
+        | ({} if changes is None else {"categories": _categories(changes.chosen(changes.device == each))})
+        for each in devices
+    ]
+
+
+def _categories(changes: Changes) -> dict[str, list[Any]]:
+    """The bytes in use over time by category, from the moments with the least and the most in use; times in us, Unix."""
+    time, used = in_use(changes)
+    shown = _extremes(used.sum(axis=1)) if len(time) else np.empty(0, np.int64)
+    found = {
+        each.name.lower().replace("_", " "): used[shown, each].tolist() for each in Category if used[:, each].any()
+    }
+    return {"time": time[shown].tolist(), **found}
 
 
 def _curve(
@@ -235,6 +253,7 @@ def _curve(
     inside = next((step for step, start, end in steps if start <= at < end), None)
     return {
         "device": device_name(number // 256) + (f":{number % 256}" if number >= 256 else ""),  # noqa: PLR2004 - numbers of devices are in the upper bits
+        "began": int(time[0]) // 1000,
         "time": ((time[shown] - time[0]) // 1000).tolist(),
         "bytes": in_use[shown].tolist(),
         "records": len(rows),

@@ -85,6 +85,8 @@ class RecordingSums:
         self._sampled: list[CallTree] = []
         self.tables: dict[str, Rows] = {}
         self.memory: list[dict[str, Any]] = []
+        self.requests: dict[str, Any] | None = None
+        """Those of a service, of a recording without steps."""
         self.notes: list[str] = []
         self.problems: list[str] = []
         """Notes of files that could not be read completely."""
@@ -144,6 +146,7 @@ def report_of(recording: RecordingSums, steps: ExplainedSteps) -> dict[str, Any]
     report = _report([recording], _answer(steps.explanation))
     if steps.ranks:
         report["steps"] = step_series(steps.ranks)
+    report["requests"] = recording.requests
     report["memory"] = recording.memory
     return _with_reasons(report, recording.named(steps.reason))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof._answers.diff import diff
 from otel_torchprof._answers.rank_reading import read_ranks
+from otel_torchprof._answers.requests import request_series
 from otel_torchprof._encode.page import page
 from otel_torchprof._export import file
+from otel_torchprof._files.reading import read_events
+from otel_torchprof.errors import TorchProfError
 
 from .loaded import checked_limit, load_watched
 from .report import ExplainedSteps, RecordingSums, report_of, report_of_two
@@ -66,4 +70,8 @@ def _read(paths: Sequence[str], names: Sequence[str], watch: Watch) -> tuple[Rec
             notes = [note if path in note else f"{path!r}: {note}" for note in prof.health.notes]
             recording.add(prof._summed(), notes, shown[path] if more else "")  # noqa: SLF001 - no method for users
             recording.problems += notes if prof.is_partial else ()
-        return recording, steps.result()
+        found = steps.result()
+    if not found.ranks:  # a service, perhaps: its requests are known from one more reading only
+        with contextlib.suppress(TorchProfError):
+            recording.requests = request_series(read_events(paths))
+    return recording, found

@@ -134,3 +134,23 @@ def piece(name: str, begin: float, duration: float, **more: Any) -> dict[str, An
         "ts": begin * US,
         "dur": duration * US,
     } | more
+
+
+def served(path: Path, count: int) -> Path:
+    """A file of a service: a trace per request, in which the model runs; every tenth takes four times as long."""
+
+    def span(number: int, name: str, begin: int, duration: int, parent: int) -> dict[str, Any]:
+        args = {"trace_id": f"{number // 10 + 1:x}", "span_id": f"{number + 1:x}", "parent_id": f"{parent:x}"}
+        return {"ph": "X", "pid": 1, "tid": 1, "name": name, "ts": begin, "dur": duration, "args": args}
+
+    spans: list[dict[str, Any]] = []
+    for request in range(count):
+        begin, long, number = 10_000 * request, 4000 if request % 10 == 7 else 1000, 10 * request
+        spans += [
+            span(number, "POST /", begin, long, 0),
+            span(number + 1, "torch.phase.inference", begin, long // 2, number + 1),
+            span(number + 2, "torch.phase.forward", begin, long // 4, number + 2),
+        ]
+    job = span(10 * count, "torch.job", 0, 10_000 * count, 0)
+    path.write_text(json.dumps({"traceEvents": [*spans, job]}))
+    return path

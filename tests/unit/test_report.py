@@ -10,8 +10,9 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from checked_json import checked
-from explained_files import STEP_MS, Trace, kineto, piece
+from explained_files import STEP_MS, Trace, kineto, piece, served
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
@@ -130,6 +131,24 @@ def test_rates(tmp_path, reported):
     assert series["rates"] == {"tokens": [50_000.0] * 30 + [None]}
 
 
+def test_mfu(tmp_path, reported, monkeypatch, capsys):
+    """The share of the peak that the file says, weighted by durations; or that of the peak that the reader gives."""
+    trace = Trace()
+    for number in range(80):
+        trace.step(
+            STEP_MS * (1 + number % 2), torch__step__flops=4_000_000_000, torch__step__mfu=0.4 / (1 + number % 2)
+        )
+    file = trace.chrome(tmp_path / "t.json")
+    monkeypatch.setattr("otel_torchprof._answers.step_series.MOST_BARS", 40)
+    [series] = reported(file)[0]["steps"]
+    assert series["rates"] == {"flops": [pytest.approx(8e9 / 3 / STEP_MS * 1e3)] * 40, "mfu": [0.2667] * 40}
+    assert cli.main(["show", "--steps", "-q", str(file)]) == 0
+    assert "FLOP/s, 26.7% MFU" in capsys.readouterr().out
+    monkeypatch.setenv("OTEL_TORCHPROF_DEVICE", "peak_flops=2e12")
+    [series] = reported(file)[0]["steps"]
+    assert series["rates"]["mfu"] == [pytest.approx(4e9 * 2 / 3 / (STEP_MS / 1e3) / 2e12, abs=1e-4)] * 40
+
+
 def test_ranks(tmp_path, reported):
     """With files of several ranks, each has its steps, with how late and how early it comes to collectives."""
     files = []
@@ -149,6 +168,44 @@ def test_ranks(tmp_path, reported):
     assert late == pytest.approx([-1500, 3000, -1500], abs=10)
     assert early == pytest.approx([3000, 0, 3000], abs=10)
     assert found["files"][0]["name"] == "0.json and 2 more"
+
+
+def test_requests(tmp_path, reported, monkeypatch):
+    """Without steps each trace is a request, with its outermost phases; slow ones are marked and listed with their traces."""
+    file = served(tmp_path / "t.json", 60)
+    found = reported(file)[0]["requests"]
+    assert (found["count"], found["steps"], found["median"], sum(found["slow"])) == (60, 1, 1000, 6)
+    assert (found["start"][:2], found["duration"][6:8], found["longest"][7]) == ([0, 10_000], [1000, 4000], 4000)
+    assert {phase: times[6:8] for phase, times in found["phases"].items()} == {
+        "inference": [500, 2000],
+        "other": [500, 2000],
+    }
+    assert found["slowest"] == [[at, "POST /", f"{at + 1:x}", 0.004, 4.0] for at in range(7, 60, 10)]
+    monkeypatch.setattr("otel_torchprof._answers.requests.MOST_BARS", 20)
+    found = reported(file)[0]["requests"]
+    assert (found["number"][:3], found["duration"][2], found["longest"][2], found["slow"][2]) == (
+        [0, 3, 6],
+        2000,
+        4000,
+        1,
+    )
+    assert reported(served(tmp_path / "two.json", 2))[0]["requests"] is None
+
+
+def test_categories_of_memory(tmp_path):
+    """What memory was for, over time, if the recording knows it: as the memory timeline has it, up to the peak."""
+    model, peaks = torch.nn.Linear(64, 64), []
+    for with_stack in (True, False):
+        with otp.profile(record_shapes=True, profile_memory=True, with_stack=with_stack) as prof:
+            model(torch.ones(32, 64)).sum().backward()
+        prof.report(tmp_path / "r.html")
+        [curve] = data_in(tmp_path / "r.html")["memory"]
+        peaks.append(curve.get("categories"))
+    time, *sums = peaks[0].values()
+    assert peaks[0].keys() > {"parameter", "gradient"}
+    assert max(np.sum(sums, axis=0)) >= 64 * 64 * 4
+    assert time == sorted(time)
+    assert peaks[1] is None
 
 
 def test_device_work(tmp_path, reported):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from browser import CHROMIUM, Browser
-from explained_files import kineto, piece
+from explained_files import kineto, piece, served
 
+import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome in PATH")
@@ -119,6 +121,30 @@ def test_names_are_text(opened):
     forbidden = "fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')"
     assert browser.value(forbidden) == "refused"
     assert any("Content Security Policy" in str(message) for message in browser.messages)
+
+
+def test_requests_and_categories(tmp_path):
+    """The requests of a service, and what memory was for, are drawn, with what a key says of them."""
+    with otp.profile(record_shapes=True, profile_memory=True, with_stack=True) as prof:
+        torch.nn.Linear(64, 64)(torch.ones(32, 64)).sum().backward()
+    prof.report(tmp_path / "memory.html")
+    assert cli.main(["report", str(served(tmp_path / "t.json", 30)), "-o", str(tmp_path / "served.html"), "-q"]) == 0
+    browser = Browser(tmp_path / "browser")
+    try:
+        browser.open(tmp_path / "served.html")
+        assert text(browser, "h1") == "30 requests, median 1.00 ms, longest 4.00 ms"
+        browser.value("document.querySelector('#requests canvas').focus()")
+        browser.key("ArrowRight")
+        assert text(browser, "#requests .detail").startswith("request 0 duration 1.00 ms")
+        assert browser.value("document.querySelectorAll('#requests tbody tr').length") == 3
+        browser.open(tmp_path / "memory.html")
+        browser.value("document.querySelectorAll('#memory canvas')[1].focus()")
+        browser.key("ArrowRight")
+        assert "parameter" in text(browser, "#memory .legend")
+        assert "parameter 1" in browser.value("document.querySelectorAll('#memory .detail')[1].textContent")
+        assert browser.messages == []
+    finally:
+        browser.close()
 
 
 @pytest.mark.parametrize("dark", [False, True])

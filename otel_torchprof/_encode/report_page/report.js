@@ -3,7 +3,8 @@
 // ---- the head: what was found, in one sentence ----
 
 function head() {
-  const found = report.headline || (report.absent["Verdict and steps"] ? "No verdict: the recording has no steps" : "No verdict");
+  const served = report.requests && `${plural(report.requests.count, "request")}, median ${micros(report.requests.median)}, longest ${micros(Math.max(...report.requests.longest))}`;
+  const found = report.headline || served || (report.absent["Verdict and steps"] ? "No verdict: the recording has no steps" : "No verdict");
   document.title = `${report.files.map((file) => file.name).join(" → ")} · otel-torchprof`;
   const about = (file) => [
     file.name, `${plural(file.events, "event")} in ${micros(file.duration)}`, ...(file.began ? [`began ${file.began}`] : []),
@@ -22,7 +23,7 @@ function verdict() {
   if (!answer) return;
   const ranks = answer.ranks.length > 1 ? `${count(answer.ranks.length)} ranks, ` : "";
   const busy = answer.knows_runnable ? "" : " Whether the machine was busy is not in the recording.";
-  const lead = `${ranks}${plural(answer.steps, "step")}, ${count(answer.steady_steps)} of them steady, median ${text("time", answer.step_median_seconds * 1e9)}.${busy}${answer.step_rule ? ` ${answer.step_rule}.` : ""}`;
+  const lead = `${ranks}${plural(answer.steps, "step")}${answer.left_out_steps ? ` (the first of ${count(answer.steps + answer.left_out_steps)})` : ""}, ${count(answer.steady_steps)} of them steady, median ${text("time", answer.step_median_seconds * 1e9)}.${busy}${answer.step_rule ? ` ${answer.step_rule}.` : ""}`;
   const body = section("verdict", "Verdict", lead);
   for (const finding of answer.findings) body.append(card(finding, finding.severity !== "none"));
   for (const note of answer.notes) body.append(card(note, false));
@@ -79,38 +80,57 @@ function steps() {
     body.append(make("div", { class: "controls" }, make("label", {}, "Rank ", choice)));
   }
   const pictures = body.appendChild(make("div"));
-  // A first step that compiles would flatten all others: bars are cut, unless they are wanted whole.
-  const draw = (series) => {
-    const sorted = series.flatMap((each) => each.longest).sort((a, b) => a - b);
-    const whole = sorted.at(-1), usual = Math.max(5 * sorted[sorted.length >> 1], 1);
-    pictures.replaceChildren();
-    let isWhole = whole <= 1.5 * usual;
-    const charts = [];
-    if (!isWhole) {
-      const button = make("button", { class: "plain", type: "button", "aria-pressed": "false", onclick: () => {
-        isWhole = !isWhole;
-        button.setAttribute("aria-pressed", String(isWhole));
-        charts.forEach((chart) => chart());
-      } }, "Whole bars");
-      pictures.append(make("div", { class: "controls" }, button, make("span", { class: "quiet" }, `longer bars are cut at ${micros(usual)}, five medians`)));
-    }
-    for (const each of series) {
-      if (series.length > 1) pictures.append(make("h3", {}, each.name));
-      charts.push(stepChart(pictures, each, () => (isWhole ? whole : usual)));
-    }
-  };
+  const draw = (series) => stepCharts(pictures, series);
   draw(shown);
   slowTable(body);
 }
 
-const rate = (name, value) => (name === "flops" ? `${text("flops", value)}/s` : `${count(Math.round(value))} ${name}/s`);
+// A first step that compiles would flatten all others: bars are cut, unless they are wanted whole.
+function stepCharts(pictures, series) {
+  const sorted = series.flatMap((each) => each.longest).sort((a, b) => a - b);
+  const whole = sorted.at(-1), usual = Math.max(5 * sorted[sorted.length >> 1], 1);
+  pictures.replaceChildren();
+  let isWhole = whole <= 1.5 * usual;
+  const charts = [];
+  if (!isWhole) {
+    const button = make("button", { class: "plain", type: "button", "aria-pressed": "false", onclick: () => {
+      isWhole = !isWhole;
+      button.setAttribute("aria-pressed", String(isWhole));
+      charts.forEach((chart) => chart());
+    } }, "Whole bars");
+    pictures.append(make("div", { class: "controls" }, button, make("span", { class: "quiet" }, `longer bars are cut at ${micros(usual)}, five medians`)));
+  }
+  for (const each of series) {
+    if (series.length > 1) pictures.append(make("h3", {}, each.name));
+    charts.push(stepChart(pictures, each, () => (isWhole ? whole : usual)));
+  }
+}
+
+// ---- the requests of a service ----
+
+function requests() {
+  const series = report.requests;
+  if (!series) return;
+  const slow = series.slow.reduce((a, b) => a + b, 0);
+  const together = series.steps > 1 ? ` Each bar is the mean of ${count(series.steps)} requests.` : "";
+  const body = section("requests", "Requests", `${plural(series.count, "trace")}; ${count(slow)} took 3 medians of those of their name or more and ${slow === 1 ? "has" : "have"} a mark.${together}`);
+  stepCharts(body.appendChild(make("div")), [{ ...series, noun: "request" }]);
+  if (!series.slowest.length) return;
+  const unit = unitOf("time", 1e9 * series.slowest[0][3]);
+  const rows = series.slowest.map(([number, name, trace, seconds, ratio]) => make("tr", {}, make("td", {}, `request ${number}`), make("td", {}, unit.written(1e9 * seconds)),
+    make("td", {}, ratio.toFixed(2)), make("td", { class: "text" }, name), make("td", { class: "text" }, trace)));
+  const titles = ["Slowest", `Duration, ${unit.unit}`, "× median", "Name", "Trace"].map((title, place) => make("th", { scope: "col", class: place > 2 ? "text" : null }, title));
+  body.append(make("div", { class: "table stacked" }, make("table", {}, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows))));
+}
+
+const rate = (name, value) => (name === "mfu" ? `MFU ${percent(value, 1)}` : name === "flops" ? `${text("flops", value)}/s` : `${count(Math.round(value))} ${name}/s`);
 
 function stepChart(parent, series, largestOf) {
   const number = series.duration.length;
   const phases = Object.keys(series.phases);
   let chosen = -1;
   const detail = make("div", { class: "detail", "aria-live": "polite" }, "Tap a bar, or use the arrow keys, for what is in it.");
-  const drawn = drawing(parent, 220, `${series.name}: durations of ${number} steps by phase`, (context, width, height) => {
+  const drawn = drawing(parent, 220, `${series.name}: durations of ${number} ${series.noun ?? "step"}s by phase`, (context, width, height) => {
     const largest = largestOf(), unit = unitOf("time", largest * 1000);
     const at = axis(context, width, height, largest, { ...unit, scale: unit.scale / 1000 });
     const each = (width - LEFT) / number, gap = each > 6 ? 1 : 0;
@@ -145,7 +165,7 @@ function stepChart(parent, series, largestOf) {
         context.strokeRect(left, 10, Math.max(each - gap, 2), height - 30);
       }
     }
-    below(context, width, height, number, (bar) => `${series.number[bar]}`);
+    below(context, width, height, number, (bar) => (series.noun ? tick(series.start[bar], series.start.at(-1)) : `${series.number[bar]}`));
   });
   const rows = (bar) => [
     ["duration", micros(series.duration[bar])],
@@ -155,7 +175,7 @@ function stepChart(parent, series, largestOf) {
     ...Object.keys(series.rates ?? {}).filter((name) => series.rates[name][bar] !== null).map((name) => ["rate", rate(name, series.rates[name][bar])]),
     ...(series.late?.[bar] != null ? [["late to collectives", micros(series.late[bar])]] : []),
   ];
-  const title = (bar) => (series.steps > 1 ? `from step ${series.number[bar]}` : `step ${series.number[bar]}`);
+  const title = (bar) => `${series.steps > 1 ? "from " : ""}${series.noun ?? "step"} ${series.number[bar]}`;
   const at = (event) => Math.floor(((event.offsetX - LEFT) * number) / (drawn.canvas.clientWidth - LEFT));
   const choose = (bar) => {
     chosen = Math.max(0, Math.min(number - 1, bar));
@@ -203,7 +223,8 @@ const HEADINGS = {
 
 function tables() {
   if (!report.tables.length || !report.tables[0].name.length) return;
-  const body = section("table", "Operators", "The averages of key_averages() and of otel-torchprof show, and their sums. Self is without what is called inside.");
+  const isOver = report.tables[0].rows[report.columns.indexOf("self")].some((value) => value < 0) ? " It is below 0, as in torch, where a label begins and ends inside of other calls, as in those of its __enter__ and __exit__: both are taken off." : "";
+  const body = section("table", "Operators", `The averages of key_averages() and of otel-torchprof show, and their sums. Self is without what is called inside.${isOver}`);
   const group = make("select", { "aria-label": "Rows", onchange: () => fresh() }, ...report.tables.map((each) => make("option", {}, TITLES[each.id])));
   const filter = make("input", { type: "search", placeholder: "Filter rows", "aria-label": "Filter rows", oninput: () => draw() });
   const found = make("output", { "aria-live": "polite" });
@@ -296,6 +317,7 @@ function memory() {
     body.append(make("h3", {}, [curve.file, curve.device].filter(Boolean).join(", ")), make("p", { class: "quiet" },
       `Most ${what}: ${unit.text(curve.peak[1])} after ${at}${curve.step == null ? "" : `, in step ${curve.step}`}; ${text("bytes", curve.allocated)} allocated in ${plural(curve.records, "change")}${curve.time.length < curve.records ? `, of which the least and the most of ${count(Math.floor(curve.time.length / 2))} intervals are drawn` : ""}.`));
     lineChart(body, curve.time, [{ name: curve.device, values: curve.bytes }], { kind: "bytes", peak: curve.peak, labelOf: (time, span = 0) => (span ? tick(time, span) : micros(time)) });
+    if (curve.categories) categories(body, curve);
     if (curve.held.length) body.append(heldTable(curve));
   }
   if (!report.memory.length) {
@@ -310,6 +332,16 @@ function memory() {
     }
   }
 }
+const CATEGORIES = {
+  parameter: "optimizer", "optimizer state": "data", input: "extra", temporary: "backward-phase", activation: "collective", gradient: "forward",
+  "autograd detail": "compile", unknown: "unattributed",
+};
+function categories(body, { categories: { time, ...sums }, began }) {
+  const lines = Object.keys(CATEGORIES).filter((name) => sums[name]).map((name) => ({ name, values: sums[name], colour: CATEGORIES[name] }));
+  if (!lines.length) return;
+  body.append(make("h3", {}, "By what it is for, with what was there before"));
+  lineChart(body, time.map((each) => each - began), lines, { kind: "bytes", isStacked: true, labelOf: (at, span = 0) => (span ? tick(at, span) : micros(at)) });
+}
 function heldTable(curve) {
   const unit = unitOf("bytes", Math.max(...curve.held.map((each) => each[3])));
   const rows = curve.held.map(([phase, module, operator, bytes, blocks]) => make("tr", {}, make("td", {}, operator || "(no operator)"), make("td", { class: "text" }, [phase, module].filter(Boolean).join(", ")),
@@ -318,33 +350,35 @@ function heldTable(curve) {
   return make("div", { class: "table" }, make("table", {}, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows)));
 }
 const LINES = ["forward", "optimizer", "collective", "data", "backward-phase", "compile", "gc", "checkpoint"];
-function lineChart(parent, places, lines, { kind, peak, labelOf }) {
+// Lines over time; stacked ones are areas, each above those before it.
+function lineChart(parent, places, lines, { kind, peak, labelOf, isStacked = false }) {
   const first = places[0], last = places.at(-1), width = () => drawn.canvas.clientWidth - LEFT;
-  const lowest = Math.min(0, ...lines.flatMap((line) => line.values)), largest = Math.max(...lines.flatMap((line) => line.values)) * 1.08 || 1;
+  const heights = isStacked ? lines.map((_, line) => places.map((_, place) => lines.slice(0, line + 1).reduce((sum, each) => sum + each.values[place], 0))) : lines.map((line) => line.values);
+  const lowest = Math.min(0, ...heights.flat()), largest = Math.max(...heights.flat()) * 1.08 || 1;
+  const colourOf = (line) => lines[line].colour ?? LINES[line % LINES.length];
   let chosen = -1;
   const detail = make("div", { class: "detail", "aria-live": "polite" });
   const drawn = drawing(parent, 200, `Memory over time, at most ${text(kind, largest)}`, (context, wide, height) => {
     const at = axis(context, wide, height, largest - lowest, unitOf(kind, largest - lowest));
     const x = (place) => LEFT + ((wide - LEFT) * (place - first)) / (last - first || 1);
-    for (const line of lines) {
-      const path = new Path2D();
-      line.values.forEach((value, place) => {
-        const from = x((line.places ?? places)[place]);
-        if (place) path.lineTo(from, at(line.values[place - 1] - lowest));
+    for (let line = lines.length - 1; line >= 0; line--) {
+      const path = new Path2D(), values = heights[line], of = lines[line].places ?? places;
+      values.forEach((value, place) => {
+        const from = x(of[place]);
+        if (place) path.lineTo(from, at(values[place - 1] - lowest));
         path.lineTo(from, at(value - lowest));
       });
-      context.strokeStyle = colour(LINES[lines.indexOf(line) % LINES.length]);
+      context.strokeStyle = context.fillStyle = colour(colourOf(line));
       context.lineWidth = 1.2;
       context.stroke(path);
-      if (lines.length > 1) continue;
-      path.lineTo(x((line.places ?? places).at(-1)), at(0));
-      path.lineTo(x((line.places ?? places)[0]), at(0));
-      context.globalAlpha = 0.18;
-      context.fillStyle = colour("forward");
+      if (lines.length > 1 && !isStacked) continue;
+      path.lineTo(x(of.at(-1)), at(0));
+      path.lineTo(x(of[0]), at(0));
+      context.globalAlpha = isStacked ? 1 : 0.18;
       context.fill(path);
       context.globalAlpha = 1;
     }
-    const marked = chosen >= 0 ? [places[chosen], lines[0].values[chosen]] : peak;
+    const marked = chosen >= 0 ? [places[chosen], heights.at(isStacked ? -1 : 0)[chosen]] : peak;
     if (marked) {
       context.fillStyle = colour("accent");
       context.beginPath();
@@ -375,10 +409,10 @@ function lineChart(parent, places, lines, { kind, peak, labelOf }) {
     if (!move) return;
     event.preventDefault();
     chosen = Math.max(0, Math.min(places.length - 1, chosen + move));
-    detail.textContent = `${label(chosen)}: ${lines.map((line) => text(kind, line.values[chosen])).join(", ")}`;
+    detail.textContent = `${label(chosen)}: ${lines.map((line) => (isStacked ? `${line.name} ` : "") + text(kind, line.values[chosen])).join(", ")}`;
     drawn.redraw();
   });
-  if (lines.length > 1) parent.append(make("div", { class: "legend" }, ...lines.map((line, place) => make("span", {}, swatch(LINES[place % LINES.length]), line.name))));
+  if (lines.length > 1) parent.append(make("div", { class: "legend" }, ...lines.map((line, place) => make("span", {}, swatch(colourOf(place)), line.name))));
   parent.append(detail);
 }
 
@@ -473,4 +507,4 @@ function notes() {
 
 main.replaceChildren();
 head();
-for (const draw of [verdict, changes, steps, calls, tables, memory, ranks, notes]) draw();
+for (const draw of [verdict, changes, steps, requests, calls, tables, memory, ranks, notes]) draw();
