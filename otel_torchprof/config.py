@@ -343,6 +343,14 @@ DEVICE_EVENTS = Option(
     fallback="ops",
     argument="device_events",
 )
+PEAK_FLOPS = Option(
+    DEVICE.variable,
+    "Peak of the device in FLOP/s, such as `312e12`: steps with FLOPs then say which share of it they reach (MFU)",
+    "peak_flops",
+    parse=parsers.number_or_text,
+    check=parsers.number("a number of FLOP/s above 0, such as 312e12", lambda value: value > 0),
+    default="that of some datacenter GPUs in bfloat16, by their name",
+)
 ENERGY = Option(
     "",
     "Whether a thread reads the energy counters of NVIDIA GPUs ten times a second",

@@ -146,6 +146,8 @@ class Explanation:
     knows_runnable: bool = True
     """Whether the files have the time for which the loop's thread was ready to run; without it a busy machine is not
     detected."""
+    left_out_steps: int = 0
+    """Number of further steps in the files that are not looked at."""
     step_rule: str = ""
     """Where steps begin and end, if the files mark none."""
 
@@ -187,6 +189,7 @@ class Explanation:
             "verdict": self.headline,
             "ranks": list(self.ranks),
             "steps": self.steps,
+            "left_out_steps": self.left_out_steps,
             "steady_steps": self.steady_steps,
             "step_median_seconds": self.step_median,
             "findings": [finding._asdict() for finding in self.findings],
@@ -308,7 +311,9 @@ def _steps_line(explanation: Explanation) -> str:
     ranks = f"{len(explanation.ranks)} ranks, " if len(explanation.ranks) > 1 else ""
     busy = "" if explanation.knows_runnable else "; whether the machine was busy is not in the file"
     rule = f"; {explanation.step_rule}" if explanation.step_rule else ""
-    return f"{ranks}{explanation.steps:,} steps, {explanation.steady_steps:,} of them steady, median {time(explanation.step_median)}{busy}{rule}"
+    left = explanation.left_out_steps
+    first = f" (the first of {explanation.steps + left:,})" if left else ""
+    return f"{ranks}{explanation.steps:,} steps{first}, {explanation.steady_steps:,} of them steady, median {time(explanation.step_median)}{busy}{rule}"
 
 
 def _on_ranks(finding: Finding) -> str:

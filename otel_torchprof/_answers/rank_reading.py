@@ -136,6 +136,7 @@ def _ranks_of(name: str, events: TraceEvents, listed: StepList) -> list[tuple[in
                 rank.device = np.minimum(details.device_times(len(process.steps)), rank.seconds)
         rank.lines = details.lines(place)
         ranks.append((process.rank, with_lines_read(rank)))
+    ranks[0][1].left_out = listed.left_out
     return ranks
 
 
@@ -163,7 +164,7 @@ def rank_of_process(
         other_threads=np.array([row.other_threads for row in rows]),
         counters=np.array([row.counters for row in rows], np.float64).reshape(len(rows), len(COUNTERS)),
         memory=np.array([row.memory for row in rows], np.float64).reshape(len(rows), len(attribute_keys.MEMORY)),
-        amounts=np.array([row.amounts for row in rows], np.float64).reshape(len(rows), len(attribute_keys.AMOUNTS)),
+        amounts=np.array([row.amounts for row in rows], np.float64).reshape(len(rows), len(attribute_keys.RATES)),
         gap=np.minimum(steps.gap, seconds) if knows_gaps else unknown,
         operating=np.minimum(steps.operating, seconds) if knows_gaps else unknown,
         device=seconds - drained,

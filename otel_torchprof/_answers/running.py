@@ -101,8 +101,8 @@ class ProcessView(NamedTuple):
     """Share of the time in which a collective was in flight, or the loop waited for other ranks; None if there were none so far."""
     device_bytes: int | None = None
     """Memory of tensors on devices; None if the process does not report any."""
-    token_rate: float | None = None
-    """Generated tokens per second; None if the process does not report any."""
+    rates: Mapping[str, float] | None = None
+    """``tokens``, ``samples`` and ``flops`` per second, and ``mfu``, as far as the process reports them: of steps, or generated tokens."""
     line: str = ""
     """Line of the program that the main thread is in; empty if it is not known."""
 

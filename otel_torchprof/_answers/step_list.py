@@ -48,7 +48,7 @@ class StepRow(NamedTuple):
     counters: tuple[float, ...] = (NAN,) * len(attribute_keys.COUNTERS)
     phases: tuple[float, ...] | None = None
     memory: tuple[float, ...] = (NAN,) * len(attribute_keys.MEMORY)
-    amounts: tuple[float, ...] = (NAN,) * len(attribute_keys.AMOUNTS)
+    amounts: tuple[float, ...] = (NAN,) * len(attribute_keys.RATES)
 
 
 @dataclass
@@ -247,5 +247,5 @@ def step_row(start: int, duration: int, attributes: Mapping[str, Any]) -> StepRo
         tuple(attributes.get(key, NAN) for key in attribute_keys.COUNTERS),
         phases,
         tuple(attributes.get(key, NAN) for key in attribute_keys.MEMORY),
-        tuple(attributes.get(key, NAN) for key in attribute_keys.AMOUNTS),
+        tuple(attributes.get(key, NAN) for key in attribute_keys.RATES),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_torchprof import config
 from otel_torchprof._columns.phases import UNATTRIBUTED
 from otel_torchprof._files.attribute_keys import MEMORY
 
@@ -86,14 +87,15 @@ def _pauses(rank: Rank) -> dict[str, list[int]]:
 
 
 def _rates(rank: Rank, firsts: np.ndarray) -> dict[str, list[float | None]]:
-    """Tokens, samples and floating-point operations per second of the steps of each bar of which they are known."""
-    found = {}
-    for place, name in enumerate(("tokens", "samples", "flops")):
-        amount = rank.amounts[:, place]
+    """Tokens, samples and floating-point operations per second of the steps of each bar of which they are known, and MFU."""
+    found, peak = {}, config.PEAK_FLOPS.read()
+    *amounts, flops, share = rank.amounts.T
+    reached = share * rank.seconds if peak is None else flops / peak
+    for name, amount in zip(("tokens", "samples", "flops", "mfu"), (*amounts, flops, reached), strict=True):
         seconds = np.add.reduceat(np.where(np.isnan(amount), 0.0, rank.seconds), firsts)
         if seconds.any():
             sums = np.add.reduceat(np.nan_to_num(amount), firsts)
-            found[name] = [round(n / s, 3) if s else None for n, s in zip(sums.tolist(), seconds.tolist(), strict=True)]
+            found[name] = [round(n / s, 4) if s else None for n, s in zip(sums.tolist(), seconds.tolist(), strict=True)]
     return found
 
 

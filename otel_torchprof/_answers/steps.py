@@ -89,7 +89,7 @@ class Rank:
     memory: Floats
     """Bytes by step and :data:`~otel_torchprof._files.attribute_keys.MEMORY`."""
     amounts: Floats
-    """Tokens, samples and floating-point operations by step: :data:`~otel_torchprof._files.attribute_keys.AMOUNTS`."""
+    """Tokens, samples, operations and the share of the peak by step: :data:`~otel_torchprof._files.attribute_keys.RATES`."""
     gap: Floats
     """Seconds of the loop's thread outside of operators."""
     operating: Floats
@@ -128,6 +128,8 @@ class Rank:
     """Where steps begin and end, if the file marks none."""
     kept: Callable[[int, int, int], list[KeptMemory]] | None = None
     """Returns the memory that was allocated between two times and is in use at a third, Unix ns; None if it is not known."""
+    left_out: int = 0
+    """Number of further steps in its file, of all ranks, which are in none of the columns."""
     has_twin_steps: bool = False
     """Whether several steps have the same number."""
 

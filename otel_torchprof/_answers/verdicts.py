@@ -282,6 +282,7 @@ def explained(ranks: list[Rank], problems: Sequence[str] = ()) -> Explanation:
     return Explanation(
         ranks=tuple(rank.name for rank in ranks),
         steps=sum(len(rank.number) for rank in ranks),
+        left_out_steps=sum(rank.left_out for rank in ranks),
         steady_steps=len(steps),
         findings=tuple(
             finding for finding in findings if not finding.is_note and (finding.severity != "none" or not has_fault)

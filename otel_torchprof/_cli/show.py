@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_torchprof import config
 from otel_torchprof._answers.steps import PAUSES
 from otel_torchprof._columns.phases import LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
-from otel_torchprof._files.attribute_keys import AMOUNTS, PHASE_OF, STEP, UNFINISHED
+from otel_torchprof._files.attribute_keys import AMOUNTS, PHASE_OF, RATES, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.trace_events import TraceEventKind, step_number
@@ -27,7 +28,7 @@ from otel_torchprof._model.tree import STEP_KEY, STEP_PREFIX, lifted
 from otel_torchprof.errors import TorchProfError
 
 from .recover import Traces
-from .terminal import reading, say, show
+from .terminal import brief, reading, say, show
 
 if TYPE_CHECKING:
     import argparse
@@ -64,8 +65,8 @@ class DisplayedStep:
     """Seconds in each phase, in the order of :data:`PHASES`; empty in a file without phases."""
     rank: int | None = None
     """None if it is not known, or if the file has only one."""
-    amounts: tuple[int | None, ...] = (None,) * len(AMOUNTS)
-    """Tokens and samples of its batches, and floating-point operations; None if it is not known."""
+    amounts: tuple[float | None, ...] = (None,) * len(RATES)
+    """Tokens and samples of its batches, floating-point operations, and the share of the peak that they reach; None if it is not known."""
     pause: str = ""
     """``checkpoint`` or ``evaluation``, of what is between steps; empty of a step."""
 
@@ -197,7 +198,7 @@ def _listed_steps(events: TraceEvents) -> tuple[list[DisplayedStep], int]:
                 bool(attributes.get(UNFINISHED)),
                 {phase: attributes[key] for key, phase in PHASE_OF.items() if key in attributes},
                 ranks.get(events.tracks[events.track.item(row)][0]),
-                tuple(attributes.get(key) for key in AMOUNTS),
+                tuple(attributes.get(key) for key in RATES),
             )
         )
     return steps, len(rows) - len(first)
@@ -261,7 +262,7 @@ def add_parser(commands: Any) -> None:
         type=_peak,
         metavar="N",
         help="the device's peak in FLOP/s, of a rank, such as 312e12: --steps then has the share that matrix products, convolutions "
-        "and attention reached (MFU), where operators were recorded with shapes",
+        "and attention reached (MFU), where operators were recorded with shapes (default: as OTEL_TORCHPROF_DEVICE=peak_flops=N says, else as in the file)",
     )
     parser.add_argument("--rows", type=int, default=50, metavar="N", help="rows of the table, -1 for all (default: 50)")
     what = parser.add_mutually_exclusive_group()
@@ -387,7 +388,7 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
     if options.json:
         return json.dumps([_json(step) for step in steps], indent=1) + "\n"
     phases = [phase for phase in (*PHASES, UNATTRIBUTED) if any(phase in step.phases for step in steps)]
-    peak = options.peak_flops
+    peak = options.peak_flops or config.PEAK_FLOPS.read()
     rates = [at for at in range(len(_RATES)) if _rate(steps, at, peak)]
     heads = "".join(f"  {name:>{_width(name)}}" for name in (*phases, *(_RATES[at] for at in rates)))
     has_ranks = any(step.rank is not None for step in steps)
@@ -421,29 +422,36 @@ def _steps(sums: TraceSums, name: str, options: argparse.Namespace) -> str:
 def _json(step: DisplayedStep) -> dict[str, Any]:
     """A step as JSON values; times in ns, phases in seconds."""
     members = asdict(step)
-    amounts = zip(("tokens", "samples", "flops"), members.pop("amounts"), strict=True)
+    amounts = zip(("tokens", "samples", "flops", "mfu"), members.pop("amounts"), strict=True)
     return {**members, **dict(amounts)}
 
 
 _RATES = ("tokens/s", "samples/s", "FLOP/s", "MFU")
-_PREFIXES = "kMGTPE"
 
 
 def _rate(steps: Sequence[DisplayedStep], at: int, peak: float | None) -> str:
     """An entry of :data:`_RATES` for those steps of which it is known; of several ranks, all together. Empty without any."""
-    of = min(at, len(AMOUNTS) - 1)
-    known = [(amount, step.duration) for step in steps if (amount := step.amounts[of]) is not None and step.duration]
+    amounts = ((_amount(step, at, peak), step.duration) for step in steps if step.duration)
+    known = [(amount, duration) for amount, duration in amounts if amount is not None]
     if not known:
         return ""
-    seconds, ranks = sum(duration for _, duration in known) / 1e9, len({step.rank for step in steps})
-    rate = sum(amount for amount, _ in known) / seconds
+    rate = sum(amount for amount, _ in known) / (sum(duration for _, duration in known) / 1e9)
     if at == len(AMOUNTS):
-        return "" if peak is None else f"{rate / peak:.1%}"
-    rate *= ranks
-    if of < len(LOADED):
+        return f"{rate:.1%}"
+    rate *= len({step.rank for step in steps})
+    if at < len(LOADED):
         return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
-    power = min(max(int(math.log10(max(rate, 1))) // 3, 0), len(_PREFIXES))
-    return f"{rate / 1000**power:.3g}{('', *_PREFIXES)[power]}"
+    return brief(rate)
+
+
+def _amount(step: DisplayedStep, at: int, peak: float | None) -> float | None:
+    """What the rate is of; for MFU, the seconds in which the peak would do what the step did."""
+    if at < len(AMOUNTS):
+        return step.amounts[at]
+    *_, flops, share = step.amounts
+    if peak is not None:
+        return None if flops is None else flops / peak
+    return None if share is None else share * step.duration / 1e9
 
 
 def _width(phase: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ _FIRST, _LONGEST = 10.0, 600.0
 """Seconds between plain lines: the pause doubles from the first to the longest."""
 _BAR = 20
 _LARGE = 100_000_000
+_PREFIXES = "kMGTPE"
 """Bytes of files whose reading is displayed at once."""
 _LINE = "\r\x1b[2K{}\r"
 """Overwrites the line, and returns the cursor, so that the program's own output begins at the beginning of a line."""
@@ -172,6 +174,12 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} B"
+
+
+def brief(number: float) -> str:
+    """``1.5T``: three digits, and thousands as a letter."""
+    power = min(max(int(math.log10(max(number, 1))) // 3, 0), len(_PREFIXES))
+    return f"{number / 1000**power:.3g}{('', *_PREFIXES)[power]}"
 
 
 # ---- Results and messages: control characters are escaped, and the stream may be closed ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import Counter
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -12,7 +13,7 @@ from otel_torchprof._answers.running import SECOND, WINDOW_NS
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof.errors import printable
 
-from .terminal import duration, size
+from .terminal import brief, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -118,10 +119,18 @@ def _rate(rate: float | None) -> str | None:
     return None if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"  # noqa: PLR2004 - no exponents
 
 
+def _rate_of(name: str, view: ProcessView) -> str | None:
+    value = (view.rates or {}).get(name)
+    if value is None or name in {"tokens", "samples"}:
+        return _rate(value)
+    return f"{value:.1%}" if name == "mfu" else brief(value)
+
+
 def _size(count: int | None) -> str | None:
     return None if count is None else size(count).replace(" ", "").replace("B", "")
 
 
+_RATES = {"tokens": "TOK/S", "samples": "SMP/S", "flops": "FLOP/S", "mfu": "MFU"}
 _NUMBERS = (
     _Number("RANK", 4, lambda view: None if view.rank is None else str(view.rank)),
     _Number("PID", 7, lambda view: str(view.pid)),
@@ -132,7 +141,7 @@ _NUMBERS = (
 )
 _IF_KNOWN = (
     _Number("DEVICE", 6, lambda view: _size(view.device_bytes)),
-    _Number("TOK/S", 6, lambda view: _rate(view.token_rate)),
+    *(_Number(head, 6, partial(_rate_of, name)) for name, head in _RATES.items()),
 )
 """Only where a process has them."""
 

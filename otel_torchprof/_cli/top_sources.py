@@ -33,7 +33,7 @@ _MEMORY_NS = 5 * 10**9
 _PATIENCE_NS = 5 * 10**9
 """Time after which an answer of a process is not displayed any more."""
 _SELDOM = 5
-"""Polls from one question to the next to a process whose box has all but the memory of devices and the rate of tokens."""
+"""Polls from one question to the next to a process whose box has all but the memory of devices and rates."""
 
 
 class RunningBox:
@@ -185,7 +185,7 @@ class Statuses:
     def _has_more(self, pid: int) -> bool:
         """Whether it is time to ask a process for what its box does not have."""
         answer = self.answers.get(pid, {})
-        return self._polls % _SELDOM == 0 and any(answer.get(key) is not None for key in ("device_bytes", "token_rate"))
+        return self._polls % _SELDOM == 0 and (answer.get("device_bytes") is not None or bool(answer.get("rates")))
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY_SECOND):
@@ -235,12 +235,12 @@ class Sources:
 
 def _is_status(answer: Mapping[str, Any]) -> bool:
     """Whether an answer, which may be that of another version, has what is displayed."""
-    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds", "device_bytes", "token_rate"))
-    shares = answer.get("phases") or {}
+    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds", "device_bytes"))
+    found = [answer.get(key) or {} for key in ("phases", "rates")]
     return (
         all(isinstance(number, (int, float, type(None))) for number in numbers)
-        and isinstance(shares, dict)
-        and all(isinstance(share, (int, float)) for share in shares.values())
+        and all(isinstance(each, dict) for each in found)
+        and all(isinstance(number, (int, float)) for each in found for number in each.values())
     )
 
 
@@ -248,7 +248,7 @@ def _with_answer(view: ProcessView, answer: Mapping[str, Any] | None, now: int) 
     """The view of a process with a box, with what only its answers have, which are 5 s apart."""
     if answer is None or now - int(answer["asked_ns"]) > 3 * _PATIENCE_NS:
         return view
-    return view._replace(device_bytes=answer.get("device_bytes"), token_rate=answer.get("token_rate"))
+    return view._replace(device_bytes=answer.get("device_bytes"), rates=answer.get("rates"))
 
 
 def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView:
@@ -269,7 +269,7 @@ def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView
         now,
         host_bytes=_resident(Path(f"/proc/{pid}")),
         device_bytes=status.get("device_bytes"),
-        token_rate=status.get("token_rate"),
+        rates=status.get("rates"),
         line=str(status.get("line") or ""),
     )
 

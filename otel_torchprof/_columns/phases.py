@@ -114,7 +114,7 @@ DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_PEAK, DEVICE_FREE = (
 devices have, as of a drain, on its last step."""
 LOADED = TOKENS, SAMPLES = ("torch.step.tokens", "torch.step.samples")
 """Attributes of a step: how many its batches have."""
-FLOPS = "torch.step.flops"
+FLOPS, MFU = "torch.step.flops", "torch.step.mfu"
 Usage = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
 """The system's number of a thread, and its counts of the first five of :data:`USAGE` since it began, the first in ns, -1 where it is
 unknown; ns that it ran, and ns that all threads ran; :data:`RESIDENT`, -1 where it is unknown, and :data:`PEAK`; :data:`LOADED`, of
@@ -149,6 +149,8 @@ def _count(key: str, value: Any) -> int:
 
 UNATTRIBUTED = "unattributed"
 """The part of a step that is in no phase."""
+DURATIONS = {phase: f"{PHASE_PREFIX}{phase}.duration" for phase in (*PHASES, UNATTRIBUTED)}
+"""By phase, the attribute of a step with its duration, s."""
 
 _PHASE_OF = {
     Part.NEXT: "data",

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._columns.phases import PHASES
+from otel_torchprof._columns.phases import DURATIONS, FLOPS, MFU, PHASES, TOKENS
+from otel_torchprof._columns.phases import SAMPLES as SAMPLES_OF_STEP
 from otel_torchprof._columns.schema import COLLECTIVE_COLUMNS, MEMORY_COLUMNS, MEMORY_KIND, WORK_KIND, Kind
 from otel_torchprof._model.event_info import coded_texts
-from otel_torchprof._model.inputs import shape_keys
+from otel_torchprof._model.flops import group_flops
+from otel_torchprof._model.inputs import has_inputs, shape_keys
 from otel_torchprof._model.modules import module_hierarchy
 from otel_torchprof._model.tree import display_name
 from otel_torchprof.errors import package_of
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from otel_torchprof._columns.batch import Batch
     from otel_torchprof._columns.schema import Column
     from otel_torchprof._model.event_table import EventTable
 
@@ -87,6 +90,11 @@ STEPS = (
     Field("start", TIME, "", "start time"),
     Field("end", TIME, "", "end time"),
     Field("total", WHOLE, "ns", "duration"),
+    *(Field(phase, WHOLE, "ns", "time in the phase" if phase in PHASES else "time in no phase") for phase in DURATIONS),
+    Field("tokens", WHOLE, "", "tokens of its batches"),
+    Field("samples", WHOLE, "", "samples of its batches"),
+    Field("flops", WHOLE, "", "floating-point operations of matrix products, convolutions and attention"),
+    Field("mfu", "float64", "", "share of the peak of the device that these reach"),
     _RANK,
 )
 SAMPLES = (
@@ -292,7 +300,29 @@ def _steps(events: EventTable) -> _Columns:
     number, start, end = (
         np.array([getattr(step, name) for step in events.steps], np.int64) for name in ("number", "start", "end")
     )
-    return {"step": number, "start": start, "end": end, "total": end - start}
+    columns: _Columns = {"step": number, "start": start, "end": end, "total": end - start}
+    said = [step.attributes or {} for step in events.steps]
+    for name, key in {**DURATIONS, **_AMOUNTS}.items():
+        values = np.array([each.get(key, -1) for each in said], np.float64)
+        is_null = values < 0
+        values = values * 1e9 if name in DURATIONS else values
+        columns[name] = _Nullable(values if name == "mfu" else np.rint(values).astype(np.int64), is_null)
+    if has_inputs(events.batch) and not any(FLOPS in each for each in said):
+        columns["flops"] = _without(_flops(events.batch, start, end), 0)
+    return columns
+
+
+_AMOUNTS = {"tokens": TOKENS, "samples": SAMPLES_OF_STEP, "flops": FLOPS, "mfu": MFU}
+
+
+def _flops(batch: Batch, start: Array, end: Array) -> Array:
+    """The operations of the events that began between each start and its end."""
+    if not len(start):
+        return start
+    order, began = np.argsort(start, kind="stable"), batch["start"]
+    step = order[np.searchsorted(start[order], began, side="right") - 1]
+    is_inside = (began >= start[step]) & (began < end[step])
+    return group_flops(batch, np.where(is_inside, step, -1), len(start)).astype(np.int64)
 
 
 def _collectives(events: EventTable) -> _Columns:

@@ -22,6 +22,7 @@ from otel_torchprof._columns.phases import (
     LEARNING_RATE,
     LOADED,
     LOSS,
+    MFU,
     OF_MODULES,
     PEAK,
     PHASE_PREFIX,
@@ -142,6 +143,12 @@ SEGMENTS: tuple[tuple[str, AttributeType, str, str], ...] = (
         AttributeType.INT64,
         "on steps and other segments of a job, and profiles, if operators were recorded with shapes",
         "floating-point operations of matrix products, convolutions and attention",
+    ),
+    (
+        MFU,
+        _DOUBLE,
+        "the same, if the peak of the device is [given](settings.md) or known by its name",
+        "share of that peak that these operations reach",
     ),
     (
         "torch.phase.<name>.duration",

@@ -7,13 +7,13 @@ from otel_torchprof._columns.phases import (
     DEVICE_FREE,
     FREE,
     LOADED,
+    MFU,
     PHASE_NAME,
     PHASE_PREFIX,
-    PHASES,
     RESIDENT,
-    UNATTRIBUTED,
     USAGE,
 )
+from otel_torchprof._columns.phases import DURATIONS as PHASE_DURATIONS
 from otel_torchprof._columns.phases import FLOPS as STEP_FLOPS
 from otel_torchprof._model.span_table import STEP_NUMBER
 
@@ -29,6 +29,8 @@ MEMORY = (RESIDENT, FREE, DEVICE_ALLOCATED, DEVICE_FREE)
 """Attributes of a step: bytes of the process and of a device."""
 AMOUNTS = (*LOADED, STEP_FLOPS)
 """Attributes of a step: tokens and samples of its batches, and floating-point operations."""
+RATES = (*AMOUNTS, MFU)
+"""The same, and the share of the peak of the device that it reaches."""
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 FILE = "code.file.path"
@@ -52,7 +54,7 @@ OTHER, MERGED_RANKS = "otherData", "merged_ranks"
 RANK, INSTANCE, SERVICE = "torch.distributed.rank", "service.instance.id", "service.name"
 """Attributes of resources."""
 
-PHASE_OF = {f"{PHASE_PREFIX}{phase}.duration": phase for phase in (*PHASES, UNATTRIBUTED)}
+PHASE_OF = {key: phase for phase, key in PHASE_DURATIONS.items()}
 """By attribute of a step, the phase whose duration it is."""
 COLLECTIVE_PHASE = f"{PHASE_PREFIX}collective.duration"
 """Attribute of a step: how long it waited for other ranks."""
@@ -68,7 +70,7 @@ TEXTS = frozenset(
 USED = frozenset(
     (
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
-        *(*MEMORY, *AMOUNTS),
+        *(*MEMORY, *RATES),
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),

@@ -27,7 +27,7 @@ from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedSte
 from otel_torchprof._model.tree import STEP_PREFIX
 from otel_torchprof._native.trace_files import ONE_CHANGE, enclosing_rows, pair_ends
 
-from .attribute_keys import COLLECTIVE, RANK
+from .attribute_keys import COLLECTIVE, PHASE_OF, RANK, RATES
 from .chrome_events import SliceKind
 from .event_columns import ReadAttributes
 from .records import BASE_TIME
@@ -124,18 +124,18 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
         devices["collectives"], devices["names"] = collectives_of_spans(attributes.values, events, trace.names)
     devices["samples"], nowhere = _samples(trace, attributes, placed, times, free)
     pid = _pid(trace, placed)
+    said_of_steps = _said_of_steps(attributes, times)
     del host, work, on_steps, times
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
+    steps = [step._replace(attributes=said_of_steps.get((step.start, step.end))) for step in labels or steps]
     with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
     problems = attributes.problems(path, trace.origin)
     if nowhere:
         problems.append(f"{path!r}: not counted: samples of spans without thread.id: {nowhere:,}")
     said = _resource(trace), trace.members, with_flops, _rank(trace, attributes.values), problems
     has_modules = trace.figures.is_live or (has_spans and not trace.resources) or _has_phases(batch)
-    return TraceTable(
-        batch, labels or steps, bool(labels), window or _extent(batch), pid, +left_out, *said, has_modules
-    )
+    return TraceTable(batch, steps, bool(labels), window or _extent(batch), pid, +left_out, *said, has_modules)
 
 
 def _rank(trace: TraceColumns, attributes: Mapping[str, tuple[Integers, Sequence[Any]]]) -> int | None:
@@ -615,6 +615,17 @@ def _steps_apart(trace: TraceColumns, host: Array, times: Times) -> tuple[list[R
             thread = None if text == str(STEPS_TID) else idents.get(text, _number(text))
             steps.append(RecordedStep(number, start, start + times.duration.item(row), thread))
     return steps, apart
+
+
+def _said_of_steps(attributes: ReadAttributes, times: Times) -> dict[tuple[int, int], dict[str, Any]]:
+    """The attributes of steps that say what they did, by start and end."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for key in attributes.values.keys() & {*RATES, *PHASE_OF}:
+        rows, values = attributes.values[key]
+        ends = (times.start[rows] + times.duration[rows]).tolist()
+        for start, end, value in zip(times.start[rows].tolist(), ends, values, strict=True):
+            found.setdefault((start, end), {})[key] = value
+    return found
 
 
 def labelled_steps(batch: Batch) -> list[RecordedStep]:

@@ -7,6 +7,8 @@ import re
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_torchprof._columns.phases import MFU
+
 from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, FLOPS, INSTANCE, RANK, TEXTS, UNFINISHED
 from .records import malformed, object_of
 
@@ -186,5 +188,6 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     AVERAGES: _averages,
     COLLECTIVES: _collectives,
     FLOPS: _flops,
+    MFU: _seconds,
 }
 """Parsers of attributes that are neither durations, texts nor integers."""

@@ -34,6 +34,7 @@ def status(request: Request) -> Mapping[str, Any]:
     running = request.running
     if request.arguments.get("drain", True):
         running.ask_drain()
+    found, tokens = running.status(), generations.token_rate(time.time_ns())
     return {
         "pid": os.getpid(),
         "program": Path(sys.argv[0]).name if sys.argv else "",
@@ -43,8 +44,8 @@ def status(request: Request) -> Mapping[str, Any]:
         **{key: value for key, value in identity_in(os.environ).items() if value is not None},
         "line": _line(),
         "device_bytes": _device_bytes(),
-        "token_rate": generations.token_rate(time.time_ns()),
-        **running.status(),
+        **found,
+        "rates": {**found["rates"], **({} if tokens is None else {"tokens": tokens})},
     }
 
 

@@ -24,6 +24,7 @@ from otel_torchprof._model.collectives import LiveCollectives
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
 from otel_torchprof._model.live_table import CallRules, Flows
+from otel_torchprof._model.peak_flops import note_flops
 from otel_torchprof._model.step_spans import Job, note_phases
 from otel_torchprof._model.steps import Steps
 from otel_torchprof._native.python_sources import usage_at
@@ -368,6 +369,7 @@ class LiveRecording:
             ended = ended + self.steps.take_ended(everything=True)
         step_spans = _unsent(span for step in ended for span in step.spans.values())
         self._memory.note(step_spans)
+        note_flops(step_spans)
         note_phases(step_spans)
         self._job.note(step_spans)
         roots = self._trees.ended_roots(min(known_until, self.now()), final=final)

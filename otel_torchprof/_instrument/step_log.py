@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._columns.phases import FLOPS, LOADED, MFU, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._model.step_spans import RecordedStep
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from otel_torchprof._model.step_spans import StepSpan
 
 _MEAN_OF = 20
+_RATES = ("tokens", "samples", "flops", "mfu")
 
 
 class StepLog:
@@ -83,6 +84,7 @@ class StepLog:
             "step_seconds": self.seconds,
             "steps_read_ns": self._read_ns or time.time_ns(),  # without drains they come as they end
             "phases": self._shares(),
+            "rates": self._rates(),
         }
 
     def _shares(self) -> dict[str, float]:
@@ -94,6 +96,15 @@ class StepLog:
         }
         total = sum(times.values())
         return {name: time / total for name, time in times.items() if time > 0}
+
+    def _rates(self) -> dict[str, float]:
+        """Tokens, samples and floating-point operations per second of the last 20 steps, and MFU, of those steps of which each is known."""
+        latest, found = [(step.attributes or {}, step.end - step.start) for step in list(self._steps)], {}
+        for name, key in zip(_RATES, (*LOADED, FLOPS, MFU), strict=True):
+            known = [(attributes[key], duration) for attributes, duration in latest if key in attributes]
+            if time := sum(duration for _, duration in known):
+                found[name] = sum(amount * (duration if key == MFU else 1e9) for amount, duration in known) / time
+        return found
 
 
 def _ahead_by(step: RecordedStep, ahead: int) -> RecordedStep:

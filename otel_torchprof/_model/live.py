@@ -21,7 +21,6 @@ import numpy.typing as npt
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch
 from otel_torchprof._columns.joined import rows_of
-from otel_torchprof._columns.phases import FLOPS
 from otel_torchprof._columns.schema import DEVICE_COLUMNS, NEVER, MemoryFlag
 from otel_torchprof._native.loops import roots_of
 from otel_torchprof._native.placing import PlacedNodes, Trees, placed_nodes
@@ -38,6 +37,7 @@ from .limits import Budget
 from .live_table import CallRules, without_loose_calls
 from .memory import device_number
 from .operator_roots import OPERATORS_NAME, OperatorRoots, operators
+from .peak_flops import note_flops
 from .phases import exclusive_times
 from .placed import Placed, TraceGroup
 from .span_table import event_span_ids
@@ -419,7 +419,7 @@ class LiveTrees:
         counted = group_flops(placed.batch, placed.trace_group, len(spans)).tolist()
         for span, flops in zip(spans, counted, strict=True):
             if span is not None and flops:
-                span.attributes[FLOPS] = span.attributes.get(FLOPS, 0) + int(flops)
+                span.flops += int(flops)
 
     @staticmethod
     def _add_phases(placed: Placed, enclosing: Array, trace_group: Array) -> None:
@@ -633,4 +633,6 @@ def placed_recording(
     known.add(steps)
     trees = LiveTrees(key=key, steps=known, new_trace=new_trace, current_span=no_span, calls=None)
     placed = trees.place(batch, device_times)
-    return placed, [span for step in known.take_ended() for span in step.spans.values()]
+    spans = [span for step in known.take_ended() for span in step.spans.values()]
+    note_flops(spans)
+    return placed, spans

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import is_any_of
-from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
+from otel_torchprof._columns.phases import DURATIONS, PHASE_PREFIX, PHASES, UNATTRIBUTED, Part
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._native.python_sources import untracked
 
@@ -175,7 +175,7 @@ class PhaseTimes:
 
 
 _NOTHING = (0,) * (_RECOMPUTED + 1)
-*_DURATIONS, _UNATTRIBUTED = (f"{PHASE_PREFIX}{name}.duration" for name in (*PHASES, UNATTRIBUTED))
+*_DURATIONS, _UNATTRIBUTED = DURATIONS.values()
 _OVERLAPS = [f"{PHASE_PREFIX}{name}.overlap" for name in PHASES]
 """Keys of attributes, in the order of the phases."""
 

@@ -97,6 +97,8 @@ class StepSpan:
     """When its first event began."""
     own_end: int = 0
     """When the last event of the loop's own threads ended."""
+    flops: int = 0
+    """Floating-point operations of its events so far, as far as these have inputs."""
     shares: Shares | None = None
     """Share of compiled regions so far; None without any."""
     phases: PhaseTimes | None = None

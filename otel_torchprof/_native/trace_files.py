@@ -182,7 +182,7 @@ class TraceReader:
     Args:
         limit: most bytes of names, inputs and attributes.
         attributes: read for sums only: these attributes of spans, and nothing that only single operators have. None: all of
-            the operators, and attributes of spans only that stand for several.
+            the operators, and attributes only of steps and of spans that stand for several.
 
     Raises:
         MemoryError: no memory is left.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
 import pytest
+import torch
+from explained_files import STEP_MS, Trace
 from table_files import BASE, MS, NAMES, STEPS, profile_of, rank_profile
 
 import otel_torchprof as otp
@@ -170,3 +173,25 @@ def test_without_pyarrow(monkeypatch, tmp_path, capsys):
     assert cli.main(["convert", "-q", str(tmp_path / "t.json"), "-o", str(tmp_path / "x.parquet")]) == 1
     assert "otel-torchprof[arrow]" in capsys.readouterr().err
     assert not (tmp_path / "x.parquet").exists()
+
+
+def test_what_steps_did(tmp_path):
+    """Steps have what their spans say of phases, tokens and MFU, as show --steps has; of a profile with shapes, operations."""
+    trace = Trace()
+    for number in range(3):
+        trace.step(STEP_MS, data=0.25, torch__step__tokens=500 + number, torch__step__mfu=0.5)
+    file = trace.chrome(tmp_path / "t.json")
+    as_written = {'"torch.step"': '"ProfilerStep#0"', '"cat": "x"': '"cat": "user_annotation"'}
+    file.write_text(functools.reduce(lambda text, change: text.replace(*change), as_written.items(), file.read_text()))
+    table = otp.load(file).to_arrow("steps")
+    assert table["tokens"].to_pylist() == [500, 501, 502]
+    assert [table[name].to_pylist() for name in ("mfu", "samples")] == [[0.5] * 3, [None] * 3]
+    assert table["data"].to_pylist() == [pytest.approx(table["total"][0].as_py() / 4)] * 3
+    assert set(table["optimizer"].to_pylist()) == {None}
+    x = torch.ones(8, 8)
+    with otp.profile(record_shapes=True) as prof:
+        for _ in range(2):
+            x @ x
+            prof.step()
+        x + x
+    assert prof.to_arrow("steps")["flops"].to_pylist() == [1024, 1024, None]

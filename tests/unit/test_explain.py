@@ -535,3 +535,11 @@ def test_pythons_lock(explained, waits, blocked, others, said):
     if said == ["gil"]:
         assert found.faults[0].share == pytest.approx(0.5)
         assert found.faults[0].evidence[2].startswith("the loop's thread waits 20 times a step, 2.50ms each")
+
+
+def test_steps_beyond_the_most_are_said(tmp_path, monkeypatch):
+    """The text, not only a problem of the file, says that later steps were not looked at."""
+    monkeypatch.setattr("otel_torchprof._answers.step_list.MOST_STEPS", 40)
+    explanation = otp.explain(Trace().steps(60).chrome(tmp_path / "t.json"))
+    assert (explanation.steps, explanation.left_out_steps) == (40, 20)
+    assert "\n40 steps (the first of 60), " in str(explanation)

@@ -94,13 +94,14 @@ def test_what_a_page_says():
 
 
 def test_memory_of_devices_and_tokens():
-    """A process that reports memory of devices or tokens gives the page a column; where none does, there is none."""
+    """A process that reports memory of devices, or rates, gives the page columns; where none does, there are none."""
     assert "DEVICE" not in rows(160, view(0))
-    text = rows(160, view(0), view(1, device_bytes=12_300_000_000, token_rate=4321.4))
-    assert re.search(r"MEM DEVICE  TOK/S PHASES", text)
-    assert re.search(r"0 +100 .* 536.9M +- +- d", text)
-    assert re.search(r"1 +101 .* 536.9M  12.3G   4321 d", text)
-    assert max(map(len, rows(40, view(1, device_bytes=1, token_rate=1.0)).split("\n"))) <= 40
+    rates = {"tokens": 4321.4, "samples": 8.25, "flops": 1.25e13, "mfu": 0.4012}
+    text = rows(160, view(0), view(1, device_bytes=12_300_000_000, rates=rates))
+    assert re.search(r"MEM DEVICE  TOK/S  SMP/S FLOP/S    MFU PHASES", text)
+    assert re.search(r"0 +100 .* 536.9M +- +- +- +- +- d", text)
+    assert re.search(r"1 +101 .* 536.9M  12.3G   4321   8.25  12.5T  40.1% d", text)
+    assert max(map(len, rows(40, view(1, device_bytes=1, rates={"tokens": 1.0})).split("\n"))) <= 40
 
 
 def test_memory_of_devices_is_what_allocators_count(monkeypatch):
@@ -122,7 +123,7 @@ def test_memory_of_devices_is_what_allocators_count(monkeypatch):
 def test_a_process_with_a_box_is_asked_seldom(monkeypatch, box):
     """With a number for its step it is asked only for what its box does not have, if it has that, and without a drain."""
     asked = []
-    answer = {"step": 7, "step_end_ns": time.time_ns(), "device_bytes": None, "token_rate": 30.0}
+    answer = {"step": 7, "step_end_ns": time.time_ns(), "device_bytes": None, "rates": {"tokens": 30.0}}
 
     def ask(calls, **_):
         asked.extend(call.arguments for call in calls)
@@ -139,8 +140,8 @@ def test_a_process_with_a_box_is_asked_seldom(monkeypatch, box):
         (found,) = sources.look(time.time_ns())
         (found,) = sources.look(time.time_ns())
     assert asked == [{"drain": True}, {"drain": False}, {"drain": False}]
-    assert (found.step, found.token_rate, found.device_bytes) == (7, 30.0, None)
-    answer["token_rate"] = None
+    assert (found.step, found.rates, found.device_bytes) == (7, {"tokens": 30.0}, None)
+    answer["rates"] = {}
     sources.statuses.answers.clear()
     for _ in range(10):
         sources.statuses.poll()

@@ -61,7 +61,8 @@ typedef struct {
 } otp_trace_works;
 
 /* An attribute of a span of this package, an argument of a collective of torch, or "ProfileChunk" of a chunk of
- * samples. Always samples, and those of spans that stand for several events, others if it reads for sums. */
+ * samples. Always samples, and those of steps and of spans that stand for several events, others if it reads for sums.
+ */
 typedef struct {
   uint64_t row;    /* number of the row among all rows of the file */
   uint64_t event;  /* number of the event, from 1 ... */

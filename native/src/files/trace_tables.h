@@ -59,10 +59,16 @@ struct SpanMemory {
 
 constexpr std::string_view kCollective = "torch.collective.";
 
-// An attribute that is always read: of spans that stand for several events, samples of stacks, and of collectives.
+constexpr std::string_view kPhaseTime = "torch.phase.", kDuration = ".duration";
+
+// An attribute that is always read: of steps, of spans that stand for several events, samples of stacks, and of
+// collectives.
 inline bool is_always_read(std::string_view key) {
   return key == "torch.aggregated.count" || key == "torch.aggregated.duration" || key == "torch.collapsed.count" ||
-         key == "torch.collapsed.duration" || key == "torch.samples" ||
+         key == "torch.collapsed.duration" || key == "torch.samples" || key == "torch.step.tokens" ||
+         key == "torch.step.samples" || key == "torch.step.flops" || key == "torch.step.mfu" ||
+         (key.substr(0, kPhaseTime.size()) == kPhaseTime && key.size() > kDuration.size() &&
+          key.substr(key.size() - kDuration.size()) == kDuration) ||
          key.substr(0, kCollective.size()) == kCollective;
 }
 
