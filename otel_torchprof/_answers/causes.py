@@ -118,7 +118,9 @@ CAUSES = (
         "it prints, logs or writes to a file",
         "log every so many steps, or from another thread (logging.handlers.QueueHandler)",
         "leave the call out in a trial run: if steps do not become shorter by that much, this is wrong",
-        calls=r"\blogging[/\\]\w+\.py |[/\\](loguru|wandb|mlflow|tensorboard|tqdm|rich)[/\\]| (\w+_)?(log|print)(_(metrics|step|loss|stats)\w*)?$|"
+        # A loop over tqdm(loader) has its iterator in every stack of the loader.
+        calls=r"\blogging[/\\]\w+\.py |[/\\](loguru|wandb|mlflow|tensorboard|tqdm|rich)[/\\](?!.*[ .](__iter__|track)$)|"
+        r" (\w+_)?(log|print)(_(metrics|step|loss|stats)\w*)?$|"
         r"source: .*(\bprint\(|\b(log|logger|logging)\.\w+\(|\.add_scalar\(|\bfsync\(|\.(flush|write|writelines|writerow)\()|"
         r"<built-in function (print|fsync)>|<built-in method (write|flush) ",
     ),
@@ -456,8 +458,13 @@ def _evidence(share: float, first: LinePlace, others: list[LinePlace]) -> Iterat
     caller = f", called from {first.caller}" if first.caller else ""
     error = f" (95 % interval {span(first.low * share, first.high * share)}, {first.samples} samples)"
     yield f"{first.share * share:.0%} of step time in {first.text}{caller}{error if first.samples else ''}"
-    if others:
-        yield "innermost lines: " + ", ".join(f"{place.text} {place.share * share:.0%}" for place in others)
+    listed = [f"{place.text} {place.share * share:.0%}" for place in others if place.share * share >= _LEAST_LISTED]
+    if listed:
+        yield "innermost lines: " + ", ".join(listed)
+
+
+_LEAST_LISTED = 0.005
+"""Least part of step time of a listed line: smaller ones are 0 %."""
 
 
 def _wheres(rank: Rank, finding: Finding, chosen: Flags) -> Iterator[Where]:

@@ -144,14 +144,15 @@ def _beside_others(
     is_tentative = corrected.low >= RULES.bound_share or (corrected.is_bound and least.is_bound)
     if (measured.is_bound or corrected.is_bound) and not (is_firm or is_tentative):
         without = f"{span(corrected.low, corrected.high)} without the time in which the machine was busy"
-        reason = f"{candidate.verdict} depends on the machine: {measured.value:.0%} of step time, {without}"
+        what = f"{candidate.verdict}, {candidate.name}," if candidate.name else candidate.verdict
+        reason = f"{what} depends on the machine: {measured.value:.0%} of step time, {without}"
         way_out = "record while nothing else runs"
         if candidate.verdict in HARMLESS:
             return None
         return Abstention(rank.name, reason, way_out, Leaves.OTHERS, candidate.verdict)
     without = f"{corrected.value:.0%} without the time in which the machine was busy"
     finding = _finding(rank, candidate, chosen, measured)
-    points = float((taken + others).sum() / of_steps.sum())
+    points = min(_share(candidate, taken + others, of_steps).value, measured.value)
     caveat = busy_caveat(points)
     if corrected.is_bound and not measured.is_bound:
         caveat = f", {without}"
@@ -172,4 +173,9 @@ _LEAST_POINTS = 0.005
 
 def busy_caveat(share: float) -> str:
     """The end of a sentence on a part of step time that is due to a busy machine; empty if it is small."""
-    return f", of which {100 * share:.0f} points are the busy machine" if share >= _LEAST_POINTS else ""
+    points = f"{100 * share:.0f}"
+    return (
+        f", of which {points} point{' is' if points == '1' else 's are'} the busy machine"
+        if share >= _LEAST_POINTS
+        else ""
+    )

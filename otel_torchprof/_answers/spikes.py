@@ -152,7 +152,7 @@ def pauses(rank: Rank) -> list[Finding]:
             continue
         is_note = share < RULES.bound_share or len(mine) < RULES.fewest_spikes
         evidence = (
-            f"{len(mine)} {kind}s between {len(places)} steps",
+            f"{len(mine)} {kind}{'s' * (len(mine) > 1)} between {len(places)} steps",
             f"each takes {time(float(np.median(mine)))} as a median, a step {time(median)}",
             f"after steps {_listed(rank.number[after])}",
         )

@@ -81,6 +81,18 @@ def test_by_calls(tmp_path, cause, phase, call):
     assert fault.sentence.endswith(f": {rule.sentence}")
 
 
+@pytest.mark.parametrize("bar", ["tqdm/std.py __iter__", "tqdm/std.py tqdm.__iter__", "rich/progress.py track"])
+def test_what_a_progress_bar_waits_for_is_not_its_own(tmp_path, bar):
+    """Its iterator is in all stacks of the loader that it goes through: the cause is what the loader does."""
+    wait = call_of(f"{TORCH}/utils/data/dataloader.py _try_get_data")
+    [fault] = explanation(tmp_path, of_phase("data", (wait, call_of(f"{TORCH}/../{bar}"), *main(22)))).faults
+    assert fault.cause == "workers"
+    [fault] = explanation(
+        tmp_path, of_phase("data", (call_of("/opt/reader.py next_record"), call_of(f"{TORCH}/../{bar}"), *main(22)))
+    ).faults
+    assert fault.cause != "logging"
+
+
 @pytest.mark.parametrize(("cause", "phase", "text"), [(cause, *case) for cause, case in BY_SOURCE.items()])
 def test_by_the_text_of_a_line(tmp_path, cause, phase, text):
     """Calls of C are no part of a stack: the line tells them, if its file is there and has that function."""

@@ -176,6 +176,12 @@ def test_a_verdict_that_depends_on_the_machine(explained):
     said = "communication-bound depends on the machine: 25% of step time, 14% without the time in which the machine was busy"
     assert (reason.reason, reason.way_out) == (said, "record while nothing else runs")
     assert found.headline == f"no verdict: {said}"
+    trace = Trace()
+    for number in range(60):
+        trace.span("aten::sort", trace.now, (0.18, 0.32)[number % 2] * STEP_MS)
+        trace.step(**usage(0.3))
+    [reason] = explained(trace).abstentions
+    assert reason.reason.startswith("operator-bound, aten::sort, depends on the machine: 32% of step time")
 
 
 def test_device_that_waits_for_a_host_without_a_processor(explained):
@@ -223,6 +229,17 @@ def test_memory_that_is_taken_anew(explained, pages, said):
     assert verdicts(found) == said
     texts = [text for each in found.findings for text in each.evidence]
     assert any(f"{pages:,} pages of memory a step" in text for text in texts) is (pages >= 1000)
+
+
+def test_the_caveat_beside_spikes_of_a_busy_machine(explained):
+    """Few steps without a processor, which are most of the time, make the caveat no larger than the share that it is part of."""
+    trace = Trace()
+    for number in range(60):
+        times = 60 if number in {20, 40} else 1
+        trace.span("aten::sort", trace.now, (0.9 * times if times > 1 else 0.5) * STEP_MS)
+        trace.step(times * STEP_MS, **usage(0.9 * times if times > 1 else 0.3))
+    [found] = [each for each in explained(trace).findings if each.name == "aten::sort"]
+    assert found.statement == "50% of step time is the operator aten::sort, of which 15 points are the busy machine"
 
 
 def test_spikes_of_a_busy_machine(explained):
