@@ -85,6 +85,8 @@ class TableOptions:
     time_unit: str | None = None
     profile_memory: bool = False
     with_flops: bool = False
+    keeps_ends: bool = False
+    """Whether a name that is too long keeps its end: that is what tells the paths of modules apart."""
 
     def __post_init__(self) -> None:
         for name in ("max_src_column_width", "max_name_column_width", "max_shapes_column_width"):
@@ -105,7 +107,9 @@ class TableOptions:
     def name(self, text: str | None) -> str:
         """A name, cut where it would fill its column."""
         text, limit = text or "", self.max_name_column_width
-        return text if limit is None or len(text) < limit - 3 else text[: limit - 3] + "..."
+        if limit is None or len(text) < limit - 3:
+            return text
+        return _tail(text, limit) if self.keeps_ends else text[: limit - 3] + "..."
 
 
 @dataclass(frozen=True)

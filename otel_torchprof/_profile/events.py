@@ -30,7 +30,7 @@ from . import event_sums
 from .event_frames import of_columns, of_objects
 from .event_tree import build_tree
 from .function_event import DeviceType, DeviceWork, FormattedTimesMixin, FunctionEvent, Interval, Kernel
-from .function_event_avg import FunctionEventAvg
+from .function_event_avg import FunctionEventAvg, ModuleAverage
 from .recorded_events import EventSource
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.samples import Samples
     from otel_torchprof._encode.table import Info
     from otel_torchprof._model.averages import Average
-
-    from .function_event_avg import ModuleAverage
 
     Array = npt.NDArray[Any]
 
@@ -170,7 +168,8 @@ class EventList(list[_Event]):
             sort_by: attribute to sort by, largest first. Default: None, the order of the list.
             row_limit: number of rows; -1 for all. Default: 100.
             max_src_column_width: limit of stack frames in characters; None for no limit. Default: 75.
-            max_name_column_width: limit of names in characters; None for no limit. Default: 55.
+            max_name_column_width: limit of names in characters, of which modules keep the end; None for no limit.
+                Default: 55.
             max_shapes_column_width: limit of shapes in characters; None for no limit. Default: 80.
             header: a line above the table. Default: None.
             top_level_events_only: whether to omit events with a parent. Default: False.
@@ -188,6 +187,7 @@ class EventList(list[_Event]):
             time_unit=time_unit,
             profile_memory=self._profile_memory,
             with_flops=self._with_flops,
+            keeps_ends=self._source is None and bool(self) and isinstance(self[0], ModuleAverage),
         )
         if not len(self):
             return ""

@@ -135,6 +135,17 @@ def test_the_table(train):
     assert len(averages.to_pandas()) == len(averages)
 
 
+def test_long_names_keep_their_ends(train):
+    """What tells modules apart is the end of their path, and it is what a narrow column keeps."""
+    with otp.profile(**OPTIONS["modules"]) as prof:
+        train()
+    averages = prof.key_averages(group_by_module=True)
+    lines = averages.table(max_name_column_width=20).splitlines()
+    names = {line[:20] for line in lines}
+    assert {"...ntial.0.self_attn", "...f_attn (backward)"} < names
+    assert max(map(len, names)) == 20
+
+
 # ---- which modules there are ----
 
 
