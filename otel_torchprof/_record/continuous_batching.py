@@ -110,7 +110,7 @@ class _Request:
             add(EndedRequest(put_ns, end, self.context, self.parent, name, generation, self.preemptions))
 
 
-class _Known:
+class _RequestsByState:
     """The requests of the process by their state objects, of which a request may have several, and which it does not keep alive."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class _Known:
             self._requests.pop(key, None)
 
 
-_known = _Known()
+_known = _RequestsByState()
 
 
 class _Step(batch):
