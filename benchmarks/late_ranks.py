@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SIZES = (4, 8)
 _RUNS, _QUIET, _QUIET_RANKS = 20, 10, 2
 _STEP_SECONDS, _LATE = 0.4, 0.05
-_JOBS = {4: 10, 8: 5}
+_JOBS = {4: 10, 8: 7}
 """At a time, by their number of ranks."""
 _EXPORT_SECONDS = 15
 _SEEN_SECONDS = 390.0
@@ -80,6 +80,7 @@ class _Job:
             begin = time.monotonic()
             alerts.watch(self, str(late), _MOST_SECONDS)
             self.delays.append(time.monotonic() - begin)
+            sys.stderr.write(f"{self.name}: rank {late} after {self.delays[-1]:.0f} s, {self.wrong} others named\n")
             self.children[late].ask("well")
             alerts.ended(self, str(late))
         while cycles == 0 and not over.is_set():
@@ -194,6 +195,7 @@ def _rank(rank: str, world: str, port: str, name: str, endpoint: str) -> None:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
 
     dist = _joined(rank, world, port)
     import torch
@@ -202,10 +204,10 @@ def _rank(rank: str, world: str, port: str, name: str, endpoint: str) -> None:
 
     resource = Resource({"service.name": name}).merge(otp.rank_resource())
     reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint), export_interval_millis=_EXPORT_SECONDS * 1000)
+    tracers, meters = TracerProvider(resource=resource), MeterProvider([reader], resource=resource)
+    tracers.add_span_processor(otp.TorchSpanProcessor())
     instrumentor = otp.TorchInstrumentor()
-    instrumentor.instrument(
-        meter_provider=MeterProvider([reader], resource=resource), detail="metrics", steps="program"
-    )
+    instrumentor.instrument(tracer_provider=tracers, meter_provider=meters, detail="steps", steps="program")
     told = _Told()
     draw, total = np.random.default_rng([*name.encode(), int(rank)]), torch.ones(16)
     answer("ready")
@@ -265,8 +267,9 @@ def _hang(ranks: int, run: int) -> tuple[float, bool]:
             child.said()
         begin = time.monotonic()
         children[hung].ask("hang")
-        line = _first_line(Path(folder), begin + _MOST_HANG_SECONDS)
-        return time.monotonic() - begin, f"hang: rank {hung} is in" in line
+        line, took = _first_line(Path(folder), begin + _MOST_HANG_SECONDS), time.monotonic() - begin
+        sys.stderr.write(f"{ranks} ranks, rank {hung} hangs: after {took:.1f} s {line}")
+        return took, f"hang: rank {hung} is in" in line
 
 
 def _first_line(folder: Path, deadline: float) -> str:
