@@ -127,6 +127,8 @@ class _ZstdUnpacker:
     """Decompresses frames of zstd, each up to its end; the library keeps input itself."""
 
     name, padding = "zstd", b""
+    _size = 1 << 16
+    """Bytes of a call: all of a call that meets an error are lost."""
 
     def __init__(self) -> None:
         library = _zstd()
@@ -139,8 +141,8 @@ class _ZstdUnpacker:
         return bool(self._native.eof)
 
     def unpacked(self, packed: bytes) -> bytes:
-        """Returns at most READ_SIZE bytes."""
-        content: bytes = self._native.decompress(packed if self._native.needs_input else b"", READ_SIZE)
+        """Returns at most so many bytes."""
+        content: bytes = self._native.decompress(packed if self._native.needs_input else b"", self._size)
         more = b"" if self._native.needs_input else _ZSTD  # not empty: there is more
         self.rest = self._native.unused_data if self._native.eof else more
         return content

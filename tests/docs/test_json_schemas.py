@@ -177,6 +177,7 @@ COMMANDS = {
                 "verdict": str,
                 "ranks": list[str],
                 "steps": int,
+                "left_out_steps": int,
                 "steady_steps": int,
                 "step_median_seconds": float,
                 "findings": list[findings.Finding],
@@ -198,7 +199,13 @@ COMMANDS = {
         (
             list[averages(show._FIELDS)],
             list[averages(show._MODULE_FIELDS)],
-            list[{**STEP, **dict.fromkeys(("tokens", "samples", "flops"), int | None)}],
+            list[
+                {
+                    **STEP,
+                    **dict.fromkeys(("tokens", "samples", "flops"), int | None),
+                    **dict.fromkeys(("mfu",), float | None),
+                }
+            ],
             {
                 "samples": int,
                 "seconds": float,

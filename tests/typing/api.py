@@ -299,6 +299,14 @@ def fail() -> None:
         assert "not started" in str(error)  # noqa: PT017 - a program, not a test
 
 
+def serve_together() -> int:
+    """Serves requests in one batch."""
+    tickets: list[otp.Ticket] = [otp.enqueue(), otp.enqueue()]
+    with otp.batch(tickets, tokens=[3, 4], model="small") as serving:
+        serving.fail(tickets[1], "too_long")
+    return serving.size
+
+
 def main() -> str:
     """All of it; returns the package's version."""
     with tempfile.TemporaryDirectory() as folder:
@@ -308,6 +316,7 @@ def main() -> str:
         write(prof, Path(folder))
         assert record_cycles(Path(folder)) == [1]
         serve(Path(folder))
+    assert serve_together() == 2
     record_for_hours()
     show()
     watch_gpus()

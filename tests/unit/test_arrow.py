@@ -157,7 +157,7 @@ def test_convert_and_names(tmp_path, capsys):
     assert "no single allocations in the output" in capsys.readouterr().err
     assert parquet.read_table(tmp_path / "x.parquet").num_rows == len(prof.events())
     assert cli.main(["convert", "-q", str(tmp_path / "t.json.gz"), "-o", str(tmp_path / "x.parquet.gz")]) == 1
-    assert ".pb.gz, .parquet" in capsys.readouterr().err
+    assert ".otlp-profiles.gz, .parquet" in capsys.readouterr().err
     with pytest.raises(ValueError, match="must end in"):
         prof.export_as(tmp_path / "trace.txt")
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -362,7 +363,14 @@ def test_memory_is_limited(folder, ask):
     pytest.importorskip("pyarrow", reason=REASON)
     Trace().steps(60).chrome(folder / "a.json")
     huge = "select string_agg(repeat('x', 1000000), '') as x from range(1000000)"
-    failing, why = ask(("sql", {"files": ["a.json"], "query": huge}), ("explain", {"files": ["a.json"]}))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (4 << 30, hard)
+    )  # the server has it too: its half is less than a string may have
+    try:
+        failing, why = ask(("sql", {"files": ["a.json"], "query": huge}), ("explain", {"files": ["a.json"]}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     assert re.search("memory", error(failing), re.IGNORECASE)
     assert "60 steps" in text(why)
 
