@@ -51,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   REQUIRE(whole.figures.first_offset == cut.figures.first_offset && whole.consumed <= text.size());
   constexpr const char* kKeys = "attributes\ntorch.op.input_dtypes\ntorch.self_duration";
   const Document sums = DocumentReader(64, uint64_t{1} << 30, kKeys).read(text, {SIZE_MAX});
-  const Document cut_sums = DocumentReader(OTP_TRACE_ROWS_PER_SPAN + data[3] % 8, uint64_t{1} << 30, kKeys).read(text, sizes);
+  const Document cut_sums =
+      DocumentReader(OTP_TRACE_ROWS_PER_SPAN + data[3] % 8, uint64_t{1} << 30, kKeys).read(text, sizes);
   REQUIRE(sums.status == cut_sums.status && sums.rows == cut_sums.rows && sums.attributes == cut_sums.attributes);
   const otp_clock_line lines[] = {{1000, 5, 0.5}};
   const otp_trace_target target = {data[0], data[1], lines, 1, int64_t{OTP_TRACE_IDS}, 3};
