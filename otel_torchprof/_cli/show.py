@@ -16,7 +16,7 @@ from otel_torchprof import config
 from otel_torchprof._answers.steps import PAUSES
 from otel_torchprof._columns.phases import LOADED, PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import SORT_KEYS, brief_time, chosen, format_time
-from otel_torchprof._files.attribute_keys import AMOUNTS, PHASE_OF, RATES, STEP, UNFINISHED
+from otel_torchprof._files.attribute_keys import AMOUNTS, IS_ASYNC, PHASE_OF, RATES, STEP, UNFINISHED
 from otel_torchprof._files.chrome_events import SliceKind
 from otel_torchprof._files.reading import read_events
 from otel_torchprof._files.trace_events import TraceEventKind, step_number
@@ -128,6 +128,7 @@ def _averages(events: TraceEvents) -> list[Average]:
     is_counted = _are_counted(events)
     totals, key, names = events.totals(), *_keys(events)
     own = events.self_times(totals, is_counted)
+    own[_marked(events, IS_ASYNC)] = 0  # as in torch
     is_phase = np.array([name.startswith(PHASE_PREFIX) for name in names], np.bool_)[key] & is_counted
     calls = np.ones(len(events), np.int64)
     calls[events.reductions.row] = events.reductions.calls
@@ -151,10 +152,16 @@ def _are_counted(events: TraceEvents) -> Flags:
     is_counted: Flags = (events.kind == TraceEventKind.SPAN) | (events.kind == TraceEventKind.SLICE)
     is_beside = events.named(lambda name: name in {JOB_NAME, OPERATORS_NAME})
     is_counted &= ~(is_beside & (events.kind == TraceEventKind.SPAN))
-    rows, values = events.attributes.get(UNFINISHED, (np.empty(0, np.int64), ()))
-    unfinished = rows[np.array(values, np.bool_)]
+    unfinished = _marked(events, UNFINISHED)
     is_counted[unfinished[events.step_spans()[unfinished]]] = False
     return is_counted
+
+
+def _marked(events: TraceEvents, attribute: str) -> Array:
+    """The events for which an attribute is true."""
+    rows, values = events.attributes.get(attribute, (np.empty(0, np.int64), ()))
+    marked: Array = rows[np.array(values, np.bool_)]
+    return marked
 
 
 def _keys(events: TraceEvents) -> tuple[Array, list[str]]:

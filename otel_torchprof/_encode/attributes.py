@@ -445,7 +445,11 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         events.flag(Flag.UNFINISHED),
     ),
     Attribute(
-        "torch.async", _BOOL, "true: the event may have ended on another thread", "if true", events.flag(Flag.ASYNC)
+        "torch.async",
+        _BOOL,
+        "true: the event may have ended on another thread, or is the wait of a request; no self time",
+        "if true",
+        events.flag(Flag.ASYNC),
     ),
     Attribute(
         "torch.dropped_before",

@@ -21,7 +21,7 @@ AGGREGATED_COUNT, AGGREGATED_DURATION = "torch.aggregated.count", "torch.aggrega
 COLLAPSED_COUNT, COLLAPSED_DURATION = "torch.collapsed.count", "torch.collapsed.duration"
 FLOPS = "torch.op.flops"
 AVERAGES, COLLECTIVES, SELF_DURATION = "torch.averages", "torch.collectives", "torch.self_duration"
-STEP, UNFINISHED = STEP_NUMBER, "torch.unfinished"
+STEP, UNFINISHED, IS_ASYNC = STEP_NUMBER, "torch.unfinished", "torch.async"
 KIND, REVISION, PART = "torch.step.kind", "torch.step.rule.revision", "torch.part"
 RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS = USAGE
 DRAINED = "torch.device.drained_duration"
@@ -70,7 +70,7 @@ TEXTS = frozenset(
 USED = frozenset(
     (
         *(STEP, UNFINISHED, KIND, REVISION, PART, RUNNABLE, *COUNTERS, BLOCKED, OTHER_THREADS, DRAINED, DROPPED),
-        *(*MEMORY, *RATES),
+        *(IS_ASYNC, *MEMORY, *RATES),
         *(COLLECTIVE, GROUP, SEQUENCE, RANK_IN_GROUP, ASYNC, BACKEND, COLLECTIVES),
         *(AGGREGATED_COUNT, AGGREGATED_DURATION, COLLAPSED_COUNT, COLLAPSED_DURATION),
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),

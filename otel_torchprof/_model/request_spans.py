@@ -33,7 +33,7 @@ _NAMES = ("", BATCH_NAME, QUEUE_NAME, STAY_NAME)
 _SIZE, _FAILED, _POSITION = "torch.batch.size", "torch.batch.failed_requests", "torch.batch.position"
 _SHARE, _TOKENS, _PADDING = "torch.batch.share_duration", "torch.batch.tokens", "torch.batch.padding_ratio"
 _CACHE, _PREEMPTIONS = "torch.batch.cache_usage_ratio", "torch.request.preemptions"
-_MODEL, _ERROR_TYPE = "gen_ai.request.model", "error.type"
+_MODEL, _ERROR_TYPE, _ASYNC = "gen_ai.request.model", "error.type", "torch.async"
 _INT64, _DOUBLE, _BOOL, _NAME = AttributeType.INT64, AttributeType.DOUBLE, AttributeType.BOOL, AttributeType.NAME
 
 _ON_BOTH = "on [batches and requests in them](services.md#requests-in-one-batch)"
@@ -107,7 +107,7 @@ class RequestSpans(NamedTuple):
 
     table: SpanTable
     sums: Mapping[str, list[int]]
-    """Count, duration and self time in ns by name, of spans without others below them."""
+    """Count, duration and self time in ns by name, of queues and stays, which overlap and have no self time."""
     child_time: Mapping[int, int]
     """Time in ns that the spans take in those above them, by span id."""
     others: Sequence[tuple[str, int, int]]
@@ -128,7 +128,7 @@ def request_spans(ended: Sequence[EndedBatch | EndedRequest], new_ids: Callable[
     sums = {}
     for number in leaves:
         of_name = duration[table.name == number]
-        sums[table.names[number]] = [len(of_name), int(of_name.sum()), int(of_name.sum())]
+        sums[table.names[number]] = [len(of_name), int(of_name.sum()), 0]
     child_time: dict[int, int] = {}
     others = []
     spans = zip(names, table.span_id.tolist(), table.parent_span_id.tolist(), duration.tolist(), strict=True)
@@ -272,6 +272,8 @@ class _Blocks:
             (PHASE_NAME, _NAME, name := self.of(none, no_queue, phase), name),
             (_CACHE, _DOUBLE, self.of(cache, no_queue, no_queue), self.of(is_step, no_queue, no_queue)),
             (_ERROR_TYPE, _NAME, self.error_type, self.error_type),
+            # Waits that overlap: no thread's time, which tables of self times add up.
+            (_ASYNC, _BOOL, is_request := self.of(none, no_queue + 1, no_queue + 1), is_request),
         ]
         return (AttributeColumn.where(*column) for column in columns if column[-1].any())
 

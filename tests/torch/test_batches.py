@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import threading
 
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags  # noqa: E402
 
 import otel_torchprof as otp  # noqa: E402
+from otel_torchprof._cli import main as cli  # noqa: E402
 from otel_torchprof._instrument import request_log  # noqa: E402
 
 BATCH, QUEUE, STAY = "torch.batch", "torch.request.queue", "torch.request.batch"
@@ -329,12 +331,24 @@ def test_clients_that_leave_at_any_moment(service):
 
 
 def test_averages_have_them(service):
-    """Averages count queues and stays, and a batch's self time is what its operators leave."""
+    """Averages count queues and stays, whose waits overlap and are nobody's self time; a batch's own is what its operators leave."""
     with otp.batch(enqueued(service, 3)[1]):
         torch.ones(2).neg()
     rows = {row.key: row for row in service.processor.key_averages()}
     assert (rows[BATCH].count, rows[QUEUE].count, rows[STAY].count) == (1, 3, 3)
     assert 0 < rows[BATCH].self_cpu_time_total < rows[BATCH].cpu_time_total
+    assert rows[STAY].self_cpu_time_total == rows[QUEUE].self_cpu_time_total == 0 < rows[STAY].cpu_time_total
+
+
+def test_averages_of_a_file_of_them(tmp_path, capsys):
+    """The command show and load say the same of a file: queues and stays have no self time."""
+    path = tmp_path / "t.otlp"
+    with otp.stream(otp.OTLPFileExporter(path)), otp.batch([remote(1), otp.enqueue()]):
+        torch.ones(2).neg()
+    assert cli.main(["show", "--json", str(path)]) == 0
+    shown = {row["key"]: row["self_cpu_time_total"] for row in json.loads(capsys.readouterr().out)}
+    loaded = {row.key: row.self_cpu_time_total for row in otp.load(path).key_averages()}
+    assert shown[STAY] == loaded[STAY] == 0 < shown[BATCH]
 
 
 def test_too_many_batches_are_dropped_and_counted(service, monkeypatch):
