@@ -133,13 +133,17 @@ void what_may_take_long_is_waited_for() {
   saving.join();
 }
 
+otp_blackbox_call collective(uint32_t timeout_ms = 0) {
+  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
+  return {0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, timeout_ms, 0, ""};
+}
+
 void the_main_thread_of_a_rank_hangs_with_nothing_open_too() {
   BoxFile file;
   OpenBox box(file);
   leaf("before");
   Watching watching;
-  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
-  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 0, 0, ""};
+  otp_blackbox_call call = collective();
   api().collective_completed(api().collective_enqueued(&call), 0);
   CHECK_EQ(next_hang(), static_cast<uint32_t>(getpid()));
 }
@@ -149,8 +153,7 @@ void a_rank_that_enqueues_collectives_and_nothing_else_moves() {
   OpenBox box(file);
   leaf("before");
   Watching watching;
-  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
-  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 0, 0, ""};
+  otp_blackbox_call call = collective();
   int64_t begun = otp_now_ns(), last = begun, longest = 0, before_longest = 0;
   while (last - begun < 6 * static_cast<int64_t>(kLimit)) {
     api().collective_completed(api().collective_enqueued(&call), 0);
@@ -169,9 +172,8 @@ void a_collective_is_told_before_it_times_out() {
   OpenBox box(file);
   Watching watching(0, 6000 * kLimit);
   begin_phase("torch.phase.backward");
-  uint32_t group = api().intern("default", 7, OTP_NAME_CODE);
   uint64_t begun = static_cast<uint64_t>(otp_now_ns());
-  otp_blackbox_call call{0, 1, 4, 4, group, group, 0, group, 0, 0, 2, 0, -1, -1, -1, 0, 5 * kLimit / 1'000'000, 0, ""};
+  otp_blackbox_call call = collective(static_cast<uint32_t>(5 * kLimit / 1'000'000));
   api().collective_enqueued(&call);
   CHECK_EQ(next_hang(), static_cast<uint32_t>(getpid()));
   uint64_t took = static_cast<uint64_t>(otp_now_ns()) - begun;

@@ -59,7 +59,10 @@ _KINDS = (Kind.PHASE, Kind.MODULE, Kind.OPERATOR, Kind.FRAME)
 
 
 class Allocations:
-    """Follows torch's allocations and releases, on the thread that starts it and where torch carries its state. Thread-safe."""
+    """Follows torch's allocations and releases, on the thread that starts it and where torch carries its state. Thread-safe.
+
+    A recording of its own: it has what is in use from steps and contexts, too, that the one of spans leaves out.
+    """
 
     def __init__(self, memory_limit: int) -> None:
         self._recording = Recording()

@@ -54,7 +54,8 @@ def request_series(events: TraceEvents) -> dict[str, Any] | None:
     sizes = np.diff(np.append(firsts, len(chosen)))
 
     def means(values: Integers) -> list[int]:
-        return np.rint(np.add.reduceat(values / 1e3, firsts) / sizes).astype(np.int64).tolist()  # type: ignore[no-any-return]
+        found: list[int] = np.rint(np.add.reduceat(values / 1e3, firsts) / sizes).astype(np.int64).tolist()
+        return found
 
     phases = {phase: column[chosen] for phase, column in _phases(events, rows).items() if column[chosen].any()}
     rest = np.maximum((last - first)[chosen] - sum(phases.values(), np.zeros(len(chosen), np.int64)), 0)

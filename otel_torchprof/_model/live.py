@@ -173,15 +173,11 @@ class LiveMemory:
     @staticmethod
     def _of_open_events(batch: Batch, memory: Mapping[str, Array], trees: Trees) -> dict[str, Array]:
         rows, opens = len(batch), batch.opens.id
-        row = rows_of(batch, memory["event"])
-        order = np.argsort(opens)
-        at = (
-            order[np.minimum(np.searchsorted(opens, memory["event"], sorter=order), len(opens) - 1)]
-            if len(opens)
-            else row
-        )
-        is_open = (opens[at] == memory["event"]) if len(opens) else np.zeros(len(row), np.bool_)
-        node = np.where(is_open, rows + at, -1)
+        if not len(opens):
+            return {}
+        row, order = rows_of(batch, memory["event"]), np.argsort(opens)
+        at = order[np.minimum(np.searchsorted(opens, memory["event"], sorter=order), len(opens) - 1)]
+        node = np.where(opens[at] == memory["event"], rows + at, -1)
         inside = np.flatnonzero(row >= 0)
         node[inside] = trees.parent[roots_of(batch["parent"])[row[inside]]]
         kept = np.flatnonzero((node >= rows) & ((memory["flags"] & MemoryFlag.OUT_OF_MEMORY) == 0))

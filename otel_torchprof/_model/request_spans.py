@@ -147,26 +147,28 @@ def _spans_of_batches(ended: Sequence[EndedBatch], new_ids: Callable[[int], Arra
     queues = np.flatnonzero(requests.is_sampled & (requests.put >= 0))
     stays = np.flatnonzero(requests.is_sampled & requests.has_own[requests.of])
     blocks = _Blocks(requests, batches, queues, stays)
-    own = [batch for batch in ended if batch.own is not None]
+    own = [batch.own for batch in ended if batch.own is not None]
     name = np.repeat(np.arange(1, len(_NAMES), dtype=np.uint32), [len(batches), len(queues), len(stays)])
-    own_ids = [batch.own.span_id for batch in own]  # type: ignore[union-attr]
-    above = np.array([batch.parent.span_id for batch in own], np.uint64)
+    above = [batch.parent for batch in ended if batch.own is not None]
     start = blocks.of(requests.begin, requests.put, requests.begin[requests.of])
     end = blocks.of(requests.end, requests.begin[requests.of], requests.stay_end)
     start = np.minimum(start, end)
-    parent = np.concatenate((above, requests.span_id[queues], requests.span_id[stays]))
+    of_batches = np.array([each.span_id for each in above], np.uint64)
+    parent = np.concatenate((of_batches, requests.span_id[queues], requests.span_id[stays]))
     texts = {text: place for place, text in enumerate(_NAMES)}
     attributes = tuple(blocks.attributes(ended, texts))
-    states = [batch.own.trace_state for batch in own] + requests.states  # type: ignore[union-attr]
+    states = [each.trace_state for each in own] + requests.states
     remote = blocks.of(np.zeros(len(ended), np.uint8), requests.is_remote, requests.is_remote)
-    remote[: len(own)] = [batch.parent.is_remote for batch in own]
+    remote[: len(own)] = [each.is_remote for each in above]
     return SpanTable(
         name=name,
         start=start,
         end=end,
         trace=np.concatenate((np.arange(len(own)), len(own) + queues, len(own) + stays)),
-        trace_ids=_ids([*(batch.own.trace_id for batch in own), *requests.trace_ids]),  # type: ignore[union-attr]
-        span_id=np.concatenate((np.array(own_ids, np.uint64), new_ids(len(queues) + len(stays)))),
+        trace_ids=_ids([*(each.trace_id for each in own), *requests.trace_ids]),
+        span_id=np.concatenate(
+            (np.array([each.span_id for each in own], np.uint64), new_ids(len(queues) + len(stays)))
+        ),
         parent_span_id=parent,
         error=(blocks.error_type > 0).astype(np.uint8),
         row=np.full(len(name), -1),
@@ -282,7 +284,7 @@ def _ids(trace_ids: Sequence[int]) -> Array:
     return np.frombuffer(b"".join([each.to_bytes(16, "big") for each in trace_ids]), np.uint8).reshape(-1, 16)
 
 
-def _links(requests: _Requests, own: Sequence[EndedBatch], batches: Array, stays: Array, queues: int) -> Array:
+def _links(requests: _Requests, own: Sequence[SpanContext], batches: Array, stays: Array, queues: int) -> Array:
     """Links from each batch to the spans of its requests, each once, and from each time in a batch to it."""
     of_stay = np.searchsorted(batches, requests.of[stays])
     order = np.lexsort((requests.span_id[stays], of_stay))
@@ -292,9 +294,9 @@ def _links(requests: _Requests, own: Sequence[EndedBatch], batches: Array, stays
     chosen = np.sort(order[is_new])
     links = np.empty(len(chosen) + len(stays), LINK)
     links["row"] = np.concatenate((of_stay[chosen], len(own) + queues + np.arange(len(stays))))
-    own_ids = np.array([batch.own.span_id for batch in own], np.uint64)  # type: ignore[union-attr]
+    own_ids = np.array([each.span_id for each in own], np.uint64)
     links["span_id"] = np.concatenate((requests.span_id[stays[chosen]], own_ids[of_stay]))
-    traces = _ids([*(batch.own.trace_id for batch in own), *requests.trace_ids])  # type: ignore[union-attr]
+    traces = _ids([*(each.trace_id for each in own), *requests.trace_ids])
     links["trace_id"] = traces[np.concatenate((len(own) + stays[chosen], of_stay))]
     return links
 

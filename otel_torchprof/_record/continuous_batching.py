@@ -167,8 +167,8 @@ class _EngineCall(NamedTuple):
 
     module: str
     path: str
-    note: Callable[[tuple[Any, ...], Any], None]
-    """Called after it with its positional arguments and its result."""
+    note: Callable[[tuple[Any, ...], Any], None] | None
+    """Called after it with its positional arguments and its result. None: it is a step, and a batch."""
 
 
 def _guarded(note: Callable[..., Any], *arguments: Any) -> Any:
@@ -220,10 +220,6 @@ def _cancelled(_arguments: tuple[Any, ...], result: Any) -> None:
             request.end("cancelled")
 
 
-def _stepped(_arguments: tuple[Any, ...], _result: Any) -> None:
-    """The step itself is a batch: see :func:`_wrapper`."""
-
-
 _CALLS = (
     _EngineCall(f"{_PACKAGE}.requests", "RequestState.__post_init__", _made),
     _EngineCall(f"{_PACKAGE}.requests", "RequestState.create_equivalent_initial_request", _copied),
@@ -232,7 +228,7 @@ _CALLS = (
     _EngineCall(f"{_PACKAGE}.scheduler", "Scheduler.add_waiting_request", _waits),
     _EngineCall(f"{_PACKAGE}.scheduler", "Scheduler.clear_cancelled_requests", _cancelled),
     _EngineCall(f"{_PACKAGE}.continuous_api", "OutputRouter.fail_and_deliver", _failed),
-    _EngineCall(f"{_PACKAGE}.continuous_api", "ContinuousBatchProcessor._generation_step", _stepped),
+    _EngineCall(f"{_PACKAGE}.continuous_api", "ContinuousBatchProcessor._generation_step", None),
 )
 
 
@@ -254,7 +250,7 @@ def _wrapper(call: _EngineCall, function: Callable[..., Any]) -> Wrapper:
     @functools.wraps(function)
     def noted(*arguments: Any, **keywords: Any) -> Any:
         result = function(*arguments, **keywords)
-        if is_on:
+        if is_on and call.note is not None:
             _guarded(call.note, (*arguments, *keywords.values()), result)
         return result
 
@@ -271,7 +267,7 @@ def _wrapper(call: _EngineCall, function: Callable[..., Any]) -> Wrapper:
             if running is not None:
                 _guarded(running.__exit__, kind, None, None)
 
-    return step if call.note is _stepped else noted, retire
+    return step if call.note is None else noted, retire
 
 
 leave_uncompiled(__name__)

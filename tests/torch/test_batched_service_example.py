@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import threading
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("opentelemetry.instrumentation.fastapi")
 
 import httpx2  # noqa: E402
+from example_modules import example_module  # noqa: E402
 from instrumented import Collecting, Instrumented  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.trace import StatusCode  # noqa: E402
@@ -30,11 +29,7 @@ DEADLINE = 60
 @pytest.fixture
 def example():
     """The example as a module."""
-    path = Path(__file__).resolve().parent.parent.parent / "examples" / "batched_service.py"
-    spec = importlib.util.spec_from_file_location("batched_service_example", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_module("batched_service")
 
 
 def gated(scorer, gate):

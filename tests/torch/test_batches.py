@@ -188,10 +188,10 @@ def test_below_a_current_span(service):
 
 def test_who_failed_and_why(service):
     """A request that fails in a batch ends there with the reason; an exception of the block is that of all others, and propagates."""
-    _, (gone, first, second) = enqueued(service, 3)
-    gone.fail("client_disconnected")
-    gone.fail("too late")
-    with pytest.raises(ZeroDivisionError), otp.batch([gone, first, second]) as serving:  # noqa: PT012 - the batch is tested
+    _, (left, first, second) = enqueued(service, 3)
+    left.fail("client_disconnected")
+    left.fail("too late")
+    with pytest.raises(ZeroDivisionError), otp.batch([left, first, second]) as serving:  # noqa: PT012 - the batch is tested
         assert serving.size == 2
         serving.fail(first, KeyError("bad"))
         serving.fail("unknown", "x")
@@ -212,7 +212,7 @@ def test_who_failed_and_why(service):
     assert sum(shares) == pytest.approx((batch.end_time - batch.start_time) / 1e9)
     queued = [span.attributes.get("error.type") for span in named(spans, QUEUE)]
     assert queued == ["client_disconnected", None, None]
-    assert gone.failed == "client_disconnected"
+    assert left.failed == "client_disconnected"
 
 
 def test_links_are_as_many_as_the_provider_allows():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +12,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("opentelemetry.instrumentation.fastapi")
 
 import httpx2  # noqa: E402
+from example_modules import example_module  # noqa: E402
 from instrumented import Collecting, Instrumented  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
@@ -27,11 +26,7 @@ FIRST_TRACE = 0xC0FFEE << 64
 @pytest.fixture
 def example():
     """The example as a module."""
-    path = Path(__file__).resolve().parent.parent.parent / "examples" / "serving.py"
-    spec = importlib.util.spec_from_file_location("serving_example", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_module("serving")
 
 
 @pytest.fixture(params=[None, 1], ids=["drained at the end", "drained all the time"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+from example_modules import example_module  # noqa: E402
 from instrumented import instrumented  # noqa: E402
 
 STEPS = 4
@@ -17,11 +15,7 @@ STEPS = 4
 @pytest.fixture
 def example():
     """The example as a module."""
-    path = Path(__file__).resolve().parent.parent.parent / "examples" / "training.py"
-    spec = importlib.util.spec_from_file_location("training_example", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_module("training")
 
 
 def trained(example, detail):

@@ -380,7 +380,9 @@ void otp_trace_reader::add(const ChromeEvent& event, uint64_t offset, const Outp
   if (fault != OTP_FAULT_NONE) note(fault, offset);
 }
 
-static otp::SpanMemory memory_of(const otp::ChromeArguments& arguments) {
+namespace {
+
+otp::SpanMemory memory_of(const otp::ChromeArguments& arguments) {
   otp::SpanMemory found;
   found.allocated = otp::number_or(arguments.allocated, 0);
   found.released = otp::number_or(arguments.released, 0);
@@ -390,6 +392,8 @@ static otp::SpanMemory memory_of(const otp::ChromeArguments& arguments) {
   found.device_peak = otp::number_or(arguments.device_peak, -1);
   return found;
 }
+
+}  // namespace
 
 uint32_t otp_trace_reader::add_row(const ChromeEvent& event, char phase, uint64_t offset, const Output& out) {
   otp::Extent extent;
