@@ -299,6 +299,7 @@ class Recompilation(Fault):
     """Batches become so many rows longer every 10 steps, and the model is compiled for each length."""
 
     right = frozenset(("compile-bound",))
+    also = frozenset(("memory-growth",))  # all that was compiled stays
     lines = ("task.loss(model(x), y)",)
     backend = "aot_eager"
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _Z = 1.959964
 """Of the normal distribution, for 95 %."""
+_BUSY = "machine-busy"
+"""True of every run beside neighbours, where it counts as neither right nor wrong unless they are the fault."""
 HEAD = ("fault", "runs", "right", "wrong verdicts", "silent", "abstained", "failed", "line right")
 
 
@@ -43,8 +45,9 @@ def counted(kind: type[Fault], run: dict[str, Any]) -> Counts:
     if "failed" in run:
         return Counts(failed=1)
     found = run.get("lines", {})
-    right, wrong = outcome(kind, run["verdicts"], found)
-    has_abstained = not run["verdicts"] and bool(run["abstentions"])
+    verdicts = [each for each in run["verdicts"] if not (run.get("neighbours") and each == _BUSY)]
+    right, wrong = outcome(kind, run["verdicts"] if _BUSY in kind.right else verdicts, found)
+    has_abstained = not verdicts and bool(run["abstentions"])
     has_none = not right and not wrong and not has_abstained
     return Counts(
         runs=1,

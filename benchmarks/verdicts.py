@@ -88,7 +88,7 @@ def main() -> None:
     runs = []
     with neighbours(arguments.neighbours), path.open("w") as file:
         for program in _chosen(arguments.half, arguments.only):
-            for run in runs_of(program, options):
+            for run in ({**each, "neighbours": arguments.neighbours} for each in runs_of(program, options)):
                 file.write(json.dumps(run) + "\n")
                 file.flush()
                 _tell(run)

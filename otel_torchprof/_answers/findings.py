@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class VerdictRules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 8
+    version: int = 9
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
     """First training steps of a recording that are left out."""
@@ -86,6 +86,12 @@ class VerdictRules(NamedTuple):
     """Least growth in all of them, in bytes."""
     growth_share: float = 0.005
     """The same, as a part of the memory."""
+    growth_recording: float = 32 * 2.0**20
+    """Least growth of a process whose operators are recorded: what a recording takes meanwhile."""
+    growth_operator: float = 256.0
+    """The same, for each operator: 180 bytes were measured beside a busy process."""
+    growth_most_recording: float = 320 * 2.0**20
+    """The most of both: its buffers and its queue have limits."""
 
 
 class DiffRules(NamedTuple):

@@ -13,11 +13,9 @@ from .findings import RULES, Finding, time
 from .kept_memory import byte_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from otel_torchprof._columns.arrays import Flags, Floats
 
-    from .steps import Rank
+    from .steps import KeptMemory, Rank
 
 MEMORY_GROWTH = "memory-growth"
 _RESIDENT, _FREE, _ALLOCATED, _DEVICE_FREE = range(len(attribute_keys.MEMORY))
@@ -83,9 +81,21 @@ def memory_growth(rank: Rank) -> list[Finding]:
         known = chosen & ~np.isnan(rank.memory[:, column])
         if known.any():
             found = growth(rank.number[known].astype(np.float64), rank.memory[known, column])
-            if found is not None:
-                findings.append(_finding(rank, found, known, (column, free), where))
+            if found is None:
+                continue
+            kept = _kept(rank, found, known)
+            if column != _RESIDENT or _is_the_programs(rank, found, known, kept):
+                finding, listed = _finding(rank, found, known, (column, free), where), kept[:_MOST_LISTED]
+                texts = (_kept_text(*each) for each in listed if each[0] >= _LEAST_SHARE * found.slope)
+                findings.append(finding._replace(evidence=(*finding.evidence, *texts)))
     return findings
+
+
+def _is_the_programs(rank: Rank, found: Growth, known: Flags, kept: list[tuple[float, KeptMemory]]) -> bool:
+    """Whether it is more than the recording itself may have taken: its buffers, and what waits to be written, fill in the first minutes."""
+    operators = float(np.nansum(rank.operations[known][-found.steps :]))
+    own = min(RULES.growth_recording + RULES.growth_operator * operators, RULES.growth_most_recording)
+    return found.low * found.steps >= bool(operators) * own or sum(size for size, _ in kept) >= found.slope / 2
 
 
 def _finding(rank: Rank, found: Growth, known: Flags, columns: tuple[int, int], where: str) -> Finding:
@@ -93,8 +103,7 @@ def _finding(rank: Rank, found: Growth, known: Flags, columns: tuple[int, int], 
     advice, low, high = ADVICE[MEMORY_GROWTH], byte_text(found.low), byte_text(found.high)
     slope = byte_text(found.slope)
     first, last = (float(size[known][at]) for at in (0, -1))
-    evidence = [f"{where} has {byte_text(last)} at the end, {byte_text(first)} at the beginning of the recording"]
-    evidence += _kept(rank, found, known)
+    evidence = f"{where} has {byte_text(last)} at the end, {byte_text(first)} at the beginning of the recording"
     statement, seconds = f"{slope} more a step ({low} to {high}) over {found.steps:,} steps", np.inf
     has_free = np.flatnonzero(known & ~np.isnan(free))
     if has_free.size:
@@ -110,7 +119,7 @@ def _finding(rank: Rank, found: Growth, known: Flags, columns: tuple[int, int], 
         is_note=False,
         share=0.0,
         recoverable_seconds=0.0,
-        evidence=tuple(evidence),
+        evidence=(evidence,),
         next_action=advice.next_action,
         check=advice.check,
         statement=statement,
@@ -121,19 +130,20 @@ _MOST_LISTED = 3
 _LEAST_SHARE = 0.1
 
 
-def _kept(rank: Rank, found: Growth, known: Flags) -> Iterator[str]:
-    """Where memory was allocated that is still in use, in the steps of the growth but for the last two, whose own memory is."""
+def _kept(rank: Rank, found: Growth, known: Flags) -> list[tuple[float, KeptMemory]]:
+    """Bytes a step, by where memory was allocated that is still in use: in the steps of the growth but for the last two, whose own memory is."""
     places = np.flatnonzero(known)[-found.steps :]
     if rank.kept is None or len(places) <= _UNFINISHED:
-        return
+        return []
     count = len(places) - _UNFINISHED
     end = int(rank.start[places[-1]] + 1e9 * rank.seconds[places[-1]])
     kept = rank.kept(int(rank.start[places[0]]), int(rank.start[places[count]]), end)
-    for each in kept[:_MOST_LISTED]:
-        size = each.bytes / count
-        if size >= _LEAST_SHARE * found.slope:
-            where = ", ".join(part for part in each[:3] if part) or "no operator"
-            yield f"{byte_text(size)} a step stay of what is allocated in {where}, {each.blocks:,} blocks"
+    return [(each.bytes / count, each) for each in kept]
+
+
+def _kept_text(size: float, kept: KeptMemory) -> str:
+    where = ", ".join(part for part in kept[:3] if part) or "no operator"
+    return f"{byte_text(size)} a step stay of what is allocated in {where}, {kept.blocks:,} blocks"
 
 
 def _period(rank: Rank, known: Flags) -> float:

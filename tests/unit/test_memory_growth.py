@@ -103,3 +103,15 @@ def test_a_device_that_was_read_now_and_then(tmp_path):
     found = explanation.faults[-1]
     assert (found.verdict, found.severity) == ("memory-growth", "medium")
     assert found.evidence[0].startswith("the device has")
+
+
+@pytest.mark.parametrize(("grows", "is_reported"), [(MIB // 4, False), (MIB, True)])
+def test_a_recording_of_operators_takes_memory_itself(tmp_path, grows, is_reported):
+    """Where operators are recorded, less than the buffers of the recording may take is no growth of the program; more of it is."""
+    trace = Trace()
+    for number in range(100):
+        for at in range(10):
+            trace.span("aten::mm", trace.now + at, 0.5)
+        trace.step(torch__step__memory__resident=START + grows * number)
+    explanation = otp.explain(str(trace.chrome(tmp_path / "trace.json")))
+    assert ("memory-growth" in {finding.verdict for finding in explanation.faults}) is is_reported
