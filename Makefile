@@ -98,6 +98,11 @@ explore: $(MADE)/test ## Run the random tests RUNS times with new examples; prin
 	$(call say,Random tests with new examples)
 	@for run in $$(seq $(RUNS)); do $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=explore tests $(PYTEST_ARGS); done
 
+GENERATED := $(addprefix tests/,test_house.py unit/test_conventions.py unit/test_causes.py docs/test_command_line_page.py \
+	docs/test_json_schemas.py torch/test_torch_surface.py)
+generated: $(MADE)/test ## Write the pages, tables and schemas that are made from code
+	@GOLDEN_ACCEPT=1 $(BIN)/python -m pytest -q $(GENERATED) -k "up_to_date or listed"
+
 stress: $(MADE)/test $(if $(VERSION),$(VENV)/interpreters/$(VERSION)/.made) ## Run random actions on random threads for SECONDS; print the seed
 	$(call say,Stress: random actions on random threads)
 	@$(BIN)/python tests/stress/run.py --seconds $(STRESS_SECONDS) --flavour $(FLAVOUR) $(if $(SEED),--seed $(SEED)) \

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from harness import OURS, Budget, Recorder, Row, Settings, in_abba, rows
+from harness import EMPTY, OURS, Budget, Recorder, Row, Settings, in_abba, rows
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from receiver import Receiver
-from recorders import instrumented
+from recorders import empty_callback, instrumented
 from workloads import gpt2_step, small_model, small_operators_step
 
 import otel_torchprof as otp
@@ -31,8 +31,14 @@ _SETTLING = 1.0
 """Before one with metrics, in which is learnt what an event costs."""
 _ROUNDS, _REQUEST_ROUNDS = 8, 3
 _LIMIT_PERCENT = 1.0
-_EVERY = {1: 15.0, 10: 4.0}
-"""Of so many steps one is traced in full: percent that this may add to a step of small operators."""
+_OF_SMALL_OPERATORS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "steps": ("steps", {}, 1.0),
+    "modules": ("modules", {}, 4.0),
+    "ops": ("ops", {}, 15.0),
+    "ops, keep=slow": ("ops", {"keep": "slow"}, 10.0),
+    "ops, every=10": ("ops", {"every": 10}, 4.0),
+}
+"""Detail and policy, and percent that they may add to a step of small operators."""
 
 
 class _Encoding(MetricExporter):
@@ -71,14 +77,15 @@ def measure(settings: Settings) -> list[Row]:
             limits = budget if what.startswith("GPT") else {}
             table += rows(f"{what}, always on, mean", "%", added, limits)
         contestants = {
-            f"{OURS}, ops{'' if every == 1 else f', every={every}'}": functools.partial(
-                instrumented, tracers, "ops", meter_provider=meters, policy=otp.SpanPolicy(every=every)
+            f"{OURS}, {who}": functools.partial(
+                instrumented, tracers, detail, meter_provider=meters, policy=otp.SpanPolicy(**policy)
             )
-            for every in _EVERY
+            for who, (detail, policy, _) in _OF_SMALL_OPERATORS.items()
         }
+        floors = {EMPTY: empty_callback, f"{OURS}, profile": otp.profile}
         run = functools.partial(_run, small_operators_step(), _SECONDS / (5 if settings.quick else 1))
-        added = in_abba(run, contestants, settings.rounds_or(_ROUNDS), percent=True)
-        limits = {who: Budget(plus=most) for who, most in zip(contestants, _EVERY.values(), strict=True)}
+        added = in_abba(run, {**floors, **contestants}, settings.rounds_or(_ROUNDS), percent=True)
+        limits = {f"{OURS}, {who}": Budget(plus=most) for who, (*_, most) in _OF_SMALL_OPERATORS.items()}
         table += rows("training step of 1,700 small operators, mean", "%", added, limits)
         meters.shutdown()
         tracers.shutdown()

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import generated
 import numpy as np
 import pytest
 import tomllib
@@ -172,7 +173,7 @@ def column_page() -> str:
             "",
             "`prof.columns` has all events as numpy arrays, one row per event. Rows are grouped by thread and, within a thread,",
             "sorted by start time. This page is generated from `otel_torchprof/_columns/schema.py` by",
-            "`GOLDEN_ACCEPT=1 make test`.",
+            "`make generated`.",
             *table((*COLUMNS, *OPTIONAL)),
             *members("Kinds", Kind),
             *members("Flags", Flag),
@@ -241,10 +242,7 @@ def arrow_section() -> list[str]:
 
 def test_column_page_is_up_to_date():
     """docs/columns.md says what the schema says."""
-    page = ROOT / "docs" / "columns.md"
-    if os.environ.get("GOLDEN_ACCEPT"):
-        page.write_text(column_page())
-    assert page.read_text() == column_page()
+    generated.check(ROOT / "docs" / "columns.md", column_page())
 
 
 def own_options_markdown() -> str:
@@ -296,9 +294,7 @@ def test_the_docstring_of_the_instrumentor_is_up_to_date():
     head, found, rest = path.read_text().partition("    - ``detail``:")
     expected = f"{head}{options_docstring()}\n\n{rest.partition(f'{chr(10)}{chr(10)}')[2]}"
     assert found
-    if os.environ.get("GOLDEN_ACCEPT"):
-        path.write_text(expected)
-    assert path.read_text() == expected
+    generated.check(path, expected)
 
 
 @pytest.mark.parametrize(("kind", "variable"), [(otp.SpanPolicy, config.POLICY), (otp.FrameFilter, config.FRAMES)])
@@ -329,10 +325,9 @@ def test_every_variable_of_ours_is_in_the_table():
 def test_tables_of_the_docs_are_up_to_date(page, marker, table):
     """The last section of these pages is the table that the code has."""
     path = ROOT / "docs" / page
-    head, found, _ = path.read_text().partition(f"<!-- {marker} -->\n")
-    if os.environ.get("GOLDEN_ACCEPT"):
-        path.write_text(f"{head}{found}\n{table()}")
-    assert path.read_text() == f"{head}<!-- {marker} -->\n\n{table()}"
+    head, mark, _ = path.read_text().partition(f"<!-- {marker} -->\n")
+    assert mark
+    generated.check(path, f"{head}{mark}\n{table()}")
 
 
 def test_a_wheel_has_every_package():

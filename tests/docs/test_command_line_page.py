@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from pathlib import Path
+
+import generated
 
 from otel_torchprof._cli.main import _parser
 
@@ -36,7 +37,7 @@ HEAD = """\
 `otel-torchprof COMMAND` and `python -m otel_torchprof COMMAND` are the same. `COMMAND --help` prints what this page says of a command.
 Exit status 2 means wrong arguments, and 130 means that Ctrl-C ended the command; each command describes its others.
 
-The test of this page makes it from the parsers; `GOLDEN_ACCEPT=1 make test` writes it anew.
+The test of this page makes it from the parsers; `make generated` writes it.
 """
 
 
@@ -146,9 +147,7 @@ def cell(text: str) -> str:
 
 def test_command_line_page_is_up_to_date():
     """docs/command-line.md has every command and argument of the parsers, with their descriptions."""
-    if os.environ.get("GOLDEN_ACCEPT"):
-        PAGE.write_text(command_line_page())
-    assert PAGE.read_text() == command_line_page()
+    generated.check(PAGE, command_line_page())
 
 
 def test_every_option_says_what_it_is():
