@@ -277,7 +277,9 @@ def _with_reasons(report: dict[str, Any], no_steps: str) -> dict[str, Any]:
     if len(report.get("steps", ())) <= 1:
         absent["Ranks"] = "one rank only; give the files of all ranks together"
     if not report["memory"]:
-        absent["Memory over time"] = "no allocations in the recording: profile_memory=True records them"
+        is_of_steps = any("memory" in each for each in report.get("steps", ()))
+        what = "Single allocations" if is_of_steps else "Memory over time"
+        absent[what] = "no allocations in the recording: profile_memory=True records them"
     columns = report["trees"][0]["own"]
     if "flops" not in columns:
         absent["FLOPs of calls"] = "not in the recording: with_flops=True with record_shapes=True counts them"

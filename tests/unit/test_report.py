@@ -131,6 +131,15 @@ def test_rates(tmp_path, reported):
     assert series["rates"] == {"tokens": [50_000.0] * 30 + [None]}
 
 
+def test_memory_of_steps(tmp_path, reported):
+    """Steps that know their memory are drawn; what is then missing are single allocations, and not memory over time."""
+    found, _ = reported(Trace().steps(30, torch__step__memory__resident=1 << 30).chrome(tmp_path / "t.json"))
+    [series] = found["steps"]
+    assert series["memory"]["process"] == [1 << 30] * 30
+    assert "Single allocations" in found["absent"]
+    assert "Memory over time" not in found["absent"]
+
+
 def test_mfu(tmp_path, reported, monkeypatch, capsys):
     """The share of the peak that the file says, weighted by durations; or that of the peak that the reader gives."""
     trace = Trace()

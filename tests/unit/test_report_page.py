@@ -147,6 +147,24 @@ def test_requests_and_categories(tmp_path):
         browser.close()
 
 
+def test_no_change_has_no_sign(tmp_path):
+    """A change that rounds to zero is neither an increase nor a decrease."""
+    for name in ("a", "b"):
+        kineto(tmp_path / f"{name}.json", 30, lambda begin: [piece("aten::mm", begin + 1, 3)])
+    page = tmp_path / "diff.html"
+    assert cli.main(["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--html", str(page)]) == 0
+    browser = Browser(tmp_path / "browser")
+    try:
+        browser.open(page)
+        zero = "0.0 %"
+        expected = f"Step time {zero} (95 % interval {zero} to {zero}); the median name {zero}."
+        assert text(browser, "#changes .lead").startswith(expected)
+        written = "[-1, 1, -(2 ** 21)].map((bytes) => signed(unitOf('bytes', 2 ** 20).written(bytes)))"
+        assert browser.value(written) == ["0.00", "0.00", "\u22122.00"]
+    finally:
+        browser.close()
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_phone(opened, dark):
     """On 375 pixels nothing but the table's own box is wider than the window, and colours follow the reader's preference."""

@@ -33,12 +33,16 @@ const SCALES = {
   count: [["", 1]],
 };
 
+// What rounds to zero has no sign; the sign of other changes is always written.
+const unsignedZero = (shown) => (/[1-9]/.test(shown) ? shown : shown.replace(/^[-−+]/, ""));
+const signed = (shown) => unsignedZero(shown.startsWith("-") ? `−${shown.slice(1)}` : `+${shown}`);
+
 // One unit for a column or an axis, chosen by its largest value, and the function that writes a value in it.
 function unitOf(kind, largest) {
   const [unit, scale] = SCALES[kind].find(([, size]) => largest >= size) ?? SCALES[kind].at(-1);
   const digits = kind === "count" || unit === "B" ? 0 : largest / scale >= 100 ? 1 : 2;
   const written = (value) =>
-    (value / scale).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    unsignedZero((value / scale).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
   return { unit, scale, written, text: (value) => (unit ? `${written(value)} ${unit}` : written(value)) };
 }
 const text = (kind, value) => unitOf(kind, Math.abs(value)).text(value);

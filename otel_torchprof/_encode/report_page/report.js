@@ -46,7 +46,7 @@ function card(finding, isFault) {
 function changes() {
   const found = report.diff;
   if (!found) return;
-  const ratio = (value) => `${value >= 1 ? "+" : "−"}${Math.abs(100 * (value - 1)).toFixed(1)} %`;
+  const ratio = (value) => `${signed((100 * (value - 1)).toFixed(1))} %`;
   const lead = `Step time ${ratio(found.ratio)} (95 % interval ${ratio(found.interval[0])} to ${ratio(found.interval[1])}); the median name ${ratio(found.common)}. Times are self time per step.`;
   const body = section("changes", "What changed", lead);
   const unit = unitOf("time", 1e9 * Math.max(0, ...found.changes.flatMap((each) => [each.before, each.after])));
@@ -56,7 +56,7 @@ function changes() {
       const moved = isNew ? "new" : isOver ? "vanished" : ratio(each.after / each.before);
       return make("tr", {}, make("td", {}, each.path.length ? each.path.join(" › ") : each.name), make("td", {}, unit.written(each.before * 1e9)),
         make("td", {}, unit.written(each.after * 1e9)), make("td", { class: each.share > 0 ? "slower" : "faster" }, moved),
-        make("td", {}, `${each.share > 0 ? "+" : "−"}${Math.abs(100 * each.share).toFixed(1)}`));
+        make("td", {}, signed((100 * each.share).toFixed(1))));
     });
     const titles = ["Name", `Before, ${unit.unit}`, `After, ${unit.unit}`, "Change", "Of the step, %"].map((title) => make("th", { scope: "col" }, title));
     body.append(make("div", { class: "table" }, make("table", {}, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows))));
@@ -274,7 +274,7 @@ function tables() {
     const titles = [heading("name", "Name", true), ...(hasShapes ? [make("th", { scope: "col", class: "text" }, "Shapes")] : []),
       ...columns.map((column) => heading(column.id, column.unit.unit ? `${column.title}, ${column.unit.unit}` : column.title))];
     const cell = (column, row) => {
-      const value = column.values[row], shown = make("td", {}, column.isSigned && value > 0 ? `+${column.unit.written(value)}` : value ? column.unit.written(value) : "·");
+      const value = column.values[row], shown = make("td", {}, value ? (column.isSigned ? signed : String)(column.unit.written(value)) : "·");
       if (column.isSigned && value) shown.className = value > 0 ? "slower" : "faster";
       if (column.kind === "share") {
         const bar = make("i");
@@ -459,7 +459,12 @@ function ranks() {
     }
     const labels = Math.max(1, Math.ceil(numbers.length / Math.floor((width - wide) / 90)));
     context.fillStyle = colour("quiet");
-    numbers.forEach((number, place) => { if (place % labels === 0) context.fillText(`${number}`, wide + place * cell, height - 9); });
+    numbers.forEach((number, place) => {
+      if (place % labels) return;
+      const left = wide + place * cell;
+      context.textAlign = left + context.measureText(`${number}`).width > width ? "right" : "left";
+      context.fillText(`${number}`, context.textAlign === "right" ? width : left, height - 9);
+    });
   });
   const told = (each, at) => known.map((kind) => [kinds[kind][0].toLowerCase(), kinds[kind][1](each)?.[at] == null ? "not known" : micros(kinds[kind][1](each)[at])]);
   const cellAt = (event) => {
