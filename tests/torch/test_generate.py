@@ -25,6 +25,11 @@ def model():
     return decoder()
 
 
+def spans_of(service):
+    """Torch's spans but collections of garbage, which may come at any time, also where no call is."""
+    return [span for span in service.spans() if span.name != "torch.phase.gc"]
+
+
 def generate(model, tokens=4, inputs=None, **options):
     """So many tokens for each of some prompts."""
     return model.generate(prompts() if inputs is None else inputs, max_new_tokens=tokens, **options)
@@ -36,7 +41,7 @@ def test_one_trace_per_call(model, detail):
     with instrumented(detail=detail) as service:
         generate(model)
         generate(model)
-        spans = service.spans()
+        spans = spans_of(service)
     assert len({span.context.trace_id for span in spans}) == 2
     roots = [span for span in spans if span.parent is None]
     assert [span.name for span in roots] == [GENERATE] * 2
@@ -53,7 +58,7 @@ def test_inside_a_request(model):
     with instrumented(detail="modules") as service:
         with service.tracer.start_as_current_span("request") as request:
             generate(model)
-        spans = service.spans()
+        spans = spans_of(service)
     assert {span.context.trace_id for span in spans} == {request.get_span_context().trace_id}
     assert [span.name for span in below(spans, request)] == [GENERATE]
 
@@ -63,7 +68,7 @@ def test_with_calls_of_functions(model):
     service = Instrumented()
     with service.on("frames", policy=otp.SpanPolicy(max_spans=50_000, max_bytes=50_000_000)):
         generate(model)
-        spans = service.spans()
+        spans = spans_of(service)
     (root,) = calls(spans)
     functions = [span.attributes["code.function.name"] for span in below(spans, root) if "(" in span.name]
     assert functions == ["torch.utils._contextlib.context_decorator.<locals>.decorate_context"]
@@ -87,7 +92,7 @@ def test_a_compiled_model(model):
     with instrumented(detail="steps") as service:
         for _ in range(2):
             generate(model, cache_implementation="static", compile_config=asked)
-        spans = service.spans()
+        spans = spans_of(service)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
     for root in calls(spans):
@@ -102,7 +107,7 @@ def test_a_stream_has_them_too(model):
     streamed = Collecting()
     with instrumented(detail="steps") as service, otp.stream(streamed, detail="modules"):
         generate(model)
-        spans = service.spans()
+        spans = spans_of(service)
     for found in (spans, streamed.spans):
         (root,) = calls(found)
         assert root.attributes["gen_ai.usage.output_tokens"] == 4
@@ -116,9 +121,9 @@ def test_a_call_over_many_drains(model, is_request):
     with instrumented(detail="modules", drained_every=1) as service:
         with service.tracer.start_as_current_span("request") if is_request else nullcontext():
             generate(model, tokens=20, inputs=inputs)
-        spans = service.spans()
+        spans = spans_of(service)
     (root,) = calls(spans)
-    assert len({span.context.trace_id for span in spans if span.name != "torch.phase.gc"}) == 1
+    assert len({span.context.trace_id for span in spans}) == 1
     assert [span.name for span in phases(spans, root)] == [PREFILL, *[DECODE] * 19]
     assert root.attributes["gen_ai.usage.output_tokens"] == 20
     assert root.attributes["torch.generate.time_per_output_token"] > 0
@@ -166,7 +171,7 @@ def test_what_a_call_was_asked_for(model, asked):
     arguments = {"inputs": prompts(), **options}
     with instrumented(detail="steps") as service:
         model.generate(**{key: value for key, value in arguments.items() if value is not None}, max_new_tokens=4)
-        spans = service.spans()
+        spans = spans_of(service)
     (root,) = calls(spans)
     assert tuple(root.attributes[key] for key in OWN) == expected
     choices = options.get("num_return_sequences")
@@ -180,7 +185,7 @@ def test_an_encoder_is_part_of_the_prefill():
     model = translator()
     with instrumented(detail="steps") as service:
         generate(model, inputs=prompts(2, 6))
-        spans = service.spans()
+        spans = spans_of(service)
     (root,) = calls(spans)
     found = [(span.name, span.attributes["torch.module"]) for span in phases(spans, root)]
     assert found[:3] == [
@@ -196,7 +201,7 @@ def test_times(model):
     with instrumented(detail="steps") as service:
         generate(model, tokens=5)
         generate(model, tokens=1)
-        spans = service.spans()
+        spans = spans_of(service)
     several, one = calls(spans)
     prefill, second = phases(spans, several)[:2]
     first = several.attributes["torch.generate.time_to_first_token"]
@@ -254,7 +259,7 @@ def test_an_assistant(model):
     """What an assistant generates is inside of the call that it helps, and no request of its own."""
     with instrumented(detail="steps") as service:
         generate(model, assistant_model=decoder())
-        spans = service.spans()
+        spans = spans_of(service)
     (root,) = [span for span in spans if span.parent is None]
     inner = [span for span in calls(spans) if span is not root]
     assert inner
@@ -280,7 +285,7 @@ def test_a_module_that_generates(model, detail):
         for _ in range(2):
             with torch.no_grad():
                 chat(prompts())
-        spans = service.spans()
+        spans = spans_of(service)
     roots = [span for span in spans if span.parent is None]
     assert [span.name for span in roots] == ["torch.phase.inference"] * 2
     for call in calls(spans):
@@ -300,7 +305,7 @@ def test_an_interrupt(model):
             generate(model)
         hook.remove()
         generate(model)
-        spans = service.spans()
+        spans = spans_of(service)
     left, whole = [span for span in spans if span.parent is None]
     assert (left.name, left.attributes["error.type"]) == (GENERATE, "KeyboardInterrupt")
     assert [span.name for span in phases(spans, whole)] == [PREFILL, *[DECODE] * 3]
@@ -331,7 +336,7 @@ def test_streams_at_once(model, detail):
         with service.tracer.start_as_current_span("alone") as requests[3]:
             streamer = transformers.TextIteratorStreamer(Letters(), skip_prompt=True)
             generate(model, tokens=8, inputs=inputs, streamer=streamer)
-        spans = [span for span in service.spans() if span.name != "torch.phase.gc"]
+        spans = spans_of(service)
     traces = [request.get_span_context().trace_id for request in requests.values()]
     assert {span.context.trace_id for span in spans} == set(traces)
     counts = [sorted(span.name for span in spans if span.context.trace_id == trace) for trace in traces]
