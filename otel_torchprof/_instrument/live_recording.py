@@ -131,8 +131,8 @@ class Drained(NamedTuple):
     """Spans of ended steps and of segments between steps."""
     samples: TakenSamples | None = None
     """Samples of Python stacks; None without any."""
-    requests: tuple[SpanList, RequestSpans] | None = None
-    """Spans of requests and batches, for all exporters; None without any."""
+    requests: tuple[SpanList, SpanList, RequestSpans] | None = None
+    """All spans of requests and batches, those that the policy allows, and their sums; None without any."""
 
 
 class LiveRecording:
@@ -293,8 +293,8 @@ class LiveRecording:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough events are buffered for the next drain, a quarter of the recorder's memory is in use, or somebody asked."""
-        return self._is_asked or self.bytes_buffered >= self._due_bytes
+        """Whether enough events or requests are buffered for the next drain, a quarter of the memory is in use, or somebody asked."""
+        return self._is_asked or self.requests.is_due or self.bytes_buffered >= self._due_bytes
 
     @property
     def backlog(self) -> float:
@@ -391,17 +391,18 @@ class LiveRecording:
         requests = self._request_spans(batch.watermark)
         return Drained(spans, sent, *self._settled(), child_time, batch.watermark, whole, samples, requests)
 
-    def _request_spans(self, watermark: int) -> tuple[SpanList, RequestSpans] | None:
+    def _request_spans(self, watermark: int) -> tuple[SpanList, SpanList, RequestSpans] | None:
         """Returns the spans of requests and batches; None after an error, which is logged, so that the events are sent."""
         try:
             if (spans := self.requests.take(watermark)) is None:
                 return None
-            sent = self._span_list(spans.table)
+            sent = [spans.table, self._buffer.within_requests(spans.table, spans.is_inside)]
+            whole, within = map(self._span_list, sent)
         except Exception as error:  # noqa: BLE001 - as above
             self._log.warning("spans of requests were dropped: %s: %s", type(error).__name__, error)
             return None
-        self._figures["added"] += len(sent)
-        return sent, spans
+        self._figures["added"] += len(whole)
+        return whole, within, spans
 
     def _report_steps(self, spans: Sequence[StepSpan], samples: TakenSamples | None) -> None:
         """Logs ended steps, and passes their spans and samples to ``on_steps``; its errors are logged, and no span is lost."""

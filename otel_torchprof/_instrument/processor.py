@@ -391,8 +391,10 @@ class TorchSpanProcessor(SpanProcessor):
     def _hand_on_spans(self, drained: Drained) -> None:
         ready = []
         for queue in self._queues:
-            parts = [drained.spans] if takes_whole_traces(queue.exporter) else list(drained.sent)
-            parts += [] if drained.requests is None else [drained.requests[0]]
+            is_whole = takes_whole_traces(queue.exporter)
+            parts = [drained.spans] if is_whole else list(drained.sent)
+            if drained.requests is not None:
+                parts.append(drained.requests[0] if is_whole else drained.requests[1])
             ready += [(queue, spans.packed() if queue.is_behind else spans) for spans in parts if len(spans)]
         with self._ledger.lock:  # so that no reader of the counts sees the spans between recorder and queues
             self._ledger.add(drained.events, drained.dropped, drained.figures)
@@ -404,7 +406,7 @@ class TorchSpanProcessor(SpanProcessor):
         for span_id, time_ns in drained.child_time.items():
             self._child_times[span_id] = self._child_times.get(span_id, 0) + time_ns
         if drained.requests is not None:
-            self._add_up_requests(drained.requests[1])
+            self._add_up_requests(drained.requests[2])
 
     def _hand_on_application(self, count: int, watermark: int) -> None:
         """Queues the first ``count`` ended spans of the application, up to those whose inner events were drained."""

@@ -106,6 +106,8 @@ class RequestSpans(NamedTuple):
     """Spans of some batches."""
 
     table: SpanTable
+    is_inside: Array
+    """Mask of queues and stays, of which a request may have any number."""
     sums: Mapping[str, list[int]]
     """Count, duration and self time in ns by name, of queues and stays, which overlap and have no self time."""
     child_time: Mapping[int, int]
@@ -124,7 +126,7 @@ def request_spans(ended: Sequence[EndedBatch | EndedRequest], new_ids: Callable[
     tables = [_spans_of_batches(batches, new_ids)] if batches else []
     table = joined_tables(tables + ([_whole_requests(requests)] if requests else []))
     names, duration = table.name.tolist(), table.end - table.start
-    leaves = {number for number, name in enumerate(table.names) if name in (QUEUE_NAME, STAY_NAME)}
+    leaves = [number for number, name in enumerate(table.names) if name in (QUEUE_NAME, STAY_NAME)]
     sums = {}
     for number in leaves:
         of_name = duration[table.name == number]
@@ -137,7 +139,7 @@ def request_spans(ended: Sequence[EndedBatch | EndedRequest], new_ids: Callable[
             child_time[parent] = child_time.get(parent, 0) + each
         if number not in leaves:
             others.append((table.names[number], span_id, each))
-    return RequestSpans(table, sums, child_time, others)
+    return RequestSpans(table, np.isin(table.name, leaves), sums, child_time, others)
 
 
 def _spans_of_batches(ended: Sequence[EndedBatch], new_ids: Callable[[int], Array]) -> SpanTable:

@@ -51,7 +51,7 @@ def follow(sink: Sink) -> None:
 
 
 def leave(sink: Sink) -> None:
-    """Passes no more spans to a recording; repeated calls have no effect."""
+    """Passes no more spans to a recording, not those of batches that run either; repeated calls have no effect."""
     if sink in _sinks:
         _sinks.remove(sink)
 
@@ -74,7 +74,7 @@ def error_type_of(reason: BaseException | type[BaseException] | str) -> str:
 
 
 class Ticket:
-    """A request that waits for a batch, made by :func:`enqueue`. Thread-safe.
+    """A request that waits for a batch, made by :func:`enqueue`. Thread-safe; can be pickled, so queues between processes carry it.
 
     Examples:
         >>> ticket = otp.enqueue()
@@ -91,6 +91,12 @@ class Ticket:
         self.span_context = span_context
         """The span of the request; an invalid context if there was none."""
         self._put_ns = put_ns
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Its copy in another process, to which its span is remote."""
+        self.__dict__.update(state)
+        there = self.span_context
+        self.span_context = trace.SpanContext(there.trace_id, there.span_id, True, there.trace_flags, there.trace_state)
 
     def fail(self, reason: BaseException | type[BaseException] | str) -> None:
         """Ends the request's span in the queue or in its batch, as an error. Costs some microseconds.
@@ -128,7 +134,7 @@ class Ticket:
 
 def add(ended: EndedBatch | EndedRequest) -> None:
     """Passes what has ended to all recordings."""
-    for sink in _sinks:
+    for sink in tuple(_sinks):
         sink.add(ended)
 
 
@@ -170,10 +176,10 @@ class batch:  # noqa: N801 - used like a function, as record_function is
     request, below its span, are ``torch.request.queue``, from :func:`enqueue` until the block begins, and
     ``torch.request.batch``, until it ends, with size, position, share of the time, and a link to the batch.
 
-    The batch is below the current span, or the root of a trace. It is recorded if any of its requests or the current span is
-    sampled; without any span, the provider's sampler decides. Records nothing while torch is not instrumented, with
-    ``detail="metrics"``, and for no requests. An exception in the block is an error of the batch and of each request that has
-    not failed before.
+    The batch is below the current span, unless that has ended or is one of several requests; else it is the root of a trace. It
+    is recorded if any of its requests or the current span is sampled; without any span, the provider's sampler decides. Records
+    nothing while torch is not instrumented, with ``detail="metrics"``, and for no requests. An exception in the block is an error
+    of the batch and of each request that has not failed before.
 
     For one ``with`` statement, in a thread or an asyncio task. Batches may be nested. Costs some microseconds per request.
 
@@ -186,6 +192,7 @@ class batch:  # noqa: N801 - used like a function, as record_function is
     Raises:
         TypeError: a request is of another type.
         ValueError: not as many tokens as requests.
+        RuntimeError: the object was used before.
 
     Examples:
         >>> with otp.batch([otp.enqueue(), otp.enqueue()], tokens=[7, 12], model="tiny") as serving:
@@ -212,8 +219,9 @@ class batch:  # noqa: N801 - used like a function, as record_function is
             self._tokens[ticket] += count
         self._put: list[int] = []
         self._begin = 0
-        self._sink: Sink | None = None
+        self._sinks: tuple[Sink, ...] = ()
         self._token: Any = None
+        self._was_used = False
         self._own = self._parent = trace.INVALID_SPAN_CONTEXT
 
     @property
@@ -227,13 +235,16 @@ class batch:  # noqa: N801 - used like a function, as record_function is
             ticket.fail(reason)
 
     def __enter__(self) -> Self:
-        self._begin = now_ns()
+        begin = now_ns()
         with _lock:
+            if self._was_used:
+                raise RuntimeError("batch() is for one with statement: make another one for the next")
+            self._was_used, self._begin = True, begin
             self._tokens = {ticket: count for ticket, count in self._tokens.items() if ticket.failed is None}
             self._put = [ticket.take() for ticket in self._tokens]
-        if _sinks and self._tokens:
-            self._sink = _sinks[-1]
-            self._own = self._span_context(self._sink, trace.get_current_span().get_span_context())
+        self._sinks = tuple(_sinks) if self._tokens else ()
+        if self._sinks:
+            self._own = self._span_context(self._sinks[-1])
             self._token = otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(self._own)))
         return self
 
@@ -245,10 +256,12 @@ class batch:  # noqa: N801 - used like a function, as record_function is
             return
         token, self._token = self._token, None
         otel_context.detach(token)
-        if self._sink is None or not self._own.trace_flags & 1:
-            return
-        self._sink.span_ended(self._own.span_id)
-        add(self.ended(end, kind))
+        # Not one that began later, as in a forked child: it has not seen the batch begin.
+        if sinks := [sink for sink in self._sinks if sink in _sinks and self._own.trace_flags & 1]:
+            ended = self.ended(end, kind)
+            for sink in sinks:
+                sink.span_ended(self._own.span_id)
+                sink.add(ended)
 
     @property
     def tickets(self) -> Iterable[Ticket]:
@@ -270,11 +283,13 @@ class batch:  # noqa: N801 - used like a function, as record_function is
             self._model,
         )
 
-    def _span_context(self, sink: Sink, current: trace.SpanContext) -> trace.SpanContext:
+    def _span_context(self, sink: Sink) -> trace.SpanContext:
         """The batch's own span, whose flags say whether it is recorded."""
-        contexts = [ticket.span_context for ticket in self._tokens]
-        is_sampled = any(context.trace_flags & 1 for context in contexts)
-        if current.is_valid and (current.trace_flags & 1 or not is_sampled):
+        contexts, span = [ticket.span_context for ticket in self._tokens], trace.get_current_span()
+        current, is_sampled = span.get_span_context(), any(context.trace_flags & 1 for context in contexts)
+        # A task that a request's task began has that request's span as its current one, for all requests after it, too.
+        is_inherited = getattr(span, "end_time", None) is not None or (len(contexts) > 1 and current in contexts)
+        if current.is_valid and not is_inherited and (current.trace_flags & 1 or not is_sampled):
             self._parent = current
             return _context(current.trace_id, sink.new_span_id(), current.trace_flags, current.trace_state)
         of_sampler = sink.new_trace(BATCH_NAME)

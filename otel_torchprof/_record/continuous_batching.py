@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _PACKAGE = "transformers.generation.continuous_batching"
 _WARMUP = "__warmup_"
-_MOST_STEPS = 1000
-"""Steps of a request that are spans in its trace; of the others only the engine's own span is recorded."""
 _PREFILL, _DECODE = "prefill", "decode"
 _log = LimitedLog()
 
@@ -45,7 +43,8 @@ class _Request:
         self._context: trace.SpanContext | None = None
         self._ticket: Ticket | None = None
         self.model, self.is_streamed = "", False
-        self.first_ns, self.input_tokens, self.tokens, self.steps, self.preemptions = 0, 0, 0, 0, 0
+        self.first_ns, self.input_tokens, self.tokens, self.preemptions = 0, 0, 0, 0
+        self.was_served = False
         self.sequences = 1
         """Number of sequences that have not ended."""
 
@@ -64,16 +63,16 @@ class _Request:
         return self._ticket
 
     def stepped(self, model: str, state: Any) -> Ticket:
-        """Returns the ticket for a step that begins; one without a span after too many steps."""
-        if not self.steps:  # a state after a preemption has the generated tokens in its prompt
+        """Returns the ticket for a step that begins."""
+        if not self.was_served:  # a state after a preemption has the generated tokens in its prompt
             self.model, self.input_tokens = model, len(state.initial_tokens)
             self.is_streamed = bool(state.streaming)
-        self.steps += 1
-        return self.ticket if self.steps <= _MOST_STEPS else Ticket(trace.INVALID_SPAN_CONTEXT, -1)
+        self.was_served = True
+        return self.ticket
 
     def wait_again(self) -> None:
         """Notes that it is back in the queue, if it was in a step before."""
-        if self.steps:
+        if self.was_served:
             self.preemptions += 1
             self._ticket = Ticket(self.context, now_ns())
 

@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import json
 import os
+import pickle
 import threading
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from instrumented import instrumented  # noqa: E402
+from instrumented import Instrumented, instrumented  # noqa: E402
 from opentelemetry import context, trace  # noqa: E402
 from opentelemetry.sdk.trace import SpanLimits  # noqa: E402
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased  # noqa: E402
@@ -352,16 +353,14 @@ def test_averages_of_a_file_of_them(tmp_path, capsys):
 
 
 def test_too_many_batches_are_dropped_and_counted(service, monkeypatch):
-    """Beyond the limit the oldest batches go, with a count in the health."""
-    live = service.processor._attached.requests
-    monkeypatch.setattr(request_log, "_MOST", 3)
-    monkeypatch.setattr(live, "_ended", type(live._ended)(maxlen=3))
+    """Beyond the limit the oldest batches are dropped; the health counts their spans."""
+    monkeypatch.setattr(request_log, "_MOST", 6)
     with service.processor._drainer.draining:
         for number in range(5):
             with otp.batch([remote(number + 1)]):
                 pass
     assert sorted(span.context.trace_id for span in named(service.spans(), STAY)) == [3, 4, 5]
-    assert service.processor.health.dropped["unseen_spans"] == 2
+    assert service.processor.health.dropped["unseen_spans"] == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -385,6 +384,95 @@ def test_a_fork_in_a_batch(service):
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b"good"
     assert len(named(service.spans(), BATCH)) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_child_of_a_fork_does_not_end_its_parents_batch(service):
+    """A batch that both processes leave is the parent's alone; the child records its own later ones."""
+    _, tickets = enqueued(service, 2)
+    read, write = os.pipe()
+    with otp.batch(tickets[:1]):
+        child = os.fork()
+    if child == 0:
+        try:
+            with otp.batch(tickets[1:]):
+                pass
+            count = len(named(service.spans(), BATCH))
+            os.write(write, b"%d" % count)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"1"
+    assert len(named(service.spans(), BATCH)) == 1
+
+
+def test_a_queue_between_processes(service):
+    """A ticket that was pickled is the same request, whose span is in another process."""
+    (span,), (ticket,) = enqueued(service, 1)
+    with otp.batch([pickle.loads(pickle.dumps(ticket))]):  # noqa: S301 - our own
+        pass
+    (queued,), (stay,) = (named(service.spans(), name) for name in (QUEUE, STAY))
+    assert queued.parent.span_id == stay.parent.span_id == span.context.span_id
+    assert queued.parent.is_remote
+    assert queued.end_time == stay.start_time
+
+
+def test_one_object_is_one_batch(service):
+    """A batch that is used again, inside of itself or later, is an error that says so, and leaves no span current."""
+    serving = otp.batch(enqueued(service, 1)[1])
+    with serving:
+        with pytest.raises(RuntimeError, match="for one with statement"), serving:
+            pass
+        assert trace.get_current_span() is not trace.INVALID_SPAN
+    with pytest.raises(RuntimeError, match="for one with statement"), serving:
+        pass
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    assert len(named(service.spans(), BATCH)) == 1
+
+
+def test_a_worker_that_a_request_began(service):
+    """Its current span, one of the requests or one that has ended, is not above the batches of all; that of a single request is."""
+    (first, *_), tickets = enqueued(service, 3)
+    with trace.use_span(first):
+        with otp.batch(tickets[:1]):
+            pass
+        with otp.batch(tickets[:2]):
+            pass
+        first.end()
+        with otp.batch(tickets[2:]):
+            torch.ones(2).neg()
+    spans = service.spans()
+    assert [batch.parent and batch.parent.span_id for batch in named(spans, BATCH)] == [
+        first.context.span_id,
+        None,
+        None,
+    ]
+    (operator,) = named(spans, "aten::neg")
+    assert operator.context.trace_id == named(spans, BATCH)[-1].context.trace_id
+
+
+def test_a_request_of_very_many_batches():
+    """Its trace has a fifth of what the policy allows of a trace; the batches link to it all the same, and averages have all."""
+    service = Instrumented()
+    with service.on("steps", policy=otp.SpanPolicy(max_spans=20)):
+        _, tickets = enqueued(service, 2)
+        for count in (3, 4):  # in two drains
+            for _ in range(count):
+                with otp.batch(tickets[:1]):
+                    pass
+            spans = service.spans()
+        with otp.batch(tickets[1:]):
+            pass
+        spans = service.spans()
+        rows = {row.key: row.count for row in service.processor.key_averages()}
+        health = service.processor.health
+    of_first = [span for span in spans if span.context.trace_id == tickets[0].span_context.trace_id]
+    assert [len(named(of_first, name)) for name in (QUEUE, STAY)] == [1, 3]
+    assert [len(batch.links) for batch in named(spans, BATCH)] == [1] * 8
+    assert len(named(spans, STAY)) == 4
+    assert (rows[STAY], health.spans["collapsed"]) == (8, 4)
 
 
 def test_hostile_values(service):
