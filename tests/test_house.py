@@ -330,6 +330,16 @@ def test_tables_of_the_docs_are_up_to_date(page, marker, table):
     generated.check(path, f"{head}{mark}\n{table()}")
 
 
+def test_a_version_is_the_same_everywhere():
+    """What a release changes by hand agrees: the package, its citation, the supported version, the newest release of the changelog."""
+    version = otp.__version__
+    changelog = re.findall(r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert changelog[0][0] == version
+    assert f"version: {version}\ndate-released: \"{changelog[0][1]}\"" in citation
+    assert f"{version.rpartition('.')[0]}.x is supported" in (ROOT / "SECURITY.md").read_text()
+
+
 def test_a_wheel_has_every_package():
     """Each folder of modules is a package in pyproject.toml: an installation in place would not miss one, a wheel would."""
     listed = re.findall(r'^  "(otel_torchprof[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
