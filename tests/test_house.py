@@ -336,7 +336,7 @@ def test_a_version_is_the_same_everywhere():
     changelog = re.findall(r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     citation = (ROOT / "CITATION.cff").read_text()
     assert changelog[0][0] == version
-    assert f"version: {version}\ndate-released: \"{changelog[0][1]}\"" in citation
+    assert f'version: {version}\ndate-released: "{changelog[0][1]}"' in citation
     assert f"{version.rpartition('.')[0]}.x is supported" in (ROOT / "SECURITY.md").read_text()
 
 
