@@ -22,6 +22,7 @@ from otel_torchprof._export.file_exporter import own_path
 from otel_torchprof._export.formats import TRACES, endings_help
 from otel_torchprof._files.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._process import process_changes
+from otel_torchprof._process.descriptors import OwnDescriptor
 from otel_torchprof._ranks.ranks import identity_in
 from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.health import ON
@@ -269,12 +270,15 @@ _ABOVE_STANDARD = 3
 
 
 class _WatchedMemory(BoxFile):
-    """Memory that the watcher has open. :class:`RunBox` closes its descriptor once it is mapped, since a script may reuse the number."""
+    """Memory that the watcher has open too. ``top`` and ``dump`` read it by its descriptor, whose number a script may reuse."""
 
-    __slots__ = ()
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._own = OwnDescriptor(descriptor)
+        super().__init__(self._own.number, size, None)
 
     def close(self) -> None:
-        """Without effect."""
+        """Closes it, if the script has not."""
+        self._own.close()
 
 
 class RunBox:
@@ -285,13 +289,13 @@ class RunBox:
 
     def __init__(self, options: argparse.Namespace, program: Program) -> None:
         self._box: BlackBox | None = None
-        self._memory: BoxFile | None = None
+        memory: BoxFile | None = None
         requested = options_of(options)
         if requested is None:
             return
         try:
             if not requested.directory:
-                self._memory = _watched_memory(requested.size, box_name(options, program.stem))
+                memory = _watched_memory(requested.size, box_name(options, program.stem))
         except (TorchProfError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             way_out = f"name a folder for it: {config.BLACK_BOX.variable}={requested.detail},/a/folder"
@@ -301,15 +305,12 @@ class RunBox:
 
         name = "-c" if program.kind == "code" else Path(program.name).name  # sys.argv is not yet the script's
         identity = {**identity_in(os.environ), "program": name}
-        self._box = BlackBox(requested, identity, self._memory)
+        self._box = BlackBox(requested, identity, memory)
 
     def start(self) -> None:
         """Records from now on."""
         if self._box is not None:
             self._box.start()
-        if self._memory is not None:
-            os.close(self._memory.descriptor)
-            self._memory = None
 
     def stop(self) -> None:
         """Closes the box, so that the watcher saves nothing. May be called repeatedly."""
@@ -341,8 +342,13 @@ def _watched_memory(size: int | None, path: str) -> BoxFile:
     # If the process was started without standard streams, the memory would have the descriptor of one.
     descriptor = fcntl.fcntl(memory.descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD)
     memory.close()
-    start_watcher(descriptor, path)
-    return _WatchedMemory(descriptor, memory.size, None)
+    watched = _WatchedMemory(descriptor, memory.size)
+    try:
+        start_watcher(watched.descriptor, path)
+    except OSError:
+        watched.close()
+        raise
+    return watched
 
 
 _DETAILS = [detail for detail in config.DETAILS if detail not in {"off", "metrics"}]

@@ -274,6 +274,32 @@ def test_the_variable_alone(tmp_path):
     assert labels(read_box(str(tmp_path / "train.otpbox"))) == ["outer", "first", "second"]
 
 
+READ = """
+from otel_torchprof._files.box import latest_events
+from otel_torchprof._files.box_file import box_of
+
+def read():
+    found = latest_events()
+    names = found and {found.batch.names[name] for name in found.batch["name"]}
+    print(box_of(os.getpid()) is not None, names and {"outer", "second"} <= names, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("read()", "True True\n"),
+        ("os.fork() or (read(), os._exit(0)); os.wait()", "False None\n"),
+        ("[os.dup2(0, number) for number in range(100, 300)]; read(); os.fstat(200)", "False None\n"),
+    ],
+    ids=["running", "forked", "whose descriptors are others"],
+)
+def test_the_box_of_a_script_is_found(tmp_path, statement, expected):
+    """``top`` and ``dump`` find the box of a running script; a forked child has none, nor one that has put its own files there."""
+    found = run(tmp_path, f"exec({READ!r}); {statement}", "-q", "-o", "none", "--blackbox")
+    assert found == (0, expected, "")
+
+
 @pytest.mark.parametrize(("statement", "is_left"), [(KILL, True), ("pass", False)])
 def test_a_named_folder(tmp_path, statement, is_left):
     """A box in a folder that the environment names survives there by itself; its detail is the run's where the flag is given."""
