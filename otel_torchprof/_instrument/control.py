@@ -241,6 +241,11 @@ class ControlSocket:
         """Path of the socket; None without one."""
         return self._path
 
+    @property
+    def running(self) -> list[Any]:
+        """The instrumentations that run, ``Instrumentation`` or ``MetricsInstrumentation``, in the order of their starts."""
+        return [each for each in tuple(self._running) if each.is_running]
+
     def enter(self, running: Controlled) -> None:
         """Adds an instrumentation that has started; the first opens the socket. Nothing that fails here raises."""
         with self._changing:
@@ -374,7 +379,7 @@ class ControlSocket:
 
     def _answer(self, connection: Connection, line: bytes) -> None:
         verb, arguments = parsed_request(line)
-        running = next((each for each in self._running if each.is_running), None)
+        running = next(iter(self.running), None)
         if running is None:
             raise ControlError("the process is not instrumented any more")
         try:

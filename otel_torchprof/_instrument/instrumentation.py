@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from otel_torchprof._ranks.ranks import Ranks
     from otel_torchprof._record.catalog import Entry
     from otel_torchprof._record.source import RecordingOptions, Source
+    from otel_torchprof.health import ProcessorHealth
 
     from .operator_metrics import TorchMetrics
     from .processor import TorchSpanProcessor
@@ -228,6 +229,11 @@ class Instrumentation:
             self._metrics.end()
             self._metrics.recorder.source = None
         self._ended = True
+
+    @property
+    def health(self) -> ProcessorHealth:
+        """That of its processor."""
+        return self._processor.health
 
     def status(self) -> dict[str, Any]:
         """Detail, sources and steps for the control socket. The steps are those that were drained; thread-safe."""

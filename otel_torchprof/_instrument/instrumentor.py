@@ -24,6 +24,7 @@ from otel_torchprof.errors import TorchProfError, warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
 from . import operator_metrics
+from .control_verbs import socket as control_socket
 from .default_processor import DefaultProcessor, ProviderWait, added_processor, is_shut_down
 from .gpu_metrics import NOT_OPENED, GpuMetrics
 from .instrumentation import Instrumentation
@@ -209,7 +210,8 @@ class TorchInstrumentor(BaseInstrumentor):
     ) -> None:
         """Ends the current step of the loop and begins the next one; after the first call nothing else ends a step.
 
-        Does nothing while torch is not instrumented. Costs about 15 us.
+        In every live recording of the process: that of ``instrument()``, of ``otel-torchprof run`` and of a :class:`stream`. Does
+        nothing without one. Costs about 15 us.
 
         Args:
             attributes: attributes for the span of the ended step, ``{"torch.step.loss": 2.31}``: numbers, booleans,
@@ -221,8 +223,10 @@ class TorchInstrumentor(BaseInstrumentor):
         Raises:
             TypeError, ValueError: ``tokens`` or ``samples`` is no integer, less than 0, or 2**63 or more.
         """
-        if self._running is not None:
-            self._running.step(with_loaded(attributes, tokens, samples))
+        if running := control_socket.running:
+            loaded = with_loaded(attributes, tokens, samples)
+            for each in running:
+                each.step(loaded)
 
     def keep_step(self) -> None:
         """Samples the current step in full, even if the policy keeps slow steps only.
@@ -230,8 +234,9 @@ class TorchInstrumentor(BaseInstrumentor):
         For a program that detects something unusual. Does nothing if no spans are created. Costs about 10 us;
         thread-safe.
         """
-        if isinstance(self._running, Instrumentation):
-            self._running.keep_step()
+        for each in control_socket.running:
+            if isinstance(each, Instrumentation):
+                each.keep_step()
 
     def record(
         self,
@@ -279,7 +284,7 @@ class TorchInstrumentor(BaseInstrumentor):
             "keep": keep,
             "slow_limit": slow_limit,
         }
-        request, running = StepRequest.checked(**given), self._running
+        request, running = StepRequest.checked(**given), self._recorded
         if running is None or not running.is_running:
             raise TorchProfError(f"there are no steps to record: torch is off: {self._off}; call instrument() first")
         recording = StepRecording(running, request)
@@ -291,14 +296,17 @@ class TorchInstrumentor(BaseInstrumentor):
         """State of every source; with ``detail="metrics"`` also the number of recorded steps and the overhead.
 
         With other details it is the health of the :class:`TorchSpanProcessor`. If GPU metrics are read, the source
-        ``gpus`` summarizes :attr:`GpuMetrics.health`.
+        ``gpus`` summarizes :attr:`GpuMetrics.health`. Without ``instrument()``, it is that of the first live recording of the
+        process, such as that of ``otel-torchprof run``.
         """
-        health = ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
-        if isinstance(self._running, MetricsInstrumentation):
-            health = self._running.health
-        elif self._processor is not None:
-            health = self._processor.health
-        return combined(health, self._gpus, self._box)
+        running = self._recorded
+        off = ProcessorHealth({"recording": f"off: {self._off}"}, 0, {}, {})
+        return combined(off if running is None else running.health, self._gpus, self._box)
+
+    @property
+    def _recorded(self) -> Instrumentation | MetricsInstrumentation | None:
+        """What ``instrument()`` has started, else the first live recording of the process; None without one."""
+        return self._running or next(iter(control_socket.running), None)
 
     def _instrument(self, **given: Any) -> None:
         options = Options(**given)

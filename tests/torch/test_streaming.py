@@ -100,6 +100,26 @@ def test_a_script_with_stacks(tmp_path):
     json.loads((tmp_path / "t.json").read_text())
 
 
+def test_a_script_that_ends_its_own_steps(tmp_path):
+    """``TorchInstrumentor()`` of a script reaches the recording that ``run`` has made, and a stream of the script: steps, tokens, health."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "import otel_torchprof as otp\n"
+        "with otp.stream() as recording:\n"
+        "    for _ in range(4):\n"
+        "        torch.ones(4).sum()\n"
+        "        otp.TorchInstrumentor().step({'torch.step.loss': 2.5}, tokens=64)\n"
+        "    recording.flush()\n"
+        "    print(recording.steps, otp.TorchInstrumentor().health.sources['recording'])\n"
+    )
+    done = run_script(tmp_path, "-o", "t.jsonl")
+    assert (done.returncode, done.stdout) == (0, "4 on\n"), done.stderr
+    assert ", 4 steps, " in done.stderr
+    sums, _ = read(str(tmp_path / "t.jsonl"))
+    assert sorted(step.number for step in sums.steps if not step.is_unfinished) == list(range(4))
+    assert (tmp_path / "t.jsonl").read_text().count('"torch.step.loss"') == 4
+
+
 def test_a_script_of_which_some_steps_are_told(tmp_path):
     """``--schedule`` and ``--every`` say which steps have their operators in the file; the others have their span only."""
     (tmp_path / "train.py").write_text(
