@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict, deque
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from otel_torchprof._model.step_cycle import StepCycle
 from otel_torchprof._process.threads import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -105,6 +106,8 @@ class ProcessView(NamedTuple):
     """``tokens``, ``samples`` and ``flops`` per second, and ``mfu``, as far as the process reports them: of steps, or generated tokens."""
     line: str = ""
     """Line of the program that the main thread is in; empty if it is not known."""
+    step_seconds: float | None = None
+    """Median duration of the steps of the last seconds, or of the last three if there were fewer."""
 
 
 class _Slice(NamedTuple):
@@ -155,11 +158,7 @@ class StepCounter:
 
     def rate(self, now: int) -> float | None:
         """Steps per second in the last seconds, or of the last three steps if there were fewer; falls while a step takes longer."""
-        begins: list[int] = []  # the latest first: of the thousands most are older
-        for begin in reversed(self._begins):
-            if begin == self._first or (begin < now - WINDOW_NS and len(begins) >= _FEW_STEPS):
-                break
-            begins.append(begin)
+        begins = self._recent(now)
         if len(begins) < 2 or begins[0] <= begins[-1]:  # noqa: PLR2004 - two times are one step
             return None
         steps, elapsed = len(begins) - 1, begins[0] - begins[-1]
@@ -167,6 +166,21 @@ class StepCounter:
             now - begins[0] - 2 * elapsed // steps - LAG_NS, 0
         )  # a begin is known when its first pass has ended
         return steps * SECOND / (elapsed + overdue)
+
+    def seconds(self, now: int) -> float | None:
+        """Median duration of the same steps."""
+        begins = self._recent(now)
+        durations = [later - earlier for later, earlier in pairwise(begins)]
+        return statistics.median(durations) / SECOND if durations else None
+
+    def _recent(self, now: int) -> list[int]:
+        """Begins of steps, the latest first: of the thousands most are older."""
+        begins: list[int] = []
+        for begin in reversed(self._begins):
+            if begin == self._first or (begin < now - WINDOW_NS and len(begins) >= _FEW_STEPS):
+                break
+            begins.append(begin)
+        return begins
 
 
 class RunningProcess:
@@ -224,6 +238,7 @@ class RunningProcess:
             threads,
             now,
             collectives=sum(each.collectives for each in self._slices) / self._time if contents.groups else None,
+            step_seconds=self.steps.seconds(now),
         )
 
     def _count_steps(self, batch: Batch, until: int) -> None:
@@ -332,15 +347,28 @@ def _time_in(collectives: Sequence[Collective], begin: int, end: int) -> int:
     return total
 
 
+def jobs(views: Iterable[ProcessView]) -> Iterator[list[ProcessView]]:
+    """Processes of one run and program together; several of one rank are of as many jobs, which nothing but their pids tells apart."""
+
+    def run(view: ProcessView) -> tuple[str, RunKey]:
+        return view.program, view.run
+
+    for _, group in groupby(sorted(views, key=lambda view: (run(view), view.pid)), run):
+        found: dict[int, list[ProcessView]] = defaultdict(list)
+        count: Counter[int] = Counter()
+        for view in group:
+            found[0 if view.rank is None else count[view.rank]].append(view)
+            if view.rank is not None:
+                count[view.rank] += 1
+        yield from found.values()
+
+
 def with_late_ranks(views: Sequence[ProcessView]) -> list[ProcessView]:
-    """Marks in each run the rank for which the others wait: it is the least in collectives, and clearly less than they are."""
-    runs: dict[tuple[RunKey, str], list[tuple[float, int]]] = defaultdict(list)
-    for view in views:
-        if view.rank is not None and view.collectives is not None:
-            runs[view.run, view.program].append((view.collectives, view.pid))
+    """Marks in each job the rank for which the others wait: it is the least in collectives, and clearly less than they are."""
     late = set()
-    for ranks in runs.values():
-        (least, pid), *others = sorted(ranks)
+    for job in jobs(views):
+        ranks = [(view.collectives, view.pid) for view in job if view.rank is not None and view.collectives is not None]
+        (least, pid), *others = sorted(ranks) or [(0.0, 0)]
         if others and statistics.median(share for share, _ in others) - least >= _LATE:
             late.add(pid)
     return [view._replace(is_late=view.pid in late) for view in views]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _EVERY_SECOND = 1.0
 _REST = 10
 """Pause between two pages, as a multiple of the CPU time that one takes: many processes are displayed less often."""
+_NO_LIMIT = 10_000
+"""Columns without a terminal: nothing is cut."""
 _ENTER, _ESCAPE, _ERASE = "\r\n", "\x1b", "\x7f\b"
 
 
@@ -97,7 +99,7 @@ def _print_once(sources: Sources, state: PageState, *, as_json: bool) -> int:
     if as_json:
         show(json.dumps([plain(view) for view in views], indent=1) + "\n")
     else:
-        columns = shutil.get_terminal_size().columns
+        columns = shutil.get_terminal_size((_NO_LIMIT, 0)).columns
         show("\n".join([*page(views, state, columns=columns, notes=notes), ""]))
     return 0 if views else 1
 

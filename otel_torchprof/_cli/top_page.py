@@ -9,8 +9,9 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from otel_torchprof._answers.running import SECOND, WINDOW_NS
+from otel_torchprof._answers.running import SECOND, WINDOW_NS, jobs
 from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
+from otel_torchprof._encode.table import brief_time
 from otel_torchprof.errors import printable
 
 from .terminal import brief, duration, size
@@ -36,10 +37,12 @@ _WIDE = 120
 """Columns from which on a row has its operators."""
 _BARS = (14, 20, 30)
 _NOW = 26
+_FOR_OPERATORS = 30
+"""Columns that are left to the operators of a wide page, if what is open now needs more than its least."""
 _SLOWEST = 5
 _LEAST = 0.005
 """Share of the time from which on an operator is displayed."""
-_EIGHTY = 80
+_MIDDLE = 100
 
 SORTS: Mapping[str, Callable[[ProcessView], Any]] = {
     "rank": lambda view: (view.rank is None, view.rank, view.pid),
@@ -85,7 +88,7 @@ def page(
     style = _styled if has_keys else _plain
     layout = _Layout.of(shown, columns, style)
     head = _head(shown, views, layout)
-    rows = [line for group in _groups(shown, state.sort) for line in _group_lines(group, layout)]
+    rows = [line for job in jobs(shown) for line in _job_lines(sorted(job, key=SORTS[state.sort]), layout)]
     foot = [
         *_slowest(shown, columns),
         *(line for note in notes for line in textwrap.wrap(printable(note), columns)),
@@ -136,6 +139,7 @@ _NUMBERS = (
     _Number("PID", 7, lambda view: str(view.pid)),
     _Number("STEP", 7, _step),
     _Number("STEP/S", 6, lambda view: _rate(view.step_rate)),
+    _Number("MEDIAN", 6, lambda view: None if view.step_seconds is None else brief_time(view.step_seconds * 1e6)),
     _Number("COLL", 4, lambda view: None if view.collectives is None else f"{view.collectives:.0%}"),
     _Number("MEM", 6, lambda view: _size(view.host_bytes)),
 )
@@ -161,9 +165,12 @@ class _Layout(NamedTuple):
     def of(cls, views: Sequence[ProcessView], columns: int, style: _Style) -> _Layout:
         numbers = [*_NUMBERS, *(number for number in _IF_KNOWN if any(number.text(view) for view in views))]
         room = columns - sum(number.width + 1 for number in numbers)
-        bar = _BARS[0] if columns < _EIGHTY else _BARS[2] if columns >= _WIDE else _BARS[1]
+        bar = _BARS[0] if columns < _MIDDLE else _BARS[2] if columns >= _WIDE else _BARS[1]
         bar = min(bar, max(room, 0))
-        now = min(max(room - 1 - bar, 0), 2 * _NOW) if columns < _WIDE else _NOW + 4
+        now = max(room - 1 - bar, 0)
+        if columns >= _WIDE:
+            longest = max((len(_now(view)) for view in views), default=0)
+            now = max(min(longest, now - _FOR_OPERATORS), _NOW)
         return cls(numbers, bar, now, columns, style)
 
     def start(self, texts: Iterable[str | None]) -> str:
@@ -183,17 +190,7 @@ def _head(shown: Sequence[ProcessView], views: Sequence[ProcessView], layout: _L
     return [style(title[:columns], _BOLD), style(names[:columns], _DIM)]
 
 
-def _groups(views: Iterable[ProcessView], sort: str) -> Iterator[list[ProcessView]]:
-    """Processes of one run and program together."""
-
-    def key(view: ProcessView) -> Any:
-        return view.program, view.run
-
-    for _, group in groupby(sorted(views, key=key), key):
-        yield sorted(group, key=SORTS[sort])
-
-
-def _group_lines(group: Sequence[ProcessView], layout: _Layout) -> Iterator[str]:
+def _job_lines(group: Sequence[ProcessView], layout: _Layout) -> Iterator[str]:
     first = group[0]
     world = max(first.run.world_size, len(group))
     ranks = f", {len(group)} of {world} ranks" if first.rank is not None and world > 1 else ""

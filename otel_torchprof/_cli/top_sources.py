@@ -235,7 +235,7 @@ class Sources:
 
 def _is_status(answer: Mapping[str, Any]) -> bool:
     """Whether an answer, which may be that of another version, has what is displayed."""
-    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds", "device_bytes"))
+    numbers = (answer.get(key) for key in ("step", "step_end_ns", "step_seconds", "step_median", "device_bytes"))
     found = [answer.get(key) or {} for key in ("phases", "rates")]
     return (
         all(isinstance(number, (int, float, type(None))) for number in numbers)
@@ -271,6 +271,7 @@ def view_of_status(pid: int, status: Mapping[str, Any], now: int) -> ProcessView
         device_bytes=status.get("device_bytes"),
         rates=status.get("rates"),
         line=str(status.get("line") or ""),
+        step_seconds=status.get("step_median"),
     )
 
 

@@ -169,6 +169,7 @@ class RunKey(NamedTuple):
     """Distinguishes runs whose boxes are in the same folder."""
 
     run_id: str
+    """The launcher's name of the run, else address and port of its master; empty: unknown."""
     restart: int
     world_size: int
     """0: unknown."""
@@ -301,7 +302,8 @@ def _relevance(state: RankState) -> tuple[bool, bool, int]:
 
 def run_of(info: Mapping[str, Any]) -> RunKey:
     """The run of a process, from what is known of the process."""
-    return RunKey(_text(info.get("run_id")), _count(info.get("restart")), _count(info.get("world_size")))
+    name = _text(info.get("run_id")) or _text(info.get("master"))
+    return RunKey(name, _count(info.get("restart")), _count(info.get("world_size")))
 
 
 def rank_of(contents: Contents) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,12 @@ class StepLog:
         latest = list(self._steps)
         return sum(step.end - step.start for step in latest) / len(latest) / 1e9 if latest else None
 
+    @property
+    def median(self) -> float | None:
+        """Median duration of the last 20 steps, in seconds; None without one."""
+        latest = list(self._steps)
+        return statistics.median((step.end - step.start) / 1e9 for step in latest) if latest else None
+
     def status(self) -> dict[str, Any]:
         """The latest step and its speed, for the control socket."""
         last = self.last
@@ -82,6 +89,7 @@ class StepLog:
             "step": None if last is None else last.number,
             "step_end_ns": None if last is None else last.end,
             "step_seconds": self.seconds,
+            "step_median": self.median,
             "steps_read_ns": self._read_ns or time.time_ns(),  # without drains they come as they end
             "phases": self._shares(),
             "rates": self._rates(),

@@ -500,13 +500,15 @@ def run_name_in(environ: Mapping[str, str], host: str | None = None) -> RunName 
 
 
 def identity_in(environ: Mapping[str, str]) -> dict[str, str | int | None]:
-    """Identity of a process in its run: place, role, restart and run id."""
+    """Identity of a process in its run: place, role, restart, run id and master, which tells runs without an id apart."""
     place, name = place_in(environ), run_name_in(environ)
+    master = [environ.get(variable, "").strip() for variable in ("MASTER_ADDR", "MASTER_PORT")]
     return {
         **({} if place is None else place._asdict()),
         "role": role_in(environ) or None,
         "restart": restart_in(environ) or None,
         "run_id": None if name is None else name.text,
+        "master": ":".join(master) if all(master) else None,
     }
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from rank_boxes import NOW, SECOND, call, contents
 
-from otel_torchprof._answers.running import LAG_NS, RunningProcess, StepCounter, open_threads, with_late_ranks
+from otel_torchprof._answers.running import LAG_NS, RunningProcess, StepCounter, jobs, open_threads, with_late_ranks
 from otel_torchprof._cli import top_sources
 from otel_torchprof._cli.top_sources import RunningBox
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.phases import Part
 from otel_torchprof._columns.schema import Flag, Kind
+from otel_torchprof._files.rank_state import run_of
 from otel_torchprof._process.threads import NAME
+from otel_torchprof._ranks.ranks import identity_in
 
 MS = 10**6
 LOOP, OTHER, OWN = (
@@ -233,6 +235,18 @@ def test_ranks_of_other_runs_are_not_compared():
     assert not any(view.is_late for view in with_late_ranks(views))
 
 
+def test_jobs_without_a_name_of_their_run_are_told_apart():
+    """Two processes of one rank are of two jobs, by their pids; address and port of the master are the name where there is no other."""
+    views = [
+        looked(Box(), 1000, rank=at % 2)._replace(pid=pid, collectives=at / 9) for at, pid in enumerate((7, 8, 21, 20))
+    ]
+    assert [[view.pid for view in job] for job in jobs(views)] == [[7, 8], [20, 21]]
+    assert [view.pid for view in with_late_ranks(views) if view.is_late] == [7, 21]
+    masters = [{"MASTER_ADDR": "a", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "2"} for port in ("1", "2", "2")]
+    assert [run_of(identity_in(each)).run_id for each in masters] == ["a:1", "a:2", "a:2"]
+    assert run_of(identity_in({**masters[0], "TORCHELASTIC_RUN_ID": "own"})).run_id == "own"
+
+
 def test_numbers_of_steps_are_those_of_the_process():
     """A step that the process has numbered gives the numbers of those before and after it."""
     steps = StepCounter()
@@ -251,7 +265,8 @@ def test_numbers_of_steps_are_those_of_the_process():
 def test_rates_of_slow_steps():
     """Steps of more than ten seconds have a rate too, from the last three begins."""
     steps = StepCounter()
-    assert steps.rate(NOW) is None
+    assert (steps.rate(NOW), steps.seconds(NOW)) == (None, None)
     steps.add([NOW - 7 * SECOND, NOW, NOW + 30 * SECOND, NOW + 60 * SECOND])  # the first may have begun before
     assert steps.rate(NOW + 60 * SECOND) == pytest.approx(1 / 30)
+    assert steps.seconds(NOW + 60 * SECOND) == 30
     assert steps.rate(NOW + 150 * SECOND + LAG_NS) == pytest.approx(2 / 90)

@@ -68,6 +68,7 @@ def view(rank: int | None = 0, **given) -> ProcessView:
         NOW,
         host_bytes=512 << 20,
         collectives=0.1,
+        step_seconds=0.0934,
     )
     return found._replace(**given)
 
@@ -87,10 +88,23 @@ def test_what_a_page_says():
     """A row has step, rate, collectives, memory, phases in proportion and what is open; the late rank is marked."""
     text = rows(120, view(0), view(1, is_late=True, is_numbered=False))
     assert "train.py on node, 2 of 2 ranks: the others wait for rank 1" in text
-    assert re.search(r"0 +100 +1234 +9.87 +10% 536.9M d{15}[f.]{15} data > load_batch 0.5 s +aten::mm 12%", text)
+    assert re.search(r"0 +100 +1234 +9.87 93.4ms +10% 536.9M d{15}[f.]{15} data > load_batch 0.5 s +aten::mm 12%", text)
     assert re.search(r"1 +101 +\+1234 .*LATE data", text)
     assert "d data f forward . unattributed" in text
     assert "\x1b" not in text
+
+
+def test_what_is_open_has_the_rest_of_the_width():
+    """It is cut only where the page has no room: on a wide one it leaves some to the operators, and without a terminal it is whole."""
+    calls = [
+        OpenCall("torch.phase.forward", Kind.PHASE, NOW),
+        OpenCall("a_function_with_a_long_name", Kind.LABEL, NOW - 10**9),
+    ]
+    open_now = view(threads=[OpenThread(100, "main", calls)])
+    whole = "forward > a_function_with_a_long_name 1.0 s"
+    assert all(whole in rows(columns, open_now) for columns in (118, 160, 10_000))
+    assert all(whole not in rows(columns, open_now) for columns in (80, 100, 120))
+    assert "aten::mm 12%" in rows(160, open_now)
 
 
 def test_memory_of_devices_and_tokens():
@@ -190,15 +204,16 @@ def test_a_process_without_a_box():
         "host": "node",
         "step": 41,
         "step_seconds": 0.25,
+        "step_median": 0.2,
         "world_size": 2,
         "phases": {"data": 0.75, "unattributed": 0.25},
         "line": "serve.py:5 load",
     }
     found = view_of_status(os.getpid(), status, NOW)
-    assert (found.rank, found.step, found.step_rate, found.run.world_size) == (1, 42, 4.0, 2)
+    assert (found.rank, found.step, found.step_rate, found.step_seconds, found.run.world_size) == (1, 42, 4.0, 0.2, 2)
     assert found.host_bytes > 1 << 20
     assert view_of_status(1, {"step": None}, NOW).step is None
-    assert "ddddddddddddddd....." in rows(80, found)
+    assert "ddddddddddddddd....." in rows(100, found)
     assert "serve.py:5 load" in rows(80, found)
 
 
