@@ -347,7 +347,7 @@ def read_side(paths: Sequence[str], watch: Callable[[str, ByteStream], None] = l
     tree = TreeTimes(events, step_list, DIFF_RULES.warm_up_steps)
     if len(tree.seconds) < DIFF_RULES.fewest_steps:
         raise TorchProfError(
-            f"{paths[0]!r} has {len(tree.seconds)} training steps (the first {DIFF_RULES.warm_up_steps} left out), and "
+            f"{paths[0]!r} has {len(tree.seconds)} training steps (the first {DIFF_RULES.warm_up_steps} of a program left out), and "
             f"{DIFF_RULES.fewest_steps} are needed to compare it: record more steps"
         )
     is_known = np.isfinite(tree.runnable)

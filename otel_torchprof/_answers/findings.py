@@ -10,7 +10,7 @@ import numpy as np
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._encode.table import brief_time
 
-from .steps import PLACE_OF
+from .steps import PLACE_OF, after_warm_up
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Flags, Floats, Integers
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class VerdictRules(NamedTuple):
     """Thresholds; shares are fractions of the duration of a step."""
 
-    version: int = 9
+    version: int = 10
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
-    """First training steps of a recording that are left out."""
+    """First training steps that are left out, unless a recording begins with a later step of the program."""
     recompiling_share: float = 0.01
     """Largest share of compilation in a steady step."""
     fewest_steps: int = 20
@@ -97,10 +97,10 @@ class VerdictRules(NamedTuple):
 class DiffRules(NamedTuple):
     """Thresholds for differences between two recordings."""
 
-    version: int = 4
+    version: int = 5
     """Raised whenever a number or its meaning changes."""
     warm_up_steps: int = 5
-    """First training steps of a recording that are left out."""
+    """First training steps that are left out, unless a recording begins with a later step of the program."""
     fewest_steps: int = 20
     """Fewest steps of each recording."""
     fastest: float = 0.10
@@ -208,7 +208,7 @@ def finding_for(
 
 def trained(rank: Rank) -> Flags:
     """The training steps after the warm-up."""
-    return rank.is_training & (np.cumsum(rank.is_training) > RULES.warm_up_steps)
+    return after_warm_up(rank.is_training, rank.number, RULES.warm_up_steps)
 
 
 def steady(rank: Rank) -> Flags:
@@ -297,12 +297,14 @@ def abstentions(rank: Rank) -> list[Abstention]:
     chosen = steady(rank)
     count = int(chosen.sum())
     if count < RULES.fewest_steps:
-        compiled = int(trained(rank).sum()) - count
-        left_out = f"the first {RULES.warm_up_steps}" + (f" and {compiled} that compiled" if compiled else "")
+        warm = trained(rank)
+        compiled, first = int(warm.sum()) - count, int(rank.is_training.sum() - warm.sum())
+        parts = (f"the first {first}" if first else "", f"{compiled} that compiled" if compiled else "")
+        left_out = " and ".join(filter(None, parts))
         return [
             Abstention(
                 rank.name,
-                f"{count} steady training steps ({left_out} left out), and {RULES.fewest_steps} are needed",
+                f"{count} steady training steps{f' ({left_out} left out)' if left_out else ''}, and {RULES.fewest_steps} are needed",
                 "record more steps",
             )
         ]

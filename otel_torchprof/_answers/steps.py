@@ -59,6 +59,12 @@ class KeptMemory(NamedTuple):
     """The innermost call of the program, as ``train.py(12): forward``, if calls were recorded."""
 
 
+def after_warm_up(is_training: Flags, number: Integers, warm_up_steps: int) -> Flags:
+    """Selects the training steps after the first ones of the program; all of them if the first recorded one has a later number."""
+    is_warm = bool((number[is_training][:1] >= warm_up_steps).any())
+    return is_training & (is_warm | (np.cumsum(is_training) > warm_up_steps))
+
+
 @dataclass
 class Rank:
     """The steps of one process, in order; unknown values are NaN."""

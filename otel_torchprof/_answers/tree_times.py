@@ -16,6 +16,7 @@ from otel_torchprof._model.call_tree import depths
 from otel_torchprof._model.tree import STEP_PREFIX
 
 from .details import StepsOfProcess, are_in_steps
+from .steps import after_warm_up
 
 if TYPE_CHECKING:
     from otel_torchprof._columns.arrays import Floats, Integers
@@ -217,7 +218,8 @@ def _chosen(step_list: StepList, warm_up_steps: int) -> tuple[list[Integers], Fl
     columns, seconds, runnable = [], [], []
     for process in step_list.processes.values():
         is_training = np.array([step.is_training for step in process.steps])
-        columns.append(np.where(is_training & (np.cumsum(is_training) > warm_up_steps), 0, -1))
+        number = np.array([step.number for step in process.steps], np.int64)
+        columns.append(np.where(after_warm_up(is_training, number, warm_up_steps), 0, -1))
         seconds.append(np.array([step.duration for step in process.steps]) / 1e9)
         runnable.append(np.array([step.runnable for step in process.steps]))
     first = np.concatenate(columns)

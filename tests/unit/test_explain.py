@@ -41,6 +41,23 @@ def test_how_many_steps(explained, steady, said):
 
 
 @pytest.mark.parametrize(
+    ("first", "count", "steady", "said"),
+    [
+        (WARM_UP, 20, 20, ""),
+        (WARM_UP, 19, 19, "19 steady training steps, and 20 are needed"),
+        (WARM_UP - 1, 24, 19, "19 steady training steps (the first 5 left out), and 20 are needed"),
+    ],
+)
+def test_a_recording_of_a_program_that_is_warm(explained, first, count, steady, said):
+    """The first steps are left out only where they are the first of the program: recorded steps of a running job count all."""
+    trace = Trace()
+    trace.number = first
+    found = explained(trace.steps(count, data=0.5))
+    assert found.steady_steps == steady
+    assert said in found.headline
+
+
+@pytest.mark.parametrize(
     ("share", "bound", "noted"), [(0.05, [], []), (0.15, [], ["input-bound"]), (0.25, ["input-bound"], [])]
 )
 def test_how_large_a_share(explained, share, bound, noted):
