@@ -151,7 +151,10 @@ class Launched:
         self._stderr = OwnStderr()
 
     def begin(self) -> None:
-        """Notes which files exist before the launcher runs."""
+        """Notes which files exist before the launcher runs, whose module is then ``__main__`` alone."""
+        sys.modules.pop(
+            self.program.name, None
+        )  # it was imported for its options; runpy warns of a module that is there twice
         if self._options.explain or self._options.report:
             self._earlier_files = _changes(self._names[0])
 
