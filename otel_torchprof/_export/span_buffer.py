@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from otel_torchprof._model.span_table import SpanTable
     from otel_torchprof._model.step_spans import StepSpan
 
+    from .span_policy import TraceChoice
+
 
 Array = npt.NDArray[Any]
 
@@ -125,6 +127,11 @@ def _alone() -> int:
     return 1
 
 
+def _all(_trace_id: int) -> bool:
+    """The default selection of traces."""
+    return True
+
+
 class SpanBuffer:
     """Buffers the spans of one recording until they are sent. Not thread-safe, except ``sampler.ask()``.
 
@@ -133,6 +140,7 @@ class SpanBuffer:
         new_trace_id: as ``generate_trace_id`` of OpenTelemetry's IdGenerator.
         new_span_id: as ``generate_span_id``.
         share: number of processes that share one trace's size limit; may grow when they find each other.
+        traces: selects traces where there are no steps. Default: all.
     """
 
     def __init__(
@@ -141,6 +149,7 @@ class SpanBuffer:
         new_trace_id: Callable[[], int],
         new_span_id: Callable[[], int],
         share: Callable[[], int] = _alone,
+        traces: TraceChoice | None = None,
     ) -> None:
         self._share = share
         self._rules = rules
@@ -150,6 +159,9 @@ class SpanBuffer:
         self.max_bytes = MAX_BUFFERED_BYTES
         """Limit of the buffered spans' memory; beyond it the largest trace group is sent in parts while it runs."""
         self.sampler = TailSampler(rules)
+        self._traces = traces
+        self._keeps_all = rules.keep_all
+        self._selects: Callable[[int], bool] = _all
         self._buffered: dict[int, list[SpanTable]] = {}
         self._running: dict[int, StepSpan] = {}
         self._failed: set[int] = set()
@@ -194,13 +206,21 @@ class SpanBuffer:
         return sum(map(_nbytes, self._buffered.values()))
 
     def choose(
-        self, placed: Placed, steps: Mapping[int, StepSpan], ended: Sequence[StepSpan], *, final: bool
+        self,
+        placed: Placed,
+        steps: Mapping[int, StepSpan],
+        ended: Sequence[StepSpan],
+        *,
+        final: bool,
+        has_steps: bool = True,
     ) -> Chosen:
         """Applies tail sampling to the events of a drain, before they become spans; for :meth:`decide`.
 
-        ``steps``, ``ended`` and ``final``: as in :class:`Pieces`.
+        ``steps``, ``ended`` and ``final``: as in :class:`Pieces`. ``has_steps``: whether steps were selected, so that traces are not.
         """
-        if self._rules.keep_all:
+        self._selects = _all if has_steps or self._traces is None else self._traces.selects
+        self._keeps_all = self._rules.keep_all and self._selects is _all
+        if self._keeps_all:
             return Chosen()
         is_traced = np.array([trace_group.is_traced for trace_group in placed.trace_groups], dtype=np.bool_)
         failed = np.flatnonzero(failed_events(placed.batch))
@@ -209,14 +229,17 @@ class SpanBuffer:
         waiting = self._open_trace_groups(steps, ended, placed.open_roots, final=final)
         waiting |= self._buffered.keys() | self._sent_early.keys()
         new = [step for step in ended if step.span_id not in self._decided]
-        sampled = self._decided | self.sampler.of_steps(new, has_to_be)
+        sampled = self._decided | self.sampler.of_steps(new, has_to_be, self._selects)
         self._decided = {step.span_id: sampled[step.span_id] for step in ended}
         left = [
             step for step in ended if not (sampled[step.span_id] or step.span_id in waiting) and step.trace.exported
         ]
 
-        def keeps(key: int, name: str, duration: int) -> bool:
-            return key in waiting or self.sampler.of_trace_group(name, duration, failed=key in has_to_be)
+        def keeps(key: int, name: str, duration: int, trace_id: int) -> bool:
+            is_selected = self._selects(trace_id)
+            return key in waiting or self.sampler.of_trace_group(
+                name, duration, failed=key in has_to_be, selected=is_selected
+            )
 
         return Chosen(self._decided, left_out(placed, left, keeps))
 
@@ -398,8 +421,8 @@ class SpanBuffer:
         ):
             return False
         step = pieces.steps.get(key)
-        is_decided = self._rules.keep_all or not was_buffered or (step is not None and step.segment is not None)
-        return is_decided and (self._rules.keep_all or sampled.get(key, True))
+        is_decided = self._keeps_all or not was_buffered or (step is not None and step.segment is not None)
+        return is_decided and (self._keeps_all or sampled.get(key, True))
 
     @staticmethod
     def _own_roots(pieces: Pieces, keys: Sequence[int]) -> dict[int, int]:
@@ -470,7 +493,7 @@ class SpanBuffer:
                 if trace_group.is_segment or key in self._sent_early
                 else table
             )
-        if was_buffered and not self._rules.keep_all and not self._is_sampled(trace_group, trace_group.at, sampled):
+        if was_buffered and not self._keeps_all and not self._is_sampled(trace_group, trace_group.at, sampled):
             left = root_only(table, trace_group.target)
             self._figures["detail_dropped"] += len(table) - len(left)
             self._moved.note(table, left, key)
@@ -495,7 +518,8 @@ class SpanBuffer:
             return sampled.get(trace_group.target.span_id, True)
         duration = int(table.end[at] - table.start[at])
         has_to_be = trace_group.target.span_id in self._failed | self._sent_early.keys()
-        return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be)
+        is_selected = self._selects(trace_group.target.trace_id)
+        return self.sampler.of_trace_group(trace_group.target.name, duration, failed=has_to_be, selected=is_selected)
 
     def _within_limit(self, trace_group: _TraceGroupSpans, at: int) -> SpanTable:
         """Reduces a trace group to the trace size limit; in a trace of the application, to the rest of that trace's limit."""

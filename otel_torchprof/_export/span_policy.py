@@ -52,6 +52,34 @@ class StepChoice(NamedTuple):
         return self.schedule is None or self.schedule(step)
 
 
+_MOST_TRACES = 10_000
+"""Traces whose selection is stored, for events of later drains."""
+
+
+class TraceChoice:
+    """Selects traces where there are no steps: each takes the place of a step. Not thread-safe; memory is bounded.
+
+    Args:
+        selects: whether the trace with a number (from 0) and an id is selected.
+    """
+
+    def __init__(self, selects: Callable[[int, int], bool]) -> None:
+        self._selects = selects
+        self._known: OrderedDict[int, bool] = OrderedDict()
+        self.count = self.left_out = 0
+        """Traces so far, and those that are not selected."""
+
+    def selects(self, trace_id: int) -> bool:
+        """Whether a trace is selected; every call has the same answer."""
+        if (is_selected := self._known.get(trace_id)) is None:
+            is_selected = self._known[trace_id] = self._selects(self.count, trace_id)
+            self.count += 1
+            self.left_out += not is_selected
+            if len(self._known) > _MOST_TRACES:
+                self._known.popitem(last=False)
+        return is_selected
+
+
 _OPTIONS = config.fields_in(config.POLICY)
 _DETAILED = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _SCHEDULE_KEYS = tuple(option.key for option in config.SCHEDULE)
@@ -64,8 +92,9 @@ class SpanPolicy:
     Makes three decisions, in this order. *Before* a step: whether it is traced in full. ``schedule``, ``every`` and
     ``ratio`` must all select it. *After* it, tail sampling: whether its detail is sampled (``keep``). *Then*: which
     spans fit into its trace (``max_spans``, ``max_bytes``, ``short``). A step that is not selected or not sampled still
-    has its step span, if the provider's sampler samples it. Without steps, a top-level module, label or operator takes
-    the place of a step; only ``keep`` and the size limits apply to it.
+    has its step span, if the provider's sampler samples it. Without steps, the first decision counts traces, such as
+    those of requests, and is made after them: of one that is not selected, top-level modules, labels and operators
+    still have their spans, and those with an error all. ``keep`` then applies to each of these instead of a step.
 
     Immutable, so threads may share it. ``docs/backends.md`` is the guide.
 
@@ -294,19 +323,22 @@ class TailSampler:
         if not self._keeps_all:  # else the requests would never be read
             self._asked.append(now)
 
-    def of_steps(self, ended: Sequence[StepSpan], failed: Collection[int]) -> dict[int, bool]:
+    def of_steps(
+        self, ended: Sequence[StepSpan], failed: Collection[int], selects: Callable[[int], bool] = bool
+    ) -> dict[int, bool]:
         """Decides which ended segments and ended shared roots of operators are sampled; returns the decisions by trace group.
 
         All spans of a segment get the same decision. A segment is sampled if it is set-up, has a span in ``failed``, was requested, or
         is slow among segments of its kind: steps among steps, evaluations among evaluations. Only the span that the loop's thread ended
         counts for its duration. A shared root is compared by its longest operator, since its own duration means nothing.
 
-        ``failed``: trace groups that are sampled in any case, such as those with an error.
+        ``failed``: trace groups that are sampled in any case, such as those with an error. ``selects``: whether a trace is selected,
+        of those of shared roots.
         """
         segments = [span for span in ended if span.segment is not None]
         sampled, asked = dict.fromkeys(map(_segment_of, segments), False), tuple(self._asked)
         for span in segments:
-            slow = span.thread is not None and self._slow.takes(span.name, span.end - span.start)
+            slow = self._keeps_all or (span.thread is not None and self._slow.takes(span.name, span.end - span.start))
             is_asked = any(span.start <= time <= span.end for time in asked)
             has_to_be = span.segment is Segment.SETUP or span.span_id in failed or is_asked
             sampled[_segment_of(span)] |= slow or has_to_be
@@ -318,14 +350,18 @@ class TailSampler:
         decisions = {span.span_id: sampled[_segment_of(span)] for span in segments}
         for span in ended:
             if span.segment is None:
-                decisions[span.span_id] = self.of_trace_group(span.name, span.longest, failed=span.span_id in failed)
+                is_selected = selects(span.trace.trace_id)
+                decisions[span.span_id] = self.of_trace_group(
+                    span.name, span.longest, failed=span.span_id in failed, selected=is_selected
+                )
         return decisions
 
-    def of_trace_group(self, name: str, duration_ns: int, *, failed: bool) -> bool:
-        """Decides whether a trace group that is no segment is sampled."""
-        slow = self._slow.takes(name, duration_ns)
-        self.figures["sampled" if slow or failed else "root_only"] += 1
-        return slow or failed
+    def of_trace_group(self, name: str, duration_ns: int, *, failed: bool, selected: bool = True) -> bool:
+        """Decides whether a trace group that is no segment is sampled. ``selected``: whether its trace is."""
+        slow = self._keeps_all or self._slow.takes(name, duration_ns)
+        is_sampled = failed or (selected and slow)
+        self.figures["sampled" if is_sampled else "root_only"] += 1
+        return is_sampled
 
 
 def _segment_of(span: StepSpan) -> tuple[int, tuple[int, int] | None]:

@@ -64,6 +64,8 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
 _WAITING = "off: torch is not imported"
 _SLOW_CONTEXTS = "this interpreter's contexts could not be read cheaply: every top-level event asks Python for its span"
 
+_TOP_LEVEL = "they have top-level spans only, unless there was an error"
+
 _logger = logging.getLogger("otel_torchprof")
 
 
@@ -354,6 +356,10 @@ class Instrumentation:
             self._states["collectives"] = self._metrics.waits.state
         if not self._contexts_are_cheap:
             notes.append(_SLOW_CONTEXTS)
+        if (traces := self._live.traces) is not None and traces.count:
+            notes.append(
+                f"{traces.left_out} of {traces.count} traces without steps are not selected by the policy: {_TOP_LEVEL}"
+            )
         self._states |= self._recording.states()
         notes += self._recording.notes()
         if errors := python_sources.errors():

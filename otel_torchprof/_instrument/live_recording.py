@@ -19,7 +19,7 @@ from otel_torchprof._export.draining import most_bytes, waiting_share
 from otel_torchprof._export.root_only import without_left_out
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
-from otel_torchprof._export.span_policy import SpanPolicy
+from otel_torchprof._export.span_policy import SpanPolicy, TraceChoice
 from otel_torchprof._model.collectives import LiveCollectives
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
@@ -231,8 +231,14 @@ class LiveRecording:
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
+        self.traces = None if self._choice.is_all else TraceChoice(self._selects)
+        """Selects traces where there are no steps; None if the policy selects all."""
         self._buffer = SpanBuffer(
-            policy.rules(), provider.new_trace_id, provider.new_span_id, share=lambda: provider.budget_share
+            policy.rules(),
+            provider.new_trace_id,
+            provider.new_span_id,
+            share=lambda: provider.budget_share,
+            traces=self.traces,
         )
         self._flows, self._samples, self._memory = Flows(), LiveSamples(), MemoryOfDrains()
         self._links = LiveCollectives(ranks)
@@ -512,7 +518,7 @@ class LiveRecording:
         """All spans of a drain, and the spans of this and earlier drains that the policy releases now."""
         steps = {group.step.span_id: group.step for group in placed.trace_groups if group.step is not None}
         steps |= {span.span_id: span for span in ended}
-        chosen = self._buffer.choose(placed, steps, ended, final=final)
+        chosen = self._buffer.choose(placed, steps, ended, final=final, has_steps=self.steps.begun)
         left, needs_all = chosen.left_out, self._needs_all_spans()
         table = drained_spans(
             placed,

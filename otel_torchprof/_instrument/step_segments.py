@@ -165,10 +165,13 @@ class StepSegments:
 
     @property
     def is_foreseeing(self) -> bool:
-        """Whether steps of the learned rule are about to be foreseen: what was drained is not looked at before, as that takes far longer."""
-        return (
-            self._foresight is not None and self._cycle is not None and not self._is_in_loop and self._foresight.is_near
-        )
+        """Whether steps of the learned rule are about to be foreseen: what was drained is not looked at before, as that takes far longer.
+
+        Not before a backward pass: a service has no steps, and its spans would wait.
+        """
+        cycle, foresight = self._cycle, self._foresight
+        is_learned = cycle is not None and cycle.has_trained and not self._is_in_loop
+        return is_learned and foresight is not None and foresight.is_near
 
     def first_training(self, batch: Batch) -> int | None:
         """Start of the first training phase in a batch, Unix ns; None without one."""

@@ -98,7 +98,7 @@ class _Counted:
 
     def __init__(self) -> None:
         self.numbers = np.empty(0, np.uint32)
-        self.rows = np.empty(0, np.int64)
+        self.rows = np.full(self.BEFORE, -1)
         """-1 as many times as there may be synthetic spans, then the rows of events."""
 
     def up_to(self, end: int) -> _Counted:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
-from instrumented import instrumented, under  # noqa: E402
+from instrumented import Instrumented, instrumented, under  # noqa: E402
 from odd_programs import scripted_fork  # noqa: E402
 from opentelemetry import context as otel_context  # noqa: E402
 from opentelemetry import trace  # noqa: E402
@@ -188,3 +189,45 @@ def test_backward():
     assert node.parent.span_id == phase.context.span_id
     (function,) = [span for span in spans if span.name == "SinBackward0"]
     assert [link.context.span_id for link in function.links] == [sine.context.span_id]
+
+
+EVERY = 10
+REQUESTS = 40
+
+
+def answer(service, model):
+    """Answers a request; returns the trace id."""
+    with service.tracer.start_as_current_span("request") as span, torch.inference_mode():
+        model(X)
+        model(X)
+    return span.get_span_context().trace_id
+
+
+@pytest.mark.parametrize("keep", ["all", "slow"])
+@pytest.mark.parametrize("share", [{"every": EVERY}, {"ratio": 1 / EVERY}], ids=["every", "ratio"])
+def test_a_policy_counts_requests_where_there_are_no_steps(share, keep):
+    """Of requests on a pool's threads that ``every`` or ``ratio`` leaves out, the calls of the model have their spans, and nothing inside."""
+    service, model = Instrumented(), torch.nn.Linear(3, 3)
+    policy = otp.SpanPolicy(**share, keep=keep, slow_limit=1e-9)
+    with service.on(policy=policy), ThreadPoolExecutor(4) as pool:
+        traces = [pool.submit(answer, service, model).result() for _ in range(REQUESTS)]
+        spans = service.spans()
+        calls = Counter(span.context.trace_id for span in spans if span.name == "torch.phase.inference")
+        assert calls == dict.fromkeys(traces, 2)
+        inside = Counter(span.context.trace_id for span in spans if span.name == "aten::addmm")
+        below = {trace for trace in traces if trace % 2**64 < round(2**64 / EVERY)}
+        chosen = set(traces[::EVERY]) if "every" in share else below
+        assert inside == dict.fromkeys(chosen, 2)
+        note = f"{REQUESTS - len(chosen)} of {REQUESTS} traces without steps are not selected by the policy"
+        assert note in str(otp.TorchInstrumentor().health)
+
+
+def test_a_request_with_an_error_is_whole_though_it_is_not_selected():
+    """An error in a request that ``every`` leaves out keeps everything below the call that failed."""
+    service, failing = Instrumented(), torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(2, 2))
+    with service.on(policy=otp.SpanPolicy(every=EVERY)):
+        answer(service, torch.nn.Linear(3, 3))
+        with pytest.raises(RuntimeError):
+            answer(service, failing)
+        assert [span.name for span in service.spans()].count("Sequential") == 1
+        assert sum(span.name == "aten::addmm" for span in service.spans()) >= 3

@@ -97,8 +97,8 @@ def test_top_level_events_are_as_if_their_spans_were_made_and_left_out(seed):
     placed = placed._replace(trace_groups=groups, root=placed.span_id[roots_of(batch["parent"])])
     asked = []
 
-    def keeps(key, *name_and_duration):
-        asked.append(name_and_duration)
+    def keeps(key, *name_duration_and_trace):
+        asked.append(name_duration_and_trace)
         return bool(key % 2)
 
     left = left_out(placed, [], keeps)
@@ -106,8 +106,8 @@ def test_top_level_events_are_as_if_their_spans_were_made_and_left_out(seed):
     if left is not None:
         check_as_if_made(placed, [], left, placed.span_id[tops].tolist())
     durations = (batch["end"] - batch["start"])[tops]
-    assert [duration for _, duration in asked] == durations.tolist()
-    assert not any("0x" in name for name, _ in asked)
+    assert [duration for _, duration, _ in asked] == durations.tolist()
+    assert not any("0x" in name for name, *_ in asked)
 
 
 @pytest.mark.parametrize("seed", range(20))

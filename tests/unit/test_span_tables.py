@@ -22,6 +22,7 @@ from otel_torchprof._columns.batch import Names
 from otel_torchprof._encode.otlp import encode
 from otel_torchprof._encode.spans import SpanList
 from otel_torchprof._export import sdk
+from otel_torchprof._model import span_table
 from otel_torchprof._model.limits import limited
 from otel_torchprof._model.span_table import COLUMN_TYPES, LINK, AttributeColumn, AttributeType
 from otel_torchprof._model.span_tables import joined_tables, packed, picked, taken
@@ -256,3 +257,10 @@ def test_bad_limits_in_the_environment(monkeypatch, caplog):
     assert {limits.max_span_attribute_length for limits in found} == {None}
     [record] = caplog.records
     assert "OTEL_SPAN_LINK_COUNT_LIMIT must be a non-negative integer but got many" in record.getMessage()
+
+
+def test_synthetic_spans_have_rows_before_any_event_had_one(monkeypatch):
+    """A first table without events has a row for each of its synthetic spans."""
+    monkeypatch.setattr(span_table, "_counted", span_table._Counted())
+    assert span_table.rows_after(2, 0).tolist() == [-1, -1]
+    assert span_table.rows_after(2, 3).tolist() == [-1, -1, 0, 1, 2]

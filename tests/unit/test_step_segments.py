@@ -146,6 +146,12 @@ def test_events_wait_until_steps_are_foreseen_at_the_start():
     assert loop.drain() == [0]  # the program says where steps end, so none is foreseen
 
 
+def test_no_event_of_a_service_waits_until_steps_are_foreseen():
+    """Before a backward pass nothing says that there will be steps: requests are sent with the drain after them, as without a policy."""
+    loop = Loop(foresight=mock.Mock(is_near=True))
+    assert loop(Part.INFERENCE, Part.INFERENCE).drain() == [2]
+
+
 def test_nothing_waits_for_ever(loop):
     """After the limit events are released, whatever they are."""
     loop(Part.NEXT, Part.FORWARD, Part.BACKWARD).drain()
