@@ -159,7 +159,8 @@ class SpanBuffer:
         self.max_bytes = MAX_BUFFERED_BYTES
         """Limit of the buffered spans' memory; beyond it the largest trace group is sent in parts while it runs."""
         self.sampler = TailSampler(rules)
-        self._traces = traces
+        self.traces = traces
+        """As given."""
         self._keeps_all = rules.keep_all
         self._selects: Callable[[int], bool] = _all
         self._buffered: dict[int, list[SpanTable]] = {}
@@ -218,7 +219,7 @@ class SpanBuffer:
 
         ``steps``, ``ended`` and ``final``: as in :class:`Pieces`. ``has_steps``: whether steps were selected, so that traces are not.
         """
-        self._selects = _all if has_steps or self._traces is None else self._traces.selects
+        self._selects = _all if has_steps or self.traces is None else self.traces.selects
         self._keeps_all = self._rules.keep_all and self._selects is _all
         if self._keeps_all:
             return Chosen()

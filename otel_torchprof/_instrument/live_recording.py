@@ -231,15 +231,7 @@ class LiveRecording:
         self._figures: Counter[str] = Counter()
         self._reported: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._taken = self._recorded = self._failed = self._undelivered = 0
-        self.traces = None if self._choice.is_all else TraceChoice(self._selects)
-        """Selects traces where there are no steps; None if the policy selects all."""
-        self._buffer = SpanBuffer(
-            policy.rules(),
-            provider.new_trace_id,
-            provider.new_span_id,
-            share=lambda: provider.budget_share,
-            traces=self.traces,
-        )
+        self._buffer = self._new_buffer(policy)
         self._flows, self._samples, self._memory = Flows(), LiveSamples(), MemoryOfDrains()
         self._links = LiveCollectives(ranks)
         self._trees = LiveTrees(
@@ -255,6 +247,20 @@ class LiveRecording:
         )
         if most_buffered is not None:
             self._buffer.max_bytes = most_buffered
+
+    def _new_buffer(self, policy: SpanPolicy) -> SpanBuffer:
+        return SpanBuffer(
+            policy.rules(),
+            self.provider.new_trace_id,
+            self.provider.new_span_id,
+            share=lambda: self.provider.budget_share,
+            traces=None if self._choice.is_all else TraceChoice(self._selects),
+        )
+
+    @property
+    def traces(self) -> TraceChoice | None:
+        """Selects traces where there are no steps; None if the policy selects all."""
+        return self._buffer.traces
 
     def now(self) -> int:
         """The time until which job spans and operator roots are ended, Unix ns."""

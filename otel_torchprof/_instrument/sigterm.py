@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import metrics
 
@@ -12,9 +14,14 @@ from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._native import sigterm
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
+from otel_torchprof._process.wrapped_calls import WrappedCalls
 from otel_torchprof.errors import NativeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_torchprof._process.wrapped_calls import Wrapper
+
     from .processor import TorchSpanProcessor
 
 _logger = logging.getLogger("otel_torchprof")
@@ -29,11 +36,11 @@ _FIRST_PROCESS = 1
 
 
 class SigtermFlush:
-    """Flushes at SIGTERM between :meth:`start` and :meth:`stop`, if the signal has its default action at the start.
+    """Flushes at SIGTERM between :meth:`start` and :meth:`stop`, while the signal has its default action.
 
     Works while the main thread is blocked in a call, and leaves Python's signal handling alone. Native code ends the process
-    after the flush, or after ``seconds`` even if Python hangs. A handler that the program sets later replaces it; a forked child
-    has the default action.
+    after the flush, or after ``seconds`` even if Python hangs. A handler of the program's replaces it until ``signal.signal`` sets the
+    default action again, as servers do that then raise the signal once more. A forked child has the default action.
 
     Args:
         seconds: time limit of the flush; 0: SIGTERM is left alone.
@@ -53,7 +60,24 @@ class SigtermFlush:
         self._thread: threads.Thread | None = None
 
     def start(self) -> None:
-        """Starts, unless the program handles or ignores SIGTERM."""
+        """Starts, at once or when the program no longer handles or ignores SIGTERM."""
+        if self._seconds > 0:
+            _started.add(self)
+            _actions.install(self)
+            self._watch()
+
+    def stop(self) -> None:
+        """Restores SIGTERM, also after an interrupted start; no effect once the signal has arrived."""
+        _actions.remove(self)
+        _started.discard(self)
+        self._unwatch()
+
+    def continue_after_program(self) -> None:
+        """Handles the signal again: the program has set the default action."""
+        if self._unwatch():
+            self._watch()
+
+    def _watch(self) -> None:
         milliseconds = min(round(self._seconds * 1000), _LONGEST_MS)
         try:
             is_watched = milliseconds > 0 and sigterm.watch(milliseconds)
@@ -73,10 +97,12 @@ class SigtermFlush:
         else:
             self._thread = thread
 
-    def stop(self) -> None:
-        """Restores SIGTERM, also after an interrupted start; no effect once the signal has arrived."""
-        if not sigterm.unwatch() and self._thread is not None:
+    def _unwatch(self) -> bool:
+        """Returns False if the signal has arrived."""
+        has_arrived = sigterm.unwatch()
+        if not has_arrived and self._thread is not None:
             self._thread.join(_STOP_SECONDS)
+        return not has_arrived
 
     def _run(self) -> None:
         with suppressed():
@@ -107,6 +133,49 @@ def _try_to(flush: Any, milliseconds: int) -> None:
         flush(milliseconds)
     except Exception as error:  # noqa: BLE001 - the next one may do better
         _logger.warning("at SIGTERM %s failed: %s: %s", flush.__qualname__, type(error).__name__, error)
+
+
+class _Function(NamedTuple):
+    """A wrapped function."""
+
+    module: str
+    path: str
+
+
+_started: set[SigtermFlush] = set()
+
+
+def _setting_actions(_function: _Function, before: Callable[..., Any]) -> Wrapper:
+    """Returns a ``signal.signal`` that continues the flushes, and a function that turns this off.
+
+    When a program that had a handler takes it back: setting the default action instead of the default says that nothing is to be flushed.
+    """
+    is_on = True
+
+    @functools.wraps(before)
+    def set_action(signalnum: Any, handler: Any) -> Any:
+        previous = before(signalnum, handler)
+        if is_on and signalnum == signal.SIGTERM and handler == signal.SIG_DFL != previous:
+            for flush in tuple(_started):
+                flush.continue_after_program()
+        return previous
+
+    def retire() -> None:
+        nonlocal is_on
+        is_on = False
+
+    return set_action, retire
+
+
+_actions = WrappedCalls((_Function("signal", "signal"),), _setting_actions)
+
+
+def _in_child() -> None:
+    _started.clear()
+    _actions.after_fork_in_child()
+
+
+process_changes.at_fork(process_changes.Order.STATE, in_child=_in_child)
 
 
 def _end_of_the_signal() -> None:

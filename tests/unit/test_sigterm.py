@@ -170,19 +170,44 @@ def test_the_programs_own_word_counts(program, said, status):
     assert (found, ended_with) == (said, status)
 
 
+@pytest.mark.parametrize("is_loaded_inside", [False, True], ids=["instrumented before", "instrumented inside"])
+def test_a_server_that_raises_the_signal_again_loses_nothing(is_loaded_inside):
+    """A server such as uvicorn handles SIGTERM, puts the action from before back, and raises the signal: all is sent, and the process ends of it."""
+    program = """
+def serve():
+    if INSIDE:
+        instrument(sigterm_timeout=TIMEOUT)
+    work("request")
+    terminate_me()
+    captured.wait()
+
+captured = threading.Event()
+if not INSIDE:
+    instrument(sigterm_timeout=TIMEOUT)
+before = signal.signal(signal.SIGTERM, lambda *_: captured.set())
+serve()
+say(before is signal.SIG_DFL)
+signal.signal(signal.SIGTERM, before)
+signal.raise_signal(signal.SIGTERM)
+"""
+    found = ended(started(f"INSIDE = {is_loaded_inside}\n{program}", NEVER))
+    assert found == (["True", "request"], KILLED)
+
+
 def test_nothing_is_seen_of_it_and_uninstrument_takes_it_back():
     """Python's view of signals stays the same, and after uninstrument() the action and the threads are as before."""
     program = """
-threads = threading.active_count()
+threads, action = threading.active_count(), signal.signal
 for _ in range(3):
     instrument(sigterm_timeout=TIMEOUT)
     say(is_caught())
     say(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1)
     otp.TorchInstrumentor().uninstrument()
     say(is_caught() or any("sigterm" in thread.name for thread in threading.enumerate()))
+say(signal.signal is action)
 terminate_me()
 """
-    assert ended(started(program, NEVER)) == (["True", "True", "False"] * 3, KILLED)
+    assert ended(started(program, NEVER)) == (["True", "True", "False"] * 3 + ["True"], KILLED)
 
 
 def test_uninstrument_leaves_a_handler_of_the_program():
