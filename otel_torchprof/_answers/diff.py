@@ -250,8 +250,8 @@ def diff(
     (before_log, error), (after_log, other) = (log_and_error(side, _median) for side in times)
     ratio, spread = math.exp(after_log - before_log), math.exp(QUANTILE * math.hypot(error, other))
     return Difference(
-        first.recording,
-        second.recording,
+        first.recording._replace(median=math.exp(before_log)),
+        second.recording._replace(median=math.exp(after_log)),
         ratio,
         ratio / spread,
         ratio * spread,

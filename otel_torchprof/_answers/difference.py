@@ -19,6 +19,7 @@ _LISTED = 20
 _LEAST_RARE = 0.01
 """Least share of rare paths that is reported."""
 _NOTHING = "no difference that is more than chance"
+_TELLS = "`otel-torchprof diff --interleave 10 -o DIR -- COMMAND -- COMMAND` tells which"
 _SHOWN_NAMES = 4
 """Displayed names of a path, counted from its end."""
 
@@ -79,7 +80,7 @@ class ComparedRecording(NamedTuple):
     """The file, or the command."""
     steps: int
     median: float
-    """Median duration of a step in seconds; of runs, without waits for a processor, the geometric mean of their medians."""
+    """Median duration of a step in seconds, on a busy machine without waits for a processor; of runs, the geometric mean of theirs."""
     rare: float
     """Fraction of it in spans that fewer than half of the steps contain, which are not compared."""
     runnable: float = 0.0
@@ -124,7 +125,7 @@ class Difference:
     high: float
     """``low`` and ``high`` are its 95 % interval."""
     common: float
-    """Ratio by which everything changed alike: the machine, its clock, or a cost that all operators share."""
+    """Ratio of the times of a typical operator, the median of all names: the machine, its clock, or a cost that all operators share."""
     changes: tuple[Change, ...]
     """Changes beyond that and beyond chance, largest first."""
     problems: tuple[str, ...]
@@ -148,9 +149,13 @@ class Difference:
     @property
     def headline(self) -> str:
         """The difference in one line."""
-        step = f"a step took {time(self.before.median)}, now {time(self.after.median)} ({_signed(self.after.median / self.before.median - 1)})"
+        step = (
+            f"a median step took {time(self.before.median)}, now {time(self.after.median)} ({_signed(self.ratio - 1)})"
+        )
         if self.doubts:
             return f"cannot be judged: {self.doubts[0]}"
+        if not self.can_judge(0.0) and self._is_machine_or_program:
+            return f"cannot be judged from two files: {self._of_everything}; {step}: {_TELLS}"
         if not self.can_judge(0.0):
             which = "all steps, or only those in which the loop had a processor, are counted"
             return f"cannot be judged: it depends on whether {which}: {self.unsure[0].sentence}"
@@ -163,7 +168,7 @@ class Difference:
     def _of_everything(self) -> str:
         """What is said where no name changed by itself."""
         if self.rounds is None:
-            whose = f"everything changed alike, by {_signed(self.common - 1)}: the machine, or what all operators share"
+            whose = f"a typical operator takes {_signed(self.common - 1)} time, by the machine or by the program"
             return whose if self.is_common else _NOTHING
         machine = _faster(self.rounds.machine)
         if self.is_common:
@@ -175,8 +180,9 @@ class Difference:
     def is_slower_by(self, fraction: float) -> bool:
         """Whether the changes make a step longer by more than a fraction.
 
-        Between two files, a change that everything shares does not count: it is the speed of the machine, which varies
-        from minute to minute. Between runs by turns, what the machine does not explain counts.
+        Between two files, a small change that everything shares does not count: it is the speed of the machine, which varies
+        from minute to minute. A large one may be the machine's or the program's: only what holds of both is judged. Between
+        runs by turns, what the machine does not explain counts.
 
         Args:
             fraction: limit of :attr:`slowdown`, 0.05 for 5 %.
@@ -187,7 +193,10 @@ class Difference:
         return not self.doubts and self._range[0] > fraction
 
     def can_judge(self, fraction: float) -> bool:
-        """Whether it is known if the changes make a step longer by more than a fraction: no doubt, and no unsure change that decides it."""
+        """Whether it is known if the changes make a step longer by more than a fraction.
+
+        Not with a doubt, nor if an unsure change decides it, nor if that is whether a common change is the machine's.
+        """
         low, high = self._range
         return not self.doubts and (low > fraction or high <= fraction)
 
@@ -210,11 +219,19 @@ class Difference:
 
     @property
     def _range(self) -> tuple[float, float]:
-        """The slowdown without and with the unsure changes."""
+        """The slowdown without and with the unsure changes, and a common change of two files as the machine's and as the program's."""
         unsure = [change.share for change in self.unsure]
-        return self.slowdown + math.fsum(min(share, 0) for share in unsure), self.slowdown + math.fsum(
-            max(share, 0) for share in unsure
-        )
+        least = self.slowdown + math.fsum(min(share, 0) for share in unsure)
+        most = self.slowdown + math.fsum(max(share, 0) for share in unsure)
+        if self._is_machine_or_program:
+            of_program = self.ratio - 1, self.slowdown + self.common - 1
+            return min(least, *of_program), max(most, *of_program)
+        return least, most
+
+    @property
+    def _is_machine_or_program(self) -> bool:
+        """Whether two files have a common change that may be of either."""
+        return self.rounds is None and self.is_common
 
     def __str__(self) -> str:
         return as_text(self)
@@ -288,9 +305,12 @@ def _steps(difference: Difference) -> Iterator[str]:
     rounds = difference.rounds
     yield _recording("before", difference.before)
     yield _recording("after", difference.after)
-    step = f"step {_between(difference.ratio, difference.low, difference.high)}; the median name {_signed(difference.common - 1)}"
+    step = (
+        f"a median step {_between(difference.ratio, difference.low, difference.high)}; a typical operator (the median of all names, "
+        f"each in its fastest steps) {_signed(difference.common - 1)}"
+    )
     if rounds is None:
-        yield f"{step}, taken for the machine's"
+        yield f"{step}, {'by the machine or by the program' if difference.is_common else 'which may be the machine'}"
     else:
         yield f"{step}; the machine itself {_signed(rounds.machine - 1)}"
         yield f"{rounds.pairs} pairs of runs; a typical name that is {rounds.detectable:.1%} slower would have been found"

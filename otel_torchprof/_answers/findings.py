@@ -120,7 +120,7 @@ class DiffRules(NamedTuple):
     spread: float = 0.015
     """Least standard deviation of a name between two recordings of one program, also beyond the common change."""
     common_change: float = 0.10
-    """Least common change that is reported; smaller ones may be due to the machine."""
+    """Least common change of which two files do not tell whether it is the machine's or the program's; a smaller one is the machine's."""
 
 
 RULES = VerdictRules()

@@ -61,7 +61,7 @@ function calls() {
   if (!trees[0].parent.length) return;
   const shownPaths = report.trees[0];
   const lead = `${count(shownPaths.shown)} of ${plural(shownPaths.paths, "path")}${shownPaths.shown < shownPaths.paths ? "; the smallest are folded into their parents' “more”, sums stay exact" : ""}. Click, or arrow keys and Enter, to zoom; Escape goes back.`;
-  const body = section("calls", "Calls", isDiff ? `${lead} Width is after; colour is the change per step beyond that of the median name.` : lead);
+  const body = section("calls", "Calls", isDiff ? `${lead} Width is after; colour is the change per step beyond that of a typical operator.` : lead);
   const state = { tree: trees[0], metric: "time", zoom: -1, focus: -1, query: "", match: null, boxes: [] };
 
   const forward = trees.slice(), backward = new Map();

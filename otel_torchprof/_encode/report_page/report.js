@@ -47,7 +47,7 @@ function changes() {
   const found = report.diff;
   if (!found) return;
   const ratio = (value) => `${signed((100 * (value - 1)).toFixed(1))} %`;
-  const lead = `Step time ${ratio(found.ratio)} (95 % interval ${ratio(found.interval[0])} to ${ratio(found.interval[1])}); the median name ${ratio(found.common)}. Times are self time per step.`;
+  const lead = `A median step ${ratio(found.ratio)} (95 % interval ${ratio(found.interval[0])} to ${ratio(found.interval[1])}); a typical operator ${ratio(found.common)}. Times are self time per step.`;
   const body = section("changes", "What changed", lead);
   const unit = unitOf("time", 1e9 * Math.max(0, ...found.changes.flatMap((each) => [each.before, each.after])));
   if (found.changes.length) {
@@ -58,7 +58,7 @@ function changes() {
         make("td", {}, unit.written(each.after * 1e9)), make("td", { class: each.share > 0 ? "slower" : "faster" }, moved),
         make("td", {}, signed((100 * each.share).toFixed(1))));
     });
-    const titles = ["Name", `Before, ${unit.unit}`, `After, ${unit.unit}`, "Change", "Of the step, %"].map((title) => make("th", { scope: "col" }, title));
+    const titles = ["Name", `Before, ${unit.unit}`, `After, ${unit.unit}`, "Change", "Of the step, beyond a typical operator, %"].map((title) => make("th", { scope: "col" }, title));
     body.append(make("div", { class: "table" }, make("table", {}, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows))));
   } else body.append(make("p", {}, "No name changed by more than chance."));
   const doubts = [...found.doubts, ...found.caveats];
