@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_torchprof.errors import printable
 
 from .explanation import escaped
-from .findings import DIFF_RULES, time
+from .findings import DIFF_RULES, RULES, time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +168,7 @@ class Difference:
     def _of_everything(self) -> str:
         """What is said where no name changed by itself."""
         if self.rounds is None:
-            whose = f"a typical operator takes {_signed(self.common - 1)} time, by the machine or by the program"
+            whose = f"a typical operator is {_faster(self.common)}, by the machine or by the program"
             return whose if self.is_common else _NOTHING
         machine = _faster(self.rounds.machine)
         if self.is_common:
@@ -279,13 +279,15 @@ def as_markdown(difference: Difference) -> str:
             f"| {escaped(change.name)} | {time(change.before)} | {time(change.after)} | {change.moved} | {change.share:+.1%} | {escaped(_where(change))} |"
             for change in difference.changes[:_LISTED]
         ]
+        lines += [f"| {what} | | | | {share:+.1%} | |" for share, what in _rest(difference)]
         lines += [""]
     return "\n".join((*lines, *(f"- {escaped(line)}" for line in _steps(difference)))) + "\n"
 
 
 def _changes(difference: Difference) -> Iterator[str]:
-    if difference.changes:
-        yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>22}{'Of step':>9}{'Calls a step':>16}  What"
+    if not difference.changes:
+        return
+    yield f"{'Before':>10}{'After':>12}{'Change':>10}{'95 % interval':>22}{'Of step':>9}{'Calls a step':>16}  What"
     for change in difference.changes[:_LISTED]:
         between = "" if change.is_new or change.is_vanished else f"{change.low - 1:+.1%} to {change.high - 1:+.1%}"
         calls = (
@@ -299,6 +301,22 @@ def _changes(difference: Difference) -> Iterator[str]:
         )
     if len(difference.changes) > _LISTED:
         yield f"and {len(difference.changes) - _LISTED} more: --json"
+    for share, what in _rest(difference):
+        yield f"{'':54}{share:>+9.1%}{'':16}  {what}"
+    yield (
+        f"Of step: beyond what a typical operator changed ({_signed(difference.common - 1)}), of a median step before, "
+        f"{time(difference.before.median)}"
+    )
+
+
+def _rest(difference: Difference) -> Iterator[tuple[float, str]]:
+    """What the listed shares leave of the change of a median step, and that change: the lines add up to it."""
+    step = difference.ratio - 1
+    yield (
+        step - math.fsum(change.share for change in difference.changes[:_LISTED]),
+        "the rest: what all share, and other names",
+    )
+    yield step, "a median step"
 
 
 def _steps(difference: Difference) -> Iterator[str]:
@@ -328,7 +346,8 @@ def _recording(which: str, recording: ComparedRecording) -> str:
         if recording.rare >= _LEAST_RARE
         else ""
     )
-    return f"{which:<6} {recording.steps:,} steps, median {time(recording.median)}{rare}  {recording.path}"
+    waits = " without waits for a processor" if recording.runnable > RULES.most_runnable else ""
+    return f"{which:<6} {recording.steps:,} steps, median {time(recording.median)}{waits}{rare}  {recording.path}"
 
 
 def _where(change: Change) -> str:

@@ -13,7 +13,7 @@ from otel_torchprof._export.file import check_is_no_input
 from otel_torchprof.errors import TorchProfError
 
 from .explain_command import add_form
-from .interleaved import CommandError, InterleavedRuns
+from .interleaved import FEWEST_ROUNDS, CommandError, InterleavedRuns
 from .terminal import reading, say, show
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from otel_torchprof._answers.difference import Difference
 
 _SLOWER, _UNKNOWN = 1, 3
-_FEWEST_ROUNDS = 6
 _DESCRIPTION = """\
 Reports which operators, phases, modules and calls take more or less time per step in AFTER than in BEFORE, and where in the
 step; only significant differences are listed. Reads Chrome JSON (of this package or torch.profiler) and OTLP, compressed or not.
@@ -57,7 +56,7 @@ def add_parser(commands: Any) -> None:
         "--interleave",
         type=_rounds,
         metavar="N",
-        help=f"run two commands N times each by turns, at least {_FEWEST_ROUNDS}: script, -m module or python script, with "
+        help=f"run two commands N times each by turns, at least {FEWEST_ROUNDS}: script, -m module or python script, with "
         "arguments",
     )
     parser.add_argument(
@@ -67,7 +66,10 @@ def add_parser(commands: Any) -> None:
         help="level of detail of --interleave (default: ops)",
     )
     parser.add_argument(
-        "-o", "--output", metavar="DIR", help="folder for the traces and output of --interleave (default: deleted)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder for the traces and output of --interleave (default: deleted); rounds that are complete there are not run again",
     )
     parser.add_argument("--html", metavar="PATH", help="write an HTML page of the differences too; of two files only")
     add_form(parser)
@@ -137,10 +139,10 @@ def _text_of(difference: Difference, options: argparse.Namespace) -> str:
 
 
 def _rounds(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) >= _FEWEST_ROUNDS:
+    if text.isascii() and text.isdecimal() and int(text) >= FEWEST_ROUNDS:
         return int(text)
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no number of rounds: a whole number from {_FEWEST_ROUNDS}, since with fewer any difference may be chance"
+        f"{text!r} is no number of rounds: a whole number from {FEWEST_ROUNDS}, since with fewer any difference may be chance"
     )
 
 

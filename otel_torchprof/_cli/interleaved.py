@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -16,15 +17,18 @@ from typing import TYPE_CHECKING
 
 from otel_torchprof.errors import TorchProfError
 
-from .terminal import display_progress, duration
+from .terminal import display_progress, duration, say
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from otel_torchprof._answers.difference import Difference
     from otel_torchprof._answers.pairs import RunTimes
 
+FEWEST_ROUNDS = 6
+"""Fewest rounds that can be compared, as ``_answers.pairs`` has it, which is imported late."""
 _SIDES = "AB"
 _PYTHON = re.compile(r"python[\d.]*t?(\.exe)?")
 _WITH_VALUE = frozenset(("-W", "-X", "--check-hash-based-pycs"))
@@ -36,6 +40,8 @@ _GRACE = 5.0
 _LAST_LINES = 20
 _REPETITIONS = 30
 """How often the fixed calculation is done beside a run: 0.2 s."""
+_RECORD = "comparison.json"
+"""File of a named folder: what is compared, and the times of the fixed calculation beside the runs of each complete round."""
 
 
 class CommandError(TorchProfError):
@@ -79,7 +85,7 @@ def recorded(command: str, output: str, detail: str) -> list[str]:
 class InterleavedRuns:
     """Two commands that run by turns: A, B, B, A, and so on, so that a steady drift of the machine cancels.
 
-    Ctrl-C ends the running command; the complete rounds remain.
+    Ctrl-C ends the running command; the complete rounds remain. In a folder that the user named they are not run again.
 
     Args:
         commands: the two.
@@ -92,7 +98,8 @@ class InterleavedRuns:
         self._quiet: bool = options.quiet
         self._begin = self._begin_of_run = time.monotonic()
         self._place = "measuring the machine"
-        self._done = 0
+        self._done = self._kept = 0
+        """Runs of this call, and rounds of earlier ones."""
         self._speed = 0.0
         """Seconds of the fixed calculation after the latest run."""
 
@@ -103,28 +110,49 @@ class InterleavedRuns:
             CommandError: a command failed.
             TorchProfError: a recording cannot be compared, or too few rounds are complete.
         """
-        from otel_torchprof._answers.pairs import FEWEST_PAIRS, judged_pairs
+        from otel_torchprof._answers.pairs import judged_pairs
 
         pairs: list[tuple[RunTimes, RunTimes]] = []
-        speeds: list[float] = []
-        with (
-            _folder(self._folder) as folder,
-            _ended_by_signals(),
-            display_progress(self._line, quiet=self._quiet),
-            contextlib.suppress(KeyboardInterrupt),
-        ):
-            self._speed = _calibration()
-            for number in range(self._rounds):
-                runs = {side: self._run(folder, number, side) for side in ((0, 1) if number % 2 == 0 else (1, 0))}
-                pairs.append((runs[0][0], runs[1][0]))
-                speeds.append(runs[1][1] / runs[0][1])
-        if len(pairs) < FEWEST_PAIRS:
+        speeds: list[list[float]] = []
+        try:
+            with (
+                _folder(self._folder) as folder,
+                _ended_by_signals(),
+                display_progress(self._line, quiet=self._quiet),
+                contextlib.suppress(KeyboardInterrupt),
+            ):
+                self._run_all(folder, pairs, speeds)
+        except SystemExit:
+            say(self._complete(len(pairs)))
+            raise
+        if len(pairs) < FEWEST_ROUNDS:
             raise TorchProfError(
-                f"{len(pairs)} of {self._rounds} rounds are complete, and {FEWEST_PAIRS} are needed: with fewer, any difference may be chance"
+                f"{self._complete(len(pairs))}; {FEWEST_ROUNDS} are needed: with fewer, any difference may be chance"
             )
         import numpy as np
 
-        return judged_pairs(pairs, np.log(speeds))
+        return judged_pairs(pairs, np.diff(np.log(speeds[: len(pairs)]))[:, 0])
+
+    def _run_all(self, folder: Path, pairs: list[tuple[RunTimes, RunTimes]], speeds: list[list[float]]) -> None:
+        """Reads the complete rounds of a folder, and runs the others; appends the times of each, and those of the fixed calculation."""
+        compared = {"commands": list(self._commands), "detail": self._detail, "directory": str(Path.cwd())}
+        speeds += _complete_rounds(folder, compared)[: self._rounds]
+        self._kept = len(speeds)
+        for number in range(self._kept):
+            self._place = f"reading round {number + 1} of {self._kept}"
+            pairs.append((self._times(folder, number, 0), self._times(folder, number, 1)))
+        self._begin, self._speed = time.monotonic(), _calibration()
+        for number in range(self._kept, self._rounds):
+            runs = {side: self._run(folder, number, side) for side in ((0, 1) if number % 2 == 0 else (1, 0))}
+            speeds.append([runs[0][1], runs[1][1]])
+            pairs.append((runs[0][0], runs[1][0]))
+            if self._folder:
+                _write(folder, {**compared, "speeds": speeds})
+
+    def _complete(self, count: int) -> str:
+        """How many rounds are complete, and how the others follow."""
+        rest = f" in {self._folder!r}: the same command runs the others" if self._folder else ""
+        return f"{count} of {self._rounds} rounds are complete{rest}"
 
     def _run(self, folder: Path, number: int, side: int) -> tuple[RunTimes, float]:
         """Runs a command to its end, reads what was recorded, and deletes it unless the user named the folder.
@@ -132,51 +160,104 @@ class InterleavedRuns:
         Returns:
             Its times, and those of the fixed calculation before and after it, as a mean.
         """
+        self._place, self._begin_of_run = f"round {number + 1} of {self._rounds}, {_SIDES[side]}", time.monotonic()
+        stem, suffix = _stem(number, side), ".json.gz" if self._folder else ".json"
+        command = self._commands[side]
+        for path in _traces(folder, stem):  # of a round that was interrupted
+            path.unlink()
+        _execute(recorded(command, str(folder / (stem + suffix)), self._detail), command, folder / f"{stem}.log")
+        before, self._speed = self._speed, _calibration()
+        times = self._times(folder, number, side)
+        if not self._folder:
+            for path in _traces(folder, stem):
+                path.unlink()
+        self._done += 1
+        return times, (before + self._speed) / 2
+
+    def _times(self, folder: Path, number: int, side: int) -> RunTimes:
+        """Reads what was recorded of a run."""
         from otel_torchprof._answers.diff import read_side
         from otel_torchprof._answers.pairs import run_times
 
-        self._place, self._begin_of_run = f"round {number + 1} of {self._rounds}, {_SIDES[side]}", time.monotonic()
-        stem, suffix = f"{_SIDES[side].lower()}-{number + 1:03}", ".json.gz" if self._folder else ".json"
-        command = self._commands[side]
-        _execute(recorded(command, str(folder / (stem + suffix)), self._detail), command, folder / f"{stem}.log")
-        before, self._speed = self._speed, _calibration()
-        files = sorted(folder.glob(f"{stem}*.json*"))
+        command, files = self._commands[side], _traces(folder, _stem(number, side))
+        if not files and number < self._kept:
+            raise TorchProfError(
+                f"{str(folder)!r} has no trace {_stem(number, side)!r} of its complete rounds: name a new folder"
+            )
         if not files:
             raise TorchProfError(
                 f"{command!r} wrote no trace: it did not run to its end in the process that was started"
             )
         times = run_times(read_side([str(path) for path in files]))
-        if not self._folder:
-            for path in files:
-                path.unlink()
-        self._done += 1
-        return times._replace(recording=times.recording._replace(path=command)), (before + self._speed) / 2
+        return times._replace(recording=times.recording._replace(path=command))
 
     def _line(self) -> str:
         now = time.monotonic()
-        left = (self._begin_of_run - self._begin) / self._done * (2 * self._rounds - self._done) if self._done else 0.0
+        runs = 2 * (self._rounds - self._kept)
+        left = (self._begin_of_run - self._begin) / self._done * (runs - self._done) if self._done else 0.0
         about = f", about {duration(max(left - (now - self._begin_of_run), 0.0))} left" if self._done else ""
-        return f"otel-torchprof: {self._place}: {duration(now - self._begin_of_run)}{about} (Ctrl-C to compare what is complete)"
+        return (
+            f"otel-torchprof: {self._place}: {duration(now - self._begin_of_run)}{about} (Ctrl-C compares what is complete, from "
+            f"{FEWEST_ROUNDS} rounds on)"
+        )
 
 
 @contextlib.contextmanager
 def _folder(name: str | None) -> Iterator[Path]:
-    """The folder of the recordings: the named one, or one that is deleted afterwards.
-
-    Raises:
-        TorchProfError: the named one has traces of another comparison, which would be taken for those of this one.
-    """
+    """The folder of the recordings: the named one, or one that is deleted afterwards."""
     if name is not None:
         folder = Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        if found := min(folder.glob("[ab]-[0-9][0-9][0-9]*.json*"), default=None):
-            raise TorchProfError(
-                f"{str(found)!r} is of an earlier comparison: name an empty or a new folder, or delete its traces"
-            )
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="otel-torchprof-") as made:
         yield Path(made)
+
+
+def _complete_rounds(folder: Path, compared: dict[str, Any]) -> list[list[float]]:
+    """The times of the fixed calculation beside both runs of each complete round in a folder, in order.
+
+    Args:
+        folder: the folder; one that has none is made the folder of this comparison.
+        compared: what is compared: commands, their level of detail and their working directory.
+
+    Raises:
+        TorchProfError: it has traces of another comparison, which would be taken for those of this one.
+    """
+    speeds: list[list[float]] = []
+    try:
+        found = json.loads((folder / _RECORD).read_bytes())
+        speeds = [[float(first), float(second)] for first, second in found.pop("speeds")]
+    except FileNotFoundError:
+        found = None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        found = {}
+    other = folder / _RECORD if found not in (None, compared) else None
+    if found is None:
+        other = min(folder.glob("[ab]-[0-9][0-9][0-9]*.json*"), default=None)
+    if other is not None:
+        raise TorchProfError(
+            f"{str(other)!r} is of an earlier comparison, of other commands, detail or working directory: name an empty or a new "
+            "folder, or delete its files"
+        )
+    _write(folder, {**compared, "speeds": speeds})
+    return speeds
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    """Replaces the record of a folder in one piece."""
+    part = folder / f"{_RECORD}.part"
+    part.write_text(json.dumps(record))
+    part.replace(folder / _RECORD)
+
+
+def _stem(number: int, side: int) -> str:
+    return f"{_SIDES[side].lower()}-{number + 1:03}"
+
+
+def _traces(folder: Path, stem: str) -> list[Path]:
+    """The files of a run: one, or one of each rank."""
+    return sorted(folder.glob(f"{stem}*.json*"))
 
 
 @contextlib.contextmanager

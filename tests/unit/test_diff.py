@@ -96,7 +96,7 @@ def test_a_machine_of_another_speed(compared, speed):
     found = compared(speed=speed)
     assert found.changes == ()
     assert found.common == pytest.approx(speed, rel=0.02)
-    said = "a typical operator takes " if speed < 1 else "cannot be judged from two files: a typical operator takes +2"
+    said = "a typical operator is 30." if speed < 1 else "cannot be judged from two files: a typical operator is 2"
     assert found.headline.startswith(said)
     assert names(compared(speed=speed, aten__mm=3.6)) == ["aten::mm"]
 
@@ -202,7 +202,7 @@ def test_what_may_be_the_machine_or_the_program(tmp_path, capsys):
     assert cli.main(["diff", str(before), str(slower)]) == 3
     text = capsys.readouterr().out
     assert re.match(
-        r"cannot be judged from two files: a typical operator takes \+\d\d\.\d% time, by the machine or by", text
+        r"cannot be judged from two files: a typical operator is \d\d\.\d% slower, by the machine or by", text
     )
     assert "`otel-torchprof diff --interleave 10 -o DIR -- COMMAND -- COMMAND` tells which" in text
     ratio = f"{otp.diff(before, slower).ratio - 1:+.1%}"
@@ -287,6 +287,9 @@ def test_the_forms(tmp_path, capsys):
     assert text.splitlines()[0] == found.headline
     [row] = [line for line in text.splitlines() if line.endswith("forward > aten::mm")]
     assert "1 -> 1" in row
+    shares = [float(line[54:63].strip(" %")) for line in text.splitlines()[3:6]]
+    assert shares[0] + shares[1] == pytest.approx(shares[2], abs=0.11)
+    assert shares[2] == pytest.approx(100 * (found.ratio - 1), abs=0.06)
     assert cli.main(["diff", "--markdown", str(before), str(after)]) == 1
     assert capsys.readouterr().out == found._repr_markdown_()
     assert "| aten::mm | 3." in found._repr_markdown_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shlex
@@ -95,18 +96,65 @@ def test_a_folder_keeps_the_traces(program, tmp_path, capsys):
     """The traces and the output of each run are in the folder that is named, and one program is no different from itself."""
     assert diff("-o", str(tmp_path / "kept"), "--", "A", "1", "--", "B", "1") == 0
     names = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert len(names) == 24
+    assert len(names) == 25
     assert names[:2] == ["a-001.json.gz", "a-001.log"]
     assert "no difference" in capsys.readouterr().out
 
 
 def test_a_folder_of_an_earlier_comparison(program, tmp_path, capsys):
-    """Traces of an earlier comparison would be taken for those of this one: they are named, and nothing runs."""
+    """Traces of another comparison would be taken for those of this one: they are named, and nothing runs."""
     (tmp_path / "a-001.log").touch()
     (tmp_path / "b-001.rank1.json.gz").touch()
     assert diff("-o", str(tmp_path), "--", "A", "1", "--", "B", "1") == 3
     assert f"{str(tmp_path / 'b-001.rank1.json.gz')!r} is of an earlier comparison" in capsys.readouterr().err
     assert not (tmp_path / "order").exists()
+    for record in ("[]", "{", '{"commands": ["A 1", "C 1"], "detail": "ops", "speeds": []}'):
+        (tmp_path / "comparison.json").write_text(record)
+        assert diff("-o", str(tmp_path), "--", "A", "1", "--", "B", "1") == 3
+        assert f"{str(tmp_path / 'comparison.json')!r} is of an earlier comparison" in capsys.readouterr().err
+    assert not (tmp_path / "order").exists()
+
+
+@pytest.mark.parametrize(("how", "status"), [("interrupt", 3), ("terminate", 128 + signal.SIGTERM)])
+def test_a_comparison_that_was_cut_off(program, tmp_path, capsys, how, status):
+    """The same command with the same folder runs the rounds that are not complete, and none other; an interrupted one anew."""
+    order, folder = tmp_path / "order", str(tmp_path / "kept")
+
+    def resumed():
+        order.write_text("")
+        try:
+            return diff("-o", folder, "--", "A", "1", "--", "B", "1.3", how, "5")
+        except SystemExit as ended:
+            return ended.code
+
+    for complete in (2, 4):
+        assert resumed() == status
+        assert f"{complete} of 6 rounds are complete in {folder!r}: the same command runs the others" in (
+            capsys.readouterr().err
+        )
+        assert order.read_text() == "ABBAAB"
+    assert resumed() == 1
+    assert order.read_text() == "ABBA"
+    assert "6 pairs of runs" in capsys.readouterr().out
+    assert diff("-o", folder, "--", "A", "1", "--", "B", "1.3", how, "6") == 3
+    assert "is of an earlier comparison, of other commands" in capsys.readouterr().err
+
+
+def test_rounds_that_are_added(program, tmp_path, capsys):
+    """More rounds than a named folder has are added to it; as many are read, and none runs."""
+    words = ("--json", "-o", str(tmp_path / "kept"), "--", "A", "1", "--", "B", "1.3")
+    assert diff(*words) == 1
+    first = json.loads(capsys.readouterr().out)
+    assert diff(*words) == 1
+    again = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "order").read_text() == "ABBA" * 3
+    assert again == first
+    assert diff(*words, rounds=8) == 1
+    assert json.loads(capsys.readouterr().out)["rounds"]["pairs"] == 8
+    assert (tmp_path / "order").read_text() == "ABBA" * 4
+    (tmp_path / "kept" / "b-002.json.gz").unlink()
+    assert diff(*words, rounds=8) == 3
+    assert "has no trace 'b-002' of its complete rounds" in capsys.readouterr().err
 
 
 def test_a_command_of_another_user(monkeypatch):
@@ -155,7 +203,7 @@ def test_an_interrupt(program, capsys, after, status):
     if status == 1:
         assert "6 pairs of runs" in said.out or "7 pairs of runs" in said.out
     else:
-        assert "2 of 20 rounds are complete, and 6 are needed" in said.err
+        assert "2 of 20 rounds are complete; 6 are needed" in said.err
     assert left(program) == []
 
 
@@ -241,4 +289,6 @@ def test_the_progress(monkeypatch):
     assert rounds._line().startswith("otel-torchprof: measuring the machine")
     rounds._place, rounds._done, rounds._begin_of_run = "round 3 of 10, A", 4, 120.0
     now = 122.0
-    assert rounds._line().startswith("otel-torchprof: round 3 of 10, A: 2.0 s, about 0:01:18 left")
+    assert rounds._line() == (
+        "otel-torchprof: round 3 of 10, A: 2.0 s, about 0:01:18 left (Ctrl-C compares what is complete, from 6 rounds on)"
+    )
