@@ -427,8 +427,7 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
     cause = cause_of(rank, finding, chosen, where)
     evidence, statement = list(finding.evidence), finding.statement
     if rank.gap_is_rest or rank.gap_has_operators:
-        text = "is in no phase" if rank.gap_is_rest else "is Python, or short operators in no phase"
-        statement = statement.replace("no operator runs", text)
+        statement = statement.replace("no operator runs", _gap_in_words(rank, finding.share, chosen))
     if where is not None:
         first, *others = where.places
         line = where.holder or first.text
@@ -440,13 +439,23 @@ def with_lines(rank: Rank, finding: Finding, chosen: Flags) -> Finding:
                 finding = finding._replace(next_action=f"{_LET_GO}: {line}")
         if first.samples and not finding.is_note and busy_share(rank, chosen) > RULES.most_runnable:
             evidence.append(_BIASED)
-        statement += f", in {line}" if where.holder or finding.verdict not in _ELSEWHERE else ""
+        of_line = f"{first.share * finding.share:.0%}"
+        part = "" if where.holder or of_line == f"{finding.share:.0%}" else f" ({of_line})"
+        statement += f", in {line}{part}" if where.holder or finding.verdict not in _ELSEWHERE else ""
     if cause is not None:
         finding = finding._replace(next_action=cause.advice, check=cause.check, cause=cause.name)
         statement += f": {cause.sentence}"
     elif where is None and finding.verdict == "python-gap":
         statement += ", cause unknown"
     return finding._replace(statement=statement, evidence=tuple(evidence))
+
+
+def _gap_in_words(rank: Rank, share: float, chosen: Flags) -> str:
+    """What a share of step time of ``python-gap`` is, beside the unattributed time of the table of phases."""
+    if not rank.gap_is_rest:
+        return "is Python outside of operators, or short operators in no phase"
+    rest = f"{float(rank.unattributed[chosen].sum() / rank.seconds[chosen].sum()):.0%}"
+    return "is in no phase" if rest == f"{share:.0%}" else f"is in no phase and no operator ({rest} is in no phase)"
 
 
 _BIASED = "beside a busy machine samples lean towards waits: shares of lines that wait are too large"

@@ -283,7 +283,8 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
     yield f"{finding.sentence}  [severity {finding.severity}, {finding.confidence}{_on_ranks(finding)}]"
     yield from _evidence_lines(finding)
     if finding.recoverable_seconds:
-        yield f"  at stake  at most {time(finding.recoverable_seconds)} of the recording"
+        of_step = f"{time(finding.step_seconds)} a step, " if finding.step_seconds else ""
+        yield f"  at stake  at most {of_step}{time(finding.recoverable_seconds)} of the recording"
     yield f"  next      {finding.next_action}"
     yield f"  check     {finding.check}"
 

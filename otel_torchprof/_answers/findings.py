@@ -172,6 +172,8 @@ class Finding(NamedTuple):
     """Line of the program in which most of that time is: ``train.py:5 log_metrics``; empty if unknown."""
     cause: str = ""
     """Name of the cause; empty if unknown."""
+    step_seconds: float = 0.0
+    """Upper limit of the seconds that a typical step would be shorter; 0 for what few steps have."""
 
     @property
     def sentence(self) -> str:

@@ -17,6 +17,7 @@ from .findings import (
     finding_for,
     median_share,
     span,
+    steady,
     time,
     whole_time,
     with_runnable,
@@ -99,10 +100,13 @@ def _share(candidate: Candidate, seconds: Floats, of_steps: Floats) -> _Share:
 def _finding(rank: Rank, candidate: Candidate, chosen: Flags, share: _Share) -> Finding:
     seconds, of_steps = candidate.seconds[chosen], rank.seconds[chosen]
     typical = np.mean if candidate.comes_in_bursts else np.median
-    count = int(chosen.sum())
+    count, total = int(chosen.sum()), int(steady(rank).sum())
+    seconds_of_step = float(typical(seconds))
+    others = f" (of {total}: spikes, or steps without this time, are left out)" if count < total else ""
+    which = "as a mean" if candidate.comes_in_bursts else "as medians"
     evidence = (
-        f"{share.value:.0%} of {count} steady steps, 95 % interval {span(share.low, share.high)}",
-        f"{time(float(typical(seconds)))} of {time(float(typical(of_steps)))} a step",
+        f"{share.value:.0%} of {count} steady steps{others}, 95 % interval {span(share.low, share.high)}",
+        f"{time(seconds_of_step)} of {time(float(typical(of_steps)))} a step, {which}",
         *candidate.evidence,
     )
     advice = fitting(candidate.verdict, rank, chosen)
@@ -117,7 +121,8 @@ def _finding(rank: Rank, candidate: Candidate, chosen: Flags, share: _Share) -> 
         advice=advice,
         is_note=not share.is_bound,
     )
-    return finding._replace(name=candidate.name)
+    at_stake = seconds_of_step if finding.recoverable_seconds else 0.0
+    return finding._replace(name=candidate.name, step_seconds=at_stake)
 
 
 def _beside_others(

@@ -50,11 +50,12 @@ def _folded(findings: list[Finding], cause: str, follows: Callable[[Finding], bo
     if place is None:
         return findings
     parts = [each for each in findings if follows(each)]
+    most = max((findings[place], *parts), key=lambda each: each.recoverable_seconds)
+    is_fault = findings[place].severity != "none"
     whole = findings[place]._replace(
         evidence=(*findings[place].evidence, *(f"{each.sentence}, which follows from this" for each in parts)),
-        recoverable_seconds=max(findings[place].recoverable_seconds, *(each.recoverable_seconds for each in parts), 0.0)
-        if findings[place].severity != "none"
-        else 0.0,
+        recoverable_seconds=most.recoverable_seconds if is_fault else 0.0,
+        step_seconds=most.step_seconds if is_fault else 0.0,
     )
     return [whole if each is findings[place] else each for each in findings if each not in parts]
 

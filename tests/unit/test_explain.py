@@ -8,7 +8,7 @@ import pytest
 from explained_files import STEP_MS, Trace, kineto, piece
 
 import otel_torchprof as otp
-from otel_torchprof._answers.findings import RULES
+from otel_torchprof._answers.findings import RULES, time
 
 WARM_UP = RULES.warm_up_steps
 
@@ -104,6 +104,9 @@ def test_every_phase_has_its_verdict(explained, phase, verdict):
     [found] = explained(Trace().steps(65, **{phase: 0.5})).faults
     assert (found.verdict, found.severity, found.confidence) == (verdict, "high", "firm")
     assert found.recoverable_seconds == pytest.approx(60 * STEP_MS / 1e3 / 2)
+    assert found.step_seconds == pytest.approx(STEP_MS / 1e3 / 2)
+    stake = f"at most {time(found.step_seconds)} a step, {time(found.recoverable_seconds)} of the recording"
+    assert f"  at stake  {stake}" in str(explained(Trace().steps(65, **{phase: 0.5})))
     assert found.evidence
     assert found.next_action
     assert found.check

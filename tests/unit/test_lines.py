@@ -33,6 +33,19 @@ def test_the_line_of_a_gap(tmp_path, compute):
     )
 
 
+def test_a_gap_beside_the_table_of_phases(tmp_path):
+    """Of the time in no phase a part is torch's own code: the sentence has both shares, and that of the first of two lines."""
+    relu = Call(f"{TORCH}/nn/functional.py", 1700, "relu"), *main(21)
+    parts = FORWARD, Part(2.0, relu), Part(3.0, LOG), Part(1.0, main(25))
+    found = explanation(tmp_path, SampledTrace().of_parts(60, *parts))
+    assert (
+        "python-gap: 33% of step time is in no phase and no operator (50% is in no phase), in train.py:5 log_metrics (25%)"
+        in str(found)
+    )
+    [rest] = [row for row in found.phases if row.phase == "unattributed"]
+    assert round(rest.share, 2) == 0.5
+
+
 def test_an_operator_has_its_time(tmp_path):
     """Samples inside an operator count for it and not for the gap, and name its line."""
     sort = Part(5.0, (Call(f"{HOME}/model.py", 9, "top"), *main(21)), "aten::sort")
@@ -133,7 +146,9 @@ def test_short_operators_of_a_loop_in_python(tmp_path):
     pieces = [Part(0.02, LOG, event) for event in ("aten::clamp_", "", "aten::mul_", "")]
     [fault] = explanation(tmp_path, trace.of_parts(40, compute, *pieces * 25)).faults
     assert (fault.verdict, round(fault.share, 2)) == ("python-gap", 0.4)
-    assert "is Python, or short operators in no phase, in train.py:5 log_metrics" in fault.sentence
+    assert (
+        "is Python outside of operators, or short operators in no phase, in train.py:5 log_metrics:" in fault.sentence
+    )
     long = Part(1.0, LOG, "aten::sort"), Part(1.0, LOG)
     faults = explanation(tmp_path, SampledTrace(interval=0.1).of_parts(40, compute, *long)).faults
     assert {fault.verdict: round(fault.share, 2) for fault in faults} == {"operator-bound": 0.2, "python-gap": 0.2}

@@ -35,7 +35,7 @@ function verdict() {
 function card(finding, isFault) {
   const sentence = finding.sentence ?? `${finding.verdict}: ${percent(finding.share, 1)} ${finding.statement}`;
   const tags = [isFault ? `severity ${finding.severity}` : finding.is_note ? "note" : "no fault", finding.confidence, ...(finding.ranks.length ? [finding.ranks.slice(0, 6).join(", ")] : [])];
-  const stake = finding.recoverable_seconds ? [make("dt", {}, "At stake"), make("dd", {}, `at most ${text("time", finding.recoverable_seconds * 1e9)} of the recording`)] : [];
+  const stake = finding.recoverable_seconds ? [make("dt", {}, "At stake"), make("dd", {}, `at most ${finding.step_seconds ? `${text("time", finding.step_seconds * 1e9)} a step, ` : ""}${text("time", finding.recoverable_seconds * 1e9)} of the recording`)] : [];
   return make("div", { class: `finding${isFault ? " fault" : ""}` }, make("strong", {}, sentence), make("span", { class: "tag" }, tags.join(" · ")),
     make("ul", {}, ...finding.evidence.map((line) => make("li", {}, line))),
     make("dl", {}, ...stake, make("dt", {}, "Next"), make("dd", {}, finding.next_action), make("dt", {}, "Check"), make("dd", {}, finding.check)));
