@@ -226,7 +226,7 @@ def diff(
         The changes beyond chance, the intervals and the reasons for doubt.
 
     Raises:
-        TorchProfError: a file cannot be read, has too few steps, or was recorded with another level of detail.
+        TorchProfError: a file cannot be read, has too few steps or none with a processor, or was recorded with another level of detail.
 
     Examples:
         >>> with otp.profile() as prof:
@@ -244,23 +244,24 @@ def diff(
     times = [side.tree.seconds for side in sides]
     changes, unsure = compared, list[ChangedRow]()
     if busy := [side for side in sides if side.recording.runnable > RULES.most_runnable]:
-        times = [with_processor(side.tree) for side in sides]
+        times = [_own_times(side) for side in sides]
         common, calm = judged(_calm_rows(rows, first.tree, second.tree), step)
         changes, unsure = _agreeing(calm, compared)
     (before_log, error), (after_log, other) = (log_and_error(side, _median) for side in times)
     ratio, spread = math.exp(after_log - before_log), math.exp(QUANTILE * math.hypot(error, other))
+    median = math.exp(before_log)
     return Difference(
-        first.recording._replace(median=math.exp(before_log)),
+        first.recording._replace(median=median),
         second.recording._replace(median=math.exp(after_log)),
         ratio,
         ratio / spread,
         ratio * spread,
         common,
-        tuple(_change(changed, step) for changed in changes),
+        tuple(_change(changed, median) for changed in changes),
         tuple(problem for side in sides for problem in side.problems),
         tuple(doubt for side in sides for doubt in side.doubts),
         tuple(_busy(side.recording) for side in busy),
-        tuple(_change(changed, step) for changed in unsure),
+        tuple(_change(changed, median) for changed in unsure),
     )
 
 
@@ -278,6 +279,21 @@ def _busy(recording: ComparedRecording) -> str:
 def with_processor(tree: TreeTimes) -> Floats:
     """Durations of the steps without the time in which the loop's thread waited for a processor."""
     seconds: Floats = np.maximum(tree.seconds - np.nan_to_num(tree.runnable), 0)
+    return seconds
+
+
+def _own_times(side: Side) -> Floats:
+    """Those of a recording.
+
+    Raises:
+        TorchProfError: most steps have no other time.
+    """
+    seconds = with_processor(side.tree)
+    if not np.median(seconds) > 0:
+        raise TorchProfError(
+            f"{side.recording.path!r}: the loop waited for a processor throughout most steps: record on a machine with fewer "
+            "neighbours, or with longer steps"
+        )
     return seconds
 
 

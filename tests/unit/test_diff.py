@@ -246,6 +246,14 @@ def test_a_busy_machine_that_decides_nothing(tmp_path, capsys):
     assert cli.main(["diff", str(after), str(after)]) == 0
 
 
+def test_steps_that_only_waited_for_a_processor(tmp_path):
+    """A file whose steps have no time but waits for a processor is named, with the way out."""
+    waits = {"torch__step__runnable_duration": 0.030}
+    path = Trace().steps(60, 30.0, **waits).chrome(tmp_path / "a.json")
+    with pytest.raises(otp.TorchProfError, match=r"a.json': the loop waited for a processor throughout most steps"):
+        otp.diff(path, path)
+
+
 def test_recordings_of_different_detail(tmp_path):
     """Times of operators and of phases are not of the same, and both files are named with the way out."""
     more = recording(tmp_path / "a.json", 0)
