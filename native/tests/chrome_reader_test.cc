@@ -255,7 +255,7 @@ void sums_have_attributes_and_no_inputs() {
     const Document read = reader.read(text, {piece});
     CHECK_EQ(read.rows.size(), 3u);
     CHECK(read.rows[0].id == 9 && read.rows[0].sequence_nr == -1 && read.rows[0].inputs == -1);
-    CHECK(read.rows[0].text == "t" && read.inputs.empty() && read.memory.empty());
+    CHECK(read.rows[0].trace == "t" && read.inputs.empty() && read.memory.empty());
     CHECK_EQ(read.figures.by_phase['i'], 1u);
     CHECK_EQ(read.attributes.size(), 3u);
     const uint64_t second = text.find("{\"ph\":\"X\"");

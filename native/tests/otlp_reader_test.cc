@@ -76,7 +76,7 @@ void every_attribute() {
   const char* thread = "140000000000000";
   const std::vector<Row> expected = {
       {0, -1, -1, -1, 0, 0, 0, "thread_name", "", "Main \"1\"", process, thread, 0, 'M', 0},
-      {100, 800, -1, -1, 0, 0, 0, "ProfilerStep#7", "user_annotation", "", process, thread, 0, 'X', 0},
+      {100, 800, -1, -1, 0, 1, 0, "ProfilerStep#7", "user_annotation", "", process, thread, 0, 'X', OTP_TRACE_APART},
       {200, 100, 9, 0, 0, 2, 1, "aten::mm", "cpu_op", "E", process, thread, 3, 'X', OTP_TRACE_ASYNC | OTP_TRACE_ERROR},
       {250, 10, -1, -1, 0, 3, 0, "label", "user_annotation", "", process, thread, 0, 'X', 0},
       {300, 10, -1, -1, 0, 4, 0, "nn.Module: B_0", "python_function", "a.b", process, thread, 0, 'X', 0},
@@ -103,6 +103,7 @@ void lines_say_the_same_as_messages() {
   const Document of_lines = lines.read_request(kLine, true);
   CHECK_EQ(of_lines.status, OTP_TRACE_END);
   CHECK(of_lines.rows == of_messages.rows && of_lines.inputs == of_messages.inputs);
+  CHECK(of_lines.rows[2].trace.size() == 32 && of_lines.rows[2].trace == of_messages.rows[2].trace);
   CHECK(of_lines.works.size() == 1 && of_lines.memory.size() == 1);
 }
 

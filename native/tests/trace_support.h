@@ -19,6 +19,7 @@ struct Row {
   uint32_t fwd_thread;
   char phase;
   uint8_t flags;
+  std::string trace = {};  // compared by the tests that are about it
 
   bool operator==(const Row& other) const {
     return start == other.start && duration == other.duration && sequence_nr == other.sequence_nr &&
@@ -67,7 +68,7 @@ class DocumentReader {
         d_capacity(capacity),
         d_signed(5 * capacity),
         d_unsigned(3 * capacity),
-        d_small(5 * capacity),
+        d_small(6 * capacity),
         d_bytes(2 * capacity),
         d_works(3 * capacity),
         d_amounts(4 * capacity),
@@ -80,8 +81,8 @@ class DocumentReader {
     uint64_t* u = d_unsigned.data();
     uint32_t* n = d_small.data();
     const uint64_t c = capacity;
-    d_rows = {c,         0, s,     s + c,     u,         u + c,     u + 2 * c,      s + 2 * c,
-              s + 3 * c, n, n + c, n + 2 * c, n + 3 * c, n + 4 * c, d_bytes.data(), d_bytes.data() + c};
+    d_rows = {c, 0,     s,         s + c,     u,         u + c,     u + 2 * c,      s + 2 * c,         s + 3 * c,
+              n, n + c, n + 2 * c, n + 3 * c, n + 4 * c, n + 5 * c, d_bytes.data(), d_bytes.data() + c};
     d_work_rows = {
         c, 0, d_addresses.data(), d_works.data(), d_works.data() + c, d_works.data() + 2 * c, d_devices.data()};
     d_memory = {c,
@@ -200,7 +201,7 @@ class DocumentReader {
                                 d_rows.id[i], d_rows.span_id[i], d_rows.parent_id[i], name(d_rows.name[i]),
                                 name(d_rows.category[i]), name(d_rows.text[i]), name(tracks[2 * track]),
                                 name(tracks[2 * track + 1]), d_rows.fwd_thread[i], static_cast<char>(d_rows.phase[i]),
-                                d_rows.flags[i]});
+                                d_rows.flags[i], name(d_rows.trace[i])});
     }
     for (uint64_t i = 0; i < d_work_rows.count; ++i)
       document->works.push_back({d_work_rows.row[i], d_work_rows.correlation[i], d_work_rows.stream[i],

@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if prof.is_partial else 0
 
 
+_OTHERS = "not in the output: links and kinds of spans, and attributes that are not of torch; traces and parents are as in the file"
 _SAMPLES = "samples of stacks are only on spans of steps in the output, of long steps fewer"
 
 
@@ -65,9 +66,10 @@ def _lacking(prof: LoadedProfile, name: str) -> list[str]:
     """What the profile has and the format does not."""
     if FORMATS[name].lacks:
         return [FORMATS[name].lacks]
-    if name == "chrome" and prof.reductions is None:
+    if name == "chrome" and not prof.needs_spans:
         return []
     work = [] if prof.work is None else [f"not in the output: work of devices ({len(prof.work['start']):,})"]
+    work += [_OTHERS] if prof.has_requests else []
     if name == "chrome":
         return [*work, *_lacking_in_spans(prof)]
     memory = [] if prof.memory is None else ["allocations are sums per event in the output"]

@@ -521,6 +521,7 @@ def _show(call: ToolCall) -> Answer:
         rows=-1,
         steps=view == _STEPS,
         lines=view == "lines",
+        trace=None,
         peak_flops=None,
         quiet=True,
         json=False,

@@ -1,4 +1,4 @@
-"""``otel-torchprof show``: the averages, by name or by module, the steps or the sampled lines of a trace file, as a table."""
+"""``otel-torchprof show``: the averages, by name or by module, the steps or the sampled lines of a trace file, as a table; or a trace."""
 
 from __future__ import annotations
 
@@ -283,6 +283,11 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="print the lines in which sampled Python threads were, by time, and the program's lines that called them",
     )
+    what.add_argument(
+        "--trace",
+        metavar="ID|slowest",
+        help="print the spans of a trace as a tree: of an id, or its first digits, or of the trace with the longest root",
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -339,6 +344,8 @@ def answer_of(options: argparse.Namespace) -> FileSums:
         return _modules(options)
     if options.sort not in _KEYS:
         raise TorchProfError(f"--sort {options.sort} needs --by module; without it: {', '.join(_KEYS)}")
+    if options.trace is not None:
+        return _one_trace(options, name)
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         sums, problems = read(*traces.paths, watch=watch)
     problems = [*traces.problems, *map(traces.named, problems)]
@@ -346,12 +353,25 @@ def answer_of(options: argparse.Namespace) -> FileSums:
     return FileSums(partial(_text, sums, name), problems, notes, bool(problems))
 
 
+def _one_trace(options: argparse.Namespace, name: str) -> FileSums:
+    """The spans of a trace."""
+    from . import show_trace
+
+    if options.json:
+        raise TorchProfError("--trace prints no JSON: `otel-torchprof sql --json` has the events of a trace")
+    with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
+        events = read_events(traces.paths, watch)
+    problems = [*traces.problems, *map(traces.named, events.problems)]
+    text = partial(show_trace.text_of, events, name, options.trace)
+    return FileSums(lambda given: text(given.rows), problems, [], bool(problems))
+
+
 def _modules(options: argparse.Namespace) -> FileSums:
     """The averages by module of the file as a profile."""
     from otel_torchprof._profile.loaded import checked_limit, load_watched
 
-    if options.steps or options.lines:
-        raise TorchProfError("--steps and --lines print no averages, which --by is about: use one of them")
+    if options.steps or options.lines or options.trace is not None:
+        raise TorchProfError("--steps, --lines and --trace print no averages, which --by is about: use one of them")
     file, *more = options.files
     if more:
         raise TorchProfError(f"--by module reads one file, and {len(more) + 1} are given: use it for each")

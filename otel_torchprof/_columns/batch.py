@@ -21,6 +21,7 @@ from .schema import (
 )
 
 if TYPE_CHECKING:
+    from .file_spans import FileSpans
     from .frame_info import FrameInfo
     from .generation import Generation
     from .samples import Samples
@@ -289,6 +290,8 @@ class Batch:
     reductions: Mapping[str, Array] | None = None
     """Calls that spans of a file stand for, as arrays of their own (see
     :data:`~otel_torchprof._columns.schema.REDUCTION_COLUMNS`); None where each event is one call."""
+    spans: FileSpans | None = None
+    """The spans of the file from which the batch was read; None without any."""
     samples: Samples | None = None
     """Samples of Python stacks, with rows of their own; None if none were taken."""
     dropped: Mapping[str, int] = field(default_factory=dict)

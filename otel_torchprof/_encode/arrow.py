@@ -17,6 +17,7 @@ from otel_torchprof._model.flops import group_flops
 from otel_torchprof._model.inputs import has_inputs, shape_keys
 from otel_torchprof._model.modules import module_hierarchy
 from otel_torchprof._model.tree import display_name
+from otel_torchprof._native.loops import positions_of
 from otel_torchprof.errors import package_of
 
 from .chrome_json import valid
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from otel_torchprof._columns.batch import Batch
+    from otel_torchprof._columns.batch import Batch, Names
+    from otel_torchprof._columns.file_spans import FileSpans
     from otel_torchprof._columns.schema import Column
     from otel_torchprof._model.event_table import EventTable
 
@@ -52,7 +54,8 @@ _THREAD = Field("thread", WHOLE, "", "number of the thread, as in `events()`")
 _THREAD_NAME = Field("thread_name", TEXT, "", "name of the thread")
 EVENTS = (
     Field("id", "uint64", "", "id of the event"),
-    Field("parent", "uint64", "", "id of the enclosing event"),
+    Field("parent", "uint64", "", "id of the enclosing event; on a thread without one, of the parent by span ids"),
+    Field("trace", TEXT, "", "trace id, if the file has spans"),
     Field("name", TEXT, "", "displayed name"),
     Field(
         "kind",
@@ -267,11 +270,10 @@ def _events(events: EventTable) -> _Columns:
     view, names = info.view, events.batch.names
     hierarchy = module_hierarchy(batch)
     shapes, texts = shape_keys(batch)
-    parent = view.parent
     ids = events.column("id")
     columns: _Columns = {
         "id": ids,
-        "parent": _Nullable(ids[parent] if len(ids) else ids, parent < 0),
+        **_of_file(batch.spans, ids, np.where(view.parent >= 0, ids[view.parent], 0) if len(ids) else ids, names),
         "name": _coded(view.display_name[view.rows], lambda code: display_name(names[code])),
         "kind": _coded(events.column("kind"), _KINDS.__getitem__),
         "start": events.column("start"),
@@ -291,6 +293,17 @@ def _events(events: EventTable) -> _Columns:
     amounts = {**info.amounts(), "allocated": info.allocated}
     amounts |= {name: info.device_time(torchs) for name, torchs in _DEVICE.items()}
     return columns | {name: column for name, column in amounts.items() if column is not None}
+
+
+def _of_file(spans: FileSpans | None, ids: Array, parent: Array, names: Names) -> _Columns:
+    """The parents and the traces of events; ``parent``: ids of those on the same thread, 0 for none."""
+    if spans is None:
+        return {"parent": _without(parent, 0)}
+    entry = positions_of(spans.event, ids)
+    above = positions_of(spans.span_id, np.where(entry >= 0, spans.parent_id[entry], np.uint64(0)))
+    parent = np.where((parent == 0) & (above >= 0), spans.event[above], parent)
+    trace = np.where(entry >= 0, spans.trace[entry].astype(np.int64), -1)
+    return {"parent": _without(np.where(parent == ids, 0, parent), 0), "trace": _coded(trace, names.__getitem__)}
 
 
 _DEVICE = {"device_total": "device_time_total", "device_self": "self_device_time_total"}

@@ -92,13 +92,16 @@ class Format(NamedTuple):
         )
 
 
+def needs_spans(batch: Batch, steps: Iterable[RecordedStep]) -> bool:
+    """Whether Chrome JSON is written as spans: for attributes of steps, for requests, and for spans that stand for several calls, which do not nest in time."""
+    has_requests = batch.spans is not None and batch.spans.has_requests
+    return has_requests or batch.reductions is not None or any(step.attributes for step in steps)
+
+
 def _chrome(recorded: FormatInput) -> Iterable[bytes]:
     from otel_torchprof._encode import chrome, chrome_spans, spans
 
-    has_attributes = any(step.attributes for step in recorded.steps)  # only spans have them
-    if (
-        has_attributes or recorded.batch.reductions is not None
-    ):  # whose spans that stand for several calls do not nest in time
+    if needs_spans(recorded.batch, recorded.steps):
         metadata = chrome.checked_metadata(recorded.metadata) | chrome.dropped_member(recorded.batch)
         reduced = spans.SpanList(recorded.spans(), resource=recorded.resource(), scope=recorded.scope())
         encoder = chrome_spans.ChromeSpans(recorded.pid, metadata)

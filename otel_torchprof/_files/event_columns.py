@@ -64,7 +64,7 @@ def events_of_trace(path: str, trace: TraceColumns) -> TraceEvents:
     )
     names, name = _names(trace, rows.pop("name")[chosen], kind)
     tracks, track, of_track = _tracks(trace, rows.pop("track")[chosen], _picked(rows.pop("id"), chosen), kind)
-    traces, number = _traces(trace, _picked(rows.pop("text"), chosen))
+    traces, number = _traces(trace, _picked(rows.pop("trace"), chosen))
     found = attributes.of_rows(chosen)
     samples = [
         samples_of(found.pop(SAMPLES, None), start, track),

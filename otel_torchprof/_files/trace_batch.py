@@ -6,6 +6,7 @@ thread, torch's ids of threads from the backward functions that name them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +15,20 @@ import numpy.typing as npt
 
 from otel_torchprof._columns.arrays import distinct_values
 from otel_torchprof._columns.batch import Batch, RecordedThread
+from otel_torchprof._columns.file_spans import FileSpans
 from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
 from otel_torchprof._columns.phases import PHASE_PREFIX, Part
 from otel_torchprof._columns.samples import SAMPLES, Samples
 from otel_torchprof._columns.schema import COLUMNS, INPUTS, MEMORY_COLUMNS, REDUCTION_COLUMNS, Flag, Kind, Scope
 from otel_torchprof._encode.chrome import STEPS_TID
+from otel_torchprof._model.file_ids import PROFILER_WINDOW
 from otel_torchprof._model.flows import EVALUATION
-from otel_torchprof._model.frames import MODULE_PREFIX
+from otel_torchprof._model.frames import MODULE_PREFIX, distinct
 from otel_torchprof._model.inputs import InputKept
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME, RecordedStep
 from otel_torchprof._model.tree import STEP_PREFIX
-from otel_torchprof._native.trace_files import ONE_CHANGE, enclosing_rows, pair_ends
+from otel_torchprof._native.trace_files import ONE_CHANGE, ROW_APART, enclosing_rows, pair_ends
 
 from .attribute_keys import COLLECTIVE, PHASE_OF, RANK, RATES
 from .chrome_events import SliceKind
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 
 _LATEST_BASE = 1 << 61
 _MOST_DIGITS = 18
+_TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 _EVENT_KINDS = {"python_function": Kind.FRAME, "user_annotation": Kind.LABEL, "module": Kind.MODULE}
 """Kinds of events by category; events of other categories are operators."""
 _RUNTIMES = ("_runtime", "_driver", "Runtime")
@@ -68,8 +72,6 @@ _FLAGS = Flag.ASYNC | Flag.UNFINISHED | Flag.ERROR | Flag.LOSS_BEFORE | Flag.INP
 _DROPPED = "dropped_events"
 _UNKNOWN_REASON = "the reason is not in the file"
 _IDENTS = "python_threads"
-_WINDOW = "PyTorch Profiler"
-"""Prefix of the name of the slice that is the recording itself."""
 _BEYOND_THREADS = 1 << 40
 """Above every id of a thread: numbers of tracks whose id is none, or that of another process's thread."""
 
@@ -124,6 +126,7 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
         devices["collectives"], devices["names"] = collectives_of_spans(attributes.values, events, trace.names)
     devices["samples"], nowhere = _samples(trace, attributes, placed, times, free)
     pid = _pid(trace, placed)
+    devices["spans"] = _file_spans(trace, placed, times)
     said_of_steps = _said_of_steps(attributes, times)
     del host, work, on_steps, times
     batch = _batch(trace, placed, devices, base)
@@ -204,7 +207,8 @@ def _profile_roots(trace: TraceColumns) -> npt.NDArray[np.bool_]:
 def _unfinished_steps(trace: TraceColumns) -> npt.NDArray[np.bool_]:
     """A mask of the rows that are spans of steps which had not ended: no averages have them."""
     rows, names = trace.rows, trace.names.matching((), (STEP_PREFIX,))
-    is_open: npt.NDArray[np.bool_] = (rows["span_id"] != 0) & (rows["flags"] & Flag.UNFINISHED != 0)
+    is_span: npt.NDArray[np.bool_] = (rows["span_id"] != 0) & (rows["flags"] & ROW_APART == 0)
+    is_open = is_span & (rows["flags"] & Flag.UNFINISHED != 0)
     return np.zeros_like(is_open) if names is None else is_open & names[rows["name"]]
 
 
@@ -551,6 +555,24 @@ def _events_of_rows(count: int, placed: _Placed) -> npt.NDArray[np.uint64]:
     return event
 
 
+def _file_spans(trace: TraceColumns, placed: _Placed, times: Times) -> FileSpans | None:
+    """The spans of the file with their ids; None without any. Those whose trace id is none are left out."""
+    rows = np.flatnonzero((trace.rows["span_id"] != 0) & (times.duration >= 0))
+    traces, code = distinct(trace.rows["trace"][rows])
+    is_trace = np.array([_TRACE_ID.fullmatch(trace.names[name]) is not None for name in traces.tolist()], np.bool_)
+    rows = rows[is_trace[code]]
+    if not rows.size:
+        return None
+    event, is_step = _events_of_rows(len(times.start), placed)[rows], trace.names.matching((), (STEP_PREFIX,))
+    comes_first = event == 0 if is_step is None else (event == 0) | is_step[trace.rows["name"][rows]]
+    order = np.argsort(~comes_first, kind="stable")
+    rows, event = rows[order], event[order]
+    first = rows[: int(comes_first.sum())]
+    ids = (trace.rows[name][rows] for name in ("trace", "span_id", "parent_id"))
+    start = times.start[first]
+    return FileSpans(event, *ids, trace.rows["name"][first], start, start + times.duration[first])
+
+
 def _samples(
     trace: TraceColumns, attributes: ReadAttributes, placed: _Placed, times: Times, free: Array
 ) -> tuple[Samples | None, int]:
@@ -565,7 +587,7 @@ def _samples(
     thread[placed.tracks] = np.arange(len(placed.tracks))
     of_row = thread[trace.rows["track"]]
     of_row[free] = -1
-    is_root = trace.names.matching((PROFILE_NAME,), (_WINDOW,))
+    is_root = trace.names.matching((PROFILE_NAME,), (PROFILER_WINDOW,))
     for row in [] if is_root is None else free[is_root[trace.rows["name"][free]]].tolist():
         process = trace.tracks[trace.rows["track"].item(row), 0]
         of_row[row] = next(iter(np.flatnonzero(trace.tracks[placed.tracks, 0] == process)), -1)
@@ -606,7 +628,7 @@ def _steps_apart(trace: TraceColumns, host: Array, times: Times) -> tuple[list[R
     thread_name = np.array([names[number] == str(STEPS_TID) for number in trace.tracks[:, 1].tolist()], np.bool_)
     rows, idents = trace.rows, _idents(trace.members)
     apart = is_step[rows["name"][host]] & (thread_name[rows["track"][host]] | (rows["id"][host] == 0))
-    apart &= rows["span_id"][host] == 0
+    apart &= (rows["span_id"][host] == 0) | (rows["flags"][host] & ROW_APART != 0)
     steps = []
     for row in host[apart].tolist():
         number, start = _number(names[rows["name"].item(row)].removeprefix(STEP_PREFIX)), times.start.item(row)
@@ -649,7 +671,7 @@ def _number(text: str) -> int | None:
 def _window(trace: TraceColumns, profiler: Array, times: Times) -> tuple[int, int] | None:
     """When the recording began and ended, where a slice of the profiler says so."""
     for row in profiler.tolist():
-        if trace.names[trace.rows["name"].item(row)].startswith((_WINDOW, PROFILE_NAME)):
+        if trace.names[trace.rows["name"].item(row)].startswith((PROFILER_WINDOW, PROFILE_NAME)):
             start = times.start.item(row)
             return start, start + times.duration.item(row)
     return None

@@ -38,6 +38,7 @@ ROW_COLUMNS: Mapping[str, tuple[Any, int]] = {
     "track": (np.uint32, 0),
     "fwd_thread": (np.uint32, 0),
     "text": (np.uint32, 0),
+    "trace": (np.uint32, 0),
     "phase": (np.uint8, 0),
     "flags": (np.uint8, 0),
 }
@@ -71,6 +72,8 @@ ATTRIBUTE = np.dtype(
 
 ROW_TIMED: int = lib.OTP_TRACE_TIMED
 """Flag of rows that are the time between two timing events of a device."""
+ROW_APART: int = lib.OTP_TRACE_APART
+"""Flag of spans in OTLP that are steps of ``profile.step()``, or a whole profile: no events of it."""
 
 
 class Status(enum.IntEnum):

@@ -13,6 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.schema import Kind
 from otel_torchprof._encode.chrome import OWN_METADATA
+from otel_torchprof._export.formats import needs_spans
 from otel_torchprof._files.attribute_keys import MERGED_RANKS, OTHER, RANK
 from otel_torchprof._files.box_reading import is_box, problems_of, read_box, table_of_box
 from otel_torchprof._files.repeating import EventTimes, may_repeat, repeating_steps
@@ -241,6 +242,17 @@ class LoadedProfile(ProfileResults):
     def reductions(self) -> Mapping[str, Array] | None:
         """The calls that events stand for as numpy arrays by name: see ``docs/columns.md``. None where each event is one call."""
         return self._table.batch.reductions
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether the file has spans of a service: traces that are not those of steps."""
+        spans = self._table.batch.spans
+        return spans is not None and spans.has_requests
+
+    @property
+    def needs_spans(self) -> bool:
+        """Whether its Chrome JSON is one of spans: see :func:`~otel_torchprof._export.formats.needs_spans`."""
+        return needs_spans(self._table.batch, [] if self._labels_steps else self._table.steps)
 
     def __repr__(self) -> str:
         return f"<profile of {len(self.events())} events from {self.path!r}>"

@@ -27,6 +27,7 @@ from otel_torchprof._files.attribute_keys import RANK
 from otel_torchprof._model.devices import remaining_times
 from otel_torchprof._model.event_info import EventInfo
 from otel_torchprof._model.event_table import EventTable
+from otel_torchprof._model.file_ids import with_file_ids
 from otel_torchprof._model.frame_spans import check_detail, displayed
 from otel_torchprof._model.live import placed_recording
 from otel_torchprof._model.live_table import Flows
@@ -612,7 +613,7 @@ class ProfileResults(RecordedColumns):
         )
         table = drained_spans(placed, roots, Flows(), with_flops=self.with_flops, callers=callers, final=True)
         table = with_reductions(table, placed.batch)
-        return table, np.concatenate((table.span_id[: len(roots)], placed.root))
+        return with_file_ids(table, np.concatenate((table.span_id[: len(roots)], placed.root)), placed.batch)
 
 
 def us_since(begun: int) -> int:

@@ -26,6 +26,7 @@ enum otp_trace_flag {
   OTP_TRACE_INPUTS_CUT = 16, /* "inputs cut": true */
   OTP_TRACE_WORK = 32,       /* it has a row among works */
   OTP_TRACE_TIMED = 64,      /* the time between two timing events of a stream, "stream id" */
+  OTP_TRACE_APART = 128,     /* a span in OTLP of a step of profile.step(), or of a whole profile: no event of it */
 };
 
 /* Events with a time, and the names of processes and threads (phase M), in the order of the file. */
@@ -43,8 +44,9 @@ typedef struct {
   uint32_t* category;   /* a name; 0: none */
   uint32_t* track;      /* otp_trace_tracks */
   uint32_t* fwd_thread; /* "Fwd thread id", or of a Python call "Python identity"; 0: none */
-  uint32_t* text;       /* a name: "error.type", else of calls of modules these; of phase M "name" or "labels", for sums
-                         * "trace_id"; 0: none */
+  uint32_t* text;       /* a name: "error.type", else of calls of modules these; of phase M "name" or "labels"; for sums
+                         * only the last; 0: none */
+  uint32_t* trace;      /* a name: the trace id of a span, in hexadecimal digits; 0: none */
   uint8_t* phase;       /* 'X', 'B', 'E', 'b', 'e', 'M', or 'P': a chunk of samples */
   uint8_t* flags;       /* otp_trace_flag */
 } otp_trace_rows;

@@ -430,7 +430,8 @@ void otp_trace_reader::put_operator(const ChromeEvent& event, uint64_t row, otp_
   rows->fwd_thread[row] =
       for_sums ? 0 : otp::small_number(has_thread ? arguments.fwd_thread : arguments.python_identity);
   const bool is_call = event.category == "\"python_function\"" && arguments.error_type.empty();
-  rows->text[row] = name_of(for_sums ? arguments.trace_id : is_call ? arguments.modules : arguments.error_type);
+  rows->text[row] = name_of(for_sums ? std::string_view() : is_call ? arguments.modules : arguments.error_type);
+  rows->trace[row] = name_of(arguments.trace_id);
 }
 
 void otp_trace_reader::put_row(const ChromeEvent& event, char phase, const otp::Extent& extent, otp_trace_rows* rows) {

@@ -193,11 +193,8 @@ void OtlpReader::put_row(const OtlpSpan& span, uint64_t offset) {
   rows->span_id[row] = span.span_id;
   rows->parent_id[row] = span.parent_id;
   put_attributes(span, offset);
-  if (d_tables->is_for_sums()) {
-    rows->text[row] = trace_of(span);
-  } else {
-    put_operator(span, row);
-  }
+  rows->trace[row] = trace_of(span);
+  if (!d_tables->is_for_sums()) put_operator(span, row);
 }
 
 void OtlpReader::put_attributes(const OtlpSpan& span, uint64_t offset) {
@@ -237,7 +234,7 @@ void OtlpReader::put_operator(const OtlpSpan& span, uint64_t row) {
   otp_trace_rows* rows = d_out.rows;
   const uint32_t track = rows->track[row];
   const bool is_timed = !span.device_type.empty();
-  if (d_is_own && (is_step_apart(span) || span.name == kWindow)) rows->span_id[row] = rows->parent_id[row] = 0;
+  const bool is_apart = d_is_own && (is_step_apart(span) || span.name == kWindow);
   rows->id[row] = is_timed ? span.span_id : 0;
   rows->sequence_nr[row] = span.sequence_nr;
   InputTexts inputs;
@@ -249,9 +246,10 @@ void OtlpReader::put_operator(const OtlpSpan& span, uint64_t row) {
   const bool is_number = span.forward_thread >= 0 && span.forward_thread <= std::numeric_limits<uint32_t>::max();
   rows->fwd_thread[row] = is_number ? static_cast<uint32_t>(span.forward_thread) : 0;
   rows->text[row] = d_tables->name(span.error_type.empty() && is_module_call(span) ? span.module : span.error_type);
-  rows->flags[row] = static_cast<uint8_t>(
-      (span.is_async ? OTP_TRACE_ASYNC : 0) | (span.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
-      (span.error_type.empty() ? 0 : OTP_TRACE_ERROR) | (span.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0));
+  rows->flags[row] =
+      static_cast<uint8_t>((span.is_async ? OTP_TRACE_ASYNC : 0) | (span.is_unfinished ? OTP_TRACE_UNFINISHED : 0) |
+                           (span.error_type.empty() ? 0 : OTP_TRACE_ERROR) |
+                           (span.follows_loss ? OTP_TRACE_LOSS_BEFORE : 0) | (is_apart ? OTP_TRACE_APART : 0));
   span.put(d_row - 1, track, d_out.memory);
   if (is_timed) put_device_time(span, track);
   d_tables->figures.dropped += static_cast<uint64_t>(std::max<int64_t>(span.dropped, 0));
@@ -267,7 +265,7 @@ void OtlpReader::put_plain_row(uint8_t phase, uint32_t name, uint32_t track) {
   rows->duration[row] = rows->sequence_nr[row] = rows->inputs[row] = -1;
   rows->id[row] = rows->span_id[row] = rows->parent_id[row] = 0;
   rows->name[row] = name;
-  rows->category[row] = rows->fwd_thread[row] = rows->text[row] = 0;
+  rows->category[row] = rows->fwd_thread[row] = rows->text[row] = rows->trace[row] = 0;
   rows->track[row] = track;
   rows->phase[row] = phase;
   rows->flags[row] = 0;
