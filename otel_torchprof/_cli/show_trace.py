@@ -31,7 +31,8 @@ class _Tree(NamedTuple):
     @classmethod
     def of(cls, events: TraceEvents, rows: Sequence[int]) -> _Tree:
         """The tree of some rows; one whose parent is not among them is a root."""
-        known, roots, children = set(rows), [], defaultdict(list)
+        known, roots = set(rows), list[int]()
+        children: dict[int, list[int]] = defaultdict(list)
         for row in sorted(rows, key=events.start.item):
             parent = events.parent.item(row)
             (children[parent] if parent in known else roots).append(row)

@@ -305,7 +305,8 @@ def _with_parents_of_spans(trace: TraceColumns, host: Array, thread: Array, pare
     nearest = ordered[place]
     is_there = (span_id[nearest] == above[spans]) & (nearest < spans) & (thread[nearest] == thread[spans])
     # Spans of a profile are below their step, also those in a call that began before it.
-    otherwise = parent[spans] if trace.resources and not trace.figures.is_live else -1
+    apart = trace.rows["span_id"][trace.rows["flags"] & ROW_APART != 0]
+    otherwise = np.where(np.isin(above[spans], apart), parent[spans], -1)
     parent = parent.copy()
     parent[spans] = np.where(is_there, nearest, otherwise)
     return parent
@@ -568,9 +569,9 @@ def _file_spans(trace: TraceColumns, placed: _Placed, times: Times) -> FileSpans
     order = np.argsort(~comes_first, kind="stable")
     rows, event = rows[order], event[order]
     first = rows[: int(comes_first.sum())]
-    ids = (trace.rows[name][rows] for name in ("trace", "span_id", "parent_id"))
-    start = times.start[first]
-    return FileSpans(event, *ids, trace.rows["name"][first], start, start + times.duration[first])
+    trace_id, span_id, parent_id = (trace.rows[name][rows] for name in ("trace", "span_id", "parent_id"))
+    name, start = trace.rows["name"][first], times.start[first]
+    return FileSpans(event, trace_id, span_id, parent_id, name, start, start + times.duration[first])
 
 
 def _samples(

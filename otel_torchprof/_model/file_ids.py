@@ -102,7 +102,8 @@ def _beside(spans: FileSpans, batch: Batch, entry: Array) -> Array:
     if names is None:
         return np.empty(0, np.int64)
     first = np.flatnonzero(names[spans.name])
-    return first[(spans.event[first] == 0) & ~np.isin(first, entry)]
+    found: Array = first[(spans.event[first] == 0) & ~np.isin(first, entry)]
+    return found
 
 
 def _table_of(spans: FileSpans, entry: Array, table: SpanTable) -> SpanTable:

@@ -119,6 +119,13 @@ def test_the_table_of_events_has_traces_and_parents(service):
     assert found["09" * 16, "aten::ones"] is None
 
 
+def test_requests_at_the_same_time(tmp_path):
+    """Requests that a thread serves at the same time are not below one another, and their self times are their own."""
+    path = written(tmp_path / "t.otlp", *request_of(1, 0), *request_of(2, 100))
+    roots = [row for row in otp.load(path).to_arrow().to_pylist() if row["name"] == "GET /predict"]
+    assert [(row["parent"], row["self"]) for row in roots] == [(None, 500_000), (None, 501_000)]
+
+
 def test_what_is_below_a_span_that_is_left_out(service):
     """With less detail, a span is below the nearest one of the file that is there."""
     parents = {span.name: span.parent for span in otp.load(service).spans(detail="modules")}
