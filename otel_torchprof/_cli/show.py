@@ -286,7 +286,7 @@ def add_parser(commands: Any) -> None:
     what.add_argument(
         "--trace",
         metavar="ID|slowest",
-        help="print the spans of a trace as a tree: of an id, or its first digits, or of the trace with the longest root",
+        help="print the spans of a trace as a tree: of an id, or its first digits, or of the slowest request or step",
     )
     parser.add_argument(
         "--json",

@@ -10,7 +10,9 @@ import numpy as np
 from otel_torchprof._encode.table import format_time
 from otel_torchprof._files.attribute_keys import STEP
 from otel_torchprof._files.trace_events import TraceEventKind
+from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.span_table import STEP_NAME
+from otel_torchprof._model.step_spans import JOB_NAME, PROFILE_NAME
 from otel_torchprof.errors import TorchProfError, printable
 
 if TYPE_CHECKING:
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from otel_torchprof._files.trace_events import TraceEvents
 
 SLOWEST = "slowest"
-"""In the place of an id: the trace with the longest root."""
+"""In the place of an id: the trace with the longest root that is a request, a step or another event."""
+_AROUND = frozenset((JOB_NAME, OPERATORS_NAME, PROFILE_NAME))
+"""Spans around others that are no request and no step: the slowest trace is not one of these."""
 _MOST_NAMED = 5
 
 
@@ -91,8 +95,8 @@ def text_of(events: TraceEvents, name: str, wanted: str, limit: int) -> str:
 
 def _chosen(events: TraceEvents, name: str, wanted: str) -> int:
     """The index of the trace."""
-    is_root = (events.kind == TraceEventKind.SPAN) & (events.parent < 0)
-    longest = np.full(len(events.traces), -1, np.int64)
+    is_root = (events.kind == TraceEventKind.SPAN) & (events.parent < 0) & ~events.named(_AROUND.__contains__)
+    longest = np.zeros(len(events.traces), np.int64)
     np.maximum.at(longest, events.trace[is_root], events.duration[is_root])
     ids = {at: str(trace).lower() for at, trace in enumerate(events.traces) if trace is not None}
     slowest = sorted(ids, key=lambda at: -longest.item(at))
