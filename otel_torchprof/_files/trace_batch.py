@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _LATEST_BASE = 1 << 61
 _MOST_DIGITS = 18
-_TRACE_ID = re.compile("[0-9a-fA-F]{32}")
+_TRACE_ID = re.compile(b"[0-9a-fA-F]{32}")
 _EVENT_KINDS = {"python_function": Kind.FRAME, "user_annotation": Kind.LABEL, "module": Kind.MODULE}
 """Kinds of events by category; events of other categories are operators."""
 _RUNTIMES = ("_runtime", "_driver", "Runtime")
@@ -560,7 +560,7 @@ def _file_spans(trace: TraceColumns, placed: _Placed, times: Times) -> FileSpans
     """The spans of the file with their ids; None without any. Those whose trace id is none are left out."""
     rows = np.flatnonzero((trace.rows["span_id"] != 0) & (times.duration >= 0))
     traces, code = distinct(trace.rows["trace"][rows])
-    is_trace = np.array([_TRACE_ID.fullmatch(trace.names[name]) is not None for name in traces.tolist()], np.bool_)
+    is_trace = np.array([_TRACE_ID.fullmatch(trace.names.raw(name)) is not None for name in traces.tolist()], np.bool_)
     rows = rows[is_trace[code]]
     if not rows.size:
         return None

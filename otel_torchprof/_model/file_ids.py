@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from binascii import unhexlify
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def with_file_ids(table: SpanTable, root: Array, batch: Batch) -> tuple[SpanTabl
     """The spans with the ids that they have in the file, and for each the id of the root of its trace.
 
     Spans of the job, and roots that operators share, are added: they are no events. A span whose parent is not in the table
-    gets the nearest span above it that is, else its parent in no file. Costs some 100 ns per span.
+    gets the nearest span above it that is, else its parent in no file. Costs some 300 ns per span, and a microsecond per trace.
 
     Args:
         table: the spans of the batch's events, and synthetic ones.
@@ -49,7 +50,7 @@ def with_file_ids(table: SpanTable, root: Array, batch: Batch) -> tuple[SpanTabl
     table = joined_tables([_table_of(spans, added, table), table])
     is_known = entry >= 0
     traces, code = distinct(spans.trace[entry[is_known]])
-    ids = b"".join(bytes.fromhex(batch.names[name]) for name in traces.tolist())
+    ids = b"".join(unhexlify(batch.names.raw(name)) for name in traces.tolist())
     trace, span_id = table.trace.copy(), table.span_id.copy()
     trace[is_known] = len(table.trace_ids) + code
     span_id[is_known] = spans.span_id[entry[is_known]]
