@@ -18,6 +18,7 @@ from otel_torchprof.errors import TorchProfError, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from otel_torchprof._columns.batch import Array
     from otel_torchprof._files.trace_events import TraceEvents
 
 SLOWEST = "slowest"
@@ -42,13 +43,13 @@ class _Tree(NamedTuple):
             (children[parent] if parent in known else roots).append(row)
         return cls(roots or [rows[0]], children)
 
-    def by_depth(self) -> list[int]:
-        """The rows, roots first; each once, also if spans are their own ancestors."""
-        found = dict.fromkeys(self.roots)
-        level = list(found)
+    def by_depth(self, duration: Array) -> list[int]:
+        """The rows, roots first, then their children, and so on, each time the longest first; each once, also in circles."""
+        found: dict[int, None] = {}
+        level = self.roots
         while level:
+            found |= dict.fromkeys(sorted(level, key=lambda row: -duration.item(row)))
             level = [child for row in level for child in self.children.get(row, ()) if child not in found]
-            found |= dict.fromkeys(level)
         return list(found)
 
     def lines(self, shown: set[int], below: Mapping[int, int]) -> Iterator[tuple[int, str, str]]:
@@ -65,7 +66,7 @@ class _Tree(NamedTuple):
 
 
 def text_of(events: TraceEvents, name: str, wanted: str, limit: int) -> str:
-    """A trace as a tree with the offset, the duration and the self time of each span: those nearest to the root, up to a limit.
+    """A trace as a tree with the offset, the duration and the self time of each span: those nearest to the root, the longest first, up to a limit.
 
     ``wanted``: its id, the first digits of it, or :data:`SLOWEST`. Costs some us per span of the trace.
 
@@ -75,7 +76,7 @@ def text_of(events: TraceEvents, name: str, wanted: str, limit: int) -> str:
     trace = _chosen(events, name, wanted.lower())
     rows = np.flatnonzero((events.trace == trace) & (events.kind == TraceEventKind.SPAN))
     tree = _Tree.of(events, rows.tolist())
-    order = tree.by_depth()
+    order = tree.by_depth(events.duration)
     shown = order[: None if limit < 0 else limit]
     totals = events.totals()
     own = events.self_times(totals, events.kind == TraceEventKind.SPAN)

@@ -170,7 +170,12 @@ def test_the_slowest_request_as_a_tree(tmp_path, capsys, service, ending):
 
 
 def test_rows_of_a_tree(capsys, service):
-    """Spans nearest to the root are printed up to a limit, with the number of those left out below each; times are offset, duration and self."""
+    """Spans nearest to the root, the longest first, are printed up to a limit, with the number of those left out below each; times are offset, duration and self."""
+    assert shown(capsys, service, "--trace", "0101", "--rows", "2")[1][1:] == [
+        "GET /predict  … 1 more",
+        "└─ torch.phase.inference  [thread 140000000001000]  … 3 more",
+        "",
+    ]
     assert cli.main(["show", "-q", "--trace", "0101", "--rows", "3", str(service)]) == 0
     first, _, *lines, last = capsys.readouterr().out.splitlines()
     assert first == f"Trace {'01' * 16}: 6 spans, 501.000us"
