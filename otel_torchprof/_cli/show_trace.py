@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_torchprof._columns.phases import Segment
 from otel_torchprof._encode.table import format_time
 from otel_torchprof._files.attribute_keys import STEP
 from otel_torchprof._files.trace_events import TraceEventKind
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 SLOWEST = "slowest"
 """In the place of an id: the trace with the longest root that is a request, a step or another event."""
-_AROUND = frozenset((JOB_NAME, OPERATORS_NAME, PROFILE_NAME))
-"""Spans around others that are no request and no step: the slowest trace is not one of these."""
+_AROUND = frozenset((JOB_NAME, OPERATORS_NAME, PROFILE_NAME, Segment.SETUP.span_name))
+"""Roots that are no request and no step: the slowest trace is not one of these."""
 _MOST_NAMED = 5
 
 
