@@ -134,11 +134,13 @@ def _size(count: int | None) -> str | None:
 
 
 _RATES = {"tokens": "TOK/S", "samples": "SMP/S", "flops": "FLOP/S", "mfu": "MFU"}
+_STEP_RATE = _Number("STEP/S", 6, lambda view: _rate(view.step_rate))
+"""In a narrow page the median is enough, which tells nearly the same."""
 _NUMBERS = (
     _Number("RANK", 4, lambda view: None if view.rank is None else str(view.rank)),
     _Number("PID", 7, lambda view: str(view.pid)),
     _Number("STEP", 7, _step),
-    _Number("STEP/S", 6, lambda view: _rate(view.step_rate)),
+    _STEP_RATE,
     _Number("MEDIAN", 6, lambda view: None if view.step_seconds is None else brief_time(view.step_seconds * 1e6)),
     _Number("COLL", 4, lambda view: None if view.collectives is None else f"{view.collectives:.0%}"),
     _Number("MEM", 6, lambda view: _size(view.host_bytes)),
@@ -163,7 +165,8 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, views: Sequence[ProcessView], columns: int, style: _Style) -> _Layout:
-        numbers = [*_NUMBERS, *(number for number in _IF_KNOWN if any(number.text(view) for view in views))]
+        usual = (each for each in _NUMBERS if columns >= _MIDDLE or each is not _STEP_RATE)
+        numbers = [*usual, *(number for number in _IF_KNOWN if any(number.text(view) for view in views))]
         room = columns - sum(number.width + 1 for number in numbers)
         bar = _BARS[0] if columns < _MIDDLE else _BARS[2] if columns >= _WIDE else _BARS[1]
         bar = min(bar, max(room, 0))
