@@ -37,6 +37,19 @@ def service(monkeypatch):
     provider.shutdown()
 
 
+class Here:
+    """A function that is pickled without what it calls: Ray Serve pickles a class when it decorates it."""
+
+    def __init__(self, call=None):
+        self.call = call
+
+    def __call__(self, *arguments):
+        return self.call(*arguments)
+
+    def __reduce__(self):
+        return Here, ()
+
+
 def recipe(package, service, monkeypatch):
     """The names that the page's code for a package defines, in a module of its own."""
     (block,) = [block for block in blocks_of(PAGE) if block.reason and f"import {package}" in block.text]
@@ -45,11 +58,11 @@ def recipe(package, service, monkeypatch):
     module.__dict__.update(
         otp=otp,
         torch=torch,
-        trace=SimpleNamespace(get_tracer=service.provider.get_tracer),
+        trace=SimpleNamespace(get_tracer=Here(service.provider.get_tracer)),
         provider=service.provider,
         FastAPIInstrumentor=SimpleNamespace(instrument_app=lambda *_, **__: None),
-        instrument=lambda: otp.TorchInstrumentor().instrument(tracer_provider=service.provider, detail="modules"),
-        make_model=lambda: torch.nn.Linear(len(VALUES), 2).eval(),
+        instrument=Here(lambda: otp.TorchInstrumentor().instrument(tracer_provider=service.provider, detail="modules")),
+        make_model=Here(lambda: torch.nn.Linear(len(VALUES), 2).eval()),
     )
     exec(compile("\n" * (block.line - 1) + block.text, str(PAGE), "exec"), module.__dict__)  # noqa: S102 - the page's own
     return module
@@ -92,6 +105,8 @@ def test_litserve(service, monkeypatch):
 def test_ray_serve(service, monkeypatch):
     """Calls that Ray Serve's decorator gathers are one batch, whose trace is not that of the call which began its task."""
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
+    replica = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=100))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: replica)
     module = recipe("serve", service, monkeypatch)
     parents = []
 
