@@ -296,7 +296,8 @@ def read():
 )
 def test_the_box_of_a_script_is_found(tmp_path, statement, expected):
     """``top`` and ``dump`` find the box of a running script; a forked child has none, nor one that has put its own files there."""
-    found = run(tmp_path, f"exec({READ!r}); {statement}", "-q", "-o", "none", "--blackbox")
+    quiet = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)"  # of forks beside threads, since Python 3.12
+    found = run(tmp_path, f"{quiet}; exec({READ!r}); {statement}", "-q", "-o", "none", "--blackbox")
     assert found == (0, expected, "")
 
 

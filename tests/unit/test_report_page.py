@@ -157,7 +157,7 @@ def test_no_change_has_no_sign(tmp_path):
     try:
         browser.open(page)
         zero = "0.0 %"
-        expected = f"Step time {zero} (95 % interval {zero} to {zero}); the median name {zero}."
+        expected = f"A median step {zero} (95 % interval {zero} to {zero}); a typical operator {zero}."
         assert text(browser, "#changes .lead").startswith(expected)
         written = "[-1, 1, -(2 ** 21)].map((bytes) => signed(unitOf('bytes', 2 ** 20).written(bytes)))"
         assert browser.value(written) == ["0.00", "0.00", "\u22122.00"]
