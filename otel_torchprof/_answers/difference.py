@@ -97,7 +97,7 @@ class Rounds(NamedTuple):
     beyond: float
     """Ratio of the durations of steps, or of all names alike, beyond the machine's own; 1.0 if it may be chance."""
     detectable: float
-    """Least change of a typical name that would have been found, as a fraction: half of its interval."""
+    """Least change of a typical operator that would have been found, as a fraction: half of its interval."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ def _steps(difference: Difference) -> Iterator[str]:
         yield f"{step}, {'by the machine or by the program' if difference.is_common else 'which may be the machine'}"
     else:
         yield f"{step}; the machine itself {_signed(rounds.machine - 1)}"
-        yield f"{rounds.pairs} pairs of runs; a typical name that is {rounds.detectable:.1%} slower would have been found"
+        yield f"{rounds.pairs} pairs of runs; a typical operator that is {rounds.detectable:.1%} slower would have been found"
     for change in difference.unsure:
         yield f"not judged: {change.sentence}"
     for caveat in difference.caveats:

@@ -94,8 +94,10 @@ def memory_growth(rank: Rank) -> list[Finding]:
 def _is_the_programs(rank: Rank, found: Growth, known: Flags, kept: list[tuple[float, KeptMemory]]) -> bool:
     """Whether it is more than the recording itself may have taken: its buffers, and what waits to be written, fill in the first minutes."""
     operators = float(np.nansum(rank.operations[known][-found.steps :]))
+    if not operators:
+        return True
     own = min(RULES.growth_recording + RULES.growth_operator * operators, RULES.growth_most_recording)
-    return found.low * found.steps >= bool(operators) * own or sum(size for size, _ in kept) >= found.slope / 2
+    return found.low * found.steps >= own or sum(size for size, _ in kept) >= found.slope / 2
 
 
 def _finding(rank: Rank, found: Growth, known: Flags, columns: tuple[int, int], where: str) -> Finding:

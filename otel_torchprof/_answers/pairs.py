@@ -301,7 +301,7 @@ def _doubts(sides: list[list[RunTimes]], detectable: float, *, is_changed: bool)
     yield from dict.fromkeys(doubt for runs in sides for run in runs for doubt in run.doubts)
     if not is_changed and detectable > _LEAST_DETECTABLE:
         yield (
-            f"runs of one command differ by so much that only a typical name that is {math.expm1(detectable):.0%} slower would "
+            f"runs of one command differ by so much that only a typical operator that is {math.expm1(detectable):.0%} slower would "
             "be found: more rounds, more steps per run, or a machine with fewer neighbours"
         )
 

@@ -152,9 +152,8 @@ class Launched:
 
     def begin(self) -> None:
         """Notes which files exist before the launcher runs, whose module is then ``__main__`` alone."""
-        sys.modules.pop(
-            self.program.name, None
-        )  # it was imported for its options; runpy warns of a module that is there twice
+        # It was imported for its options, and runpy warns of a module that is there twice.
+        sys.modules.pop(self.program.name, None)
         if self._options.explain or self._options.report:
             self._earlier_files = _changes(self._names[0])
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics
 
@@ -14,7 +14,7 @@ from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._native import sigterm
 from otel_torchprof._process import process_changes, threads
 from otel_torchprof._process.deadline import Deadline
-from otel_torchprof._process.wrapped_calls import WrappedCalls
+from otel_torchprof._process.wrapped_calls import WrappedCalls, WrappedFunction
 from otel_torchprof.errors import NativeError
 
 if TYPE_CHECKING:
@@ -135,17 +135,10 @@ def _try_to(flush: Any, milliseconds: int) -> None:
         _logger.warning("at SIGTERM %s failed: %s: %s", flush.__qualname__, type(error).__name__, error)
 
 
-class _Function(NamedTuple):
-    """A wrapped function."""
-
-    module: str
-    path: str
-
-
 _started: set[SigtermFlush] = set()
 
 
-def _setting_actions(_function: _Function, before: Callable[..., Any]) -> Wrapper:
+def _setting_actions(_function: WrappedFunction, before: Callable[..., Any]) -> Wrapper:
     """Returns a ``signal.signal`` that continues the flushes, and a function that turns this off.
 
     When a program that had a handler takes it back: setting the default action instead of the default says that nothing is to be flushed.
@@ -167,7 +160,7 @@ def _setting_actions(_function: _Function, before: Callable[..., Any]) -> Wrappe
     return set_action, retire
 
 
-_actions = WrappedCalls((_Function("signal", "signal"),), _setting_actions)
+_actions = WrappedCalls((WrappedFunction("signal", "signal"),), _setting_actions)
 
 
 def _in_child() -> None:

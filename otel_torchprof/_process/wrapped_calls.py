@@ -25,6 +25,13 @@ class WrappedCall(Protocol):
         """The function's name in the module; a method's includes the class."""
 
 
+class WrappedFunction(NamedTuple):
+    """One of which nothing else is to be known."""
+
+    module: str
+    path: str
+
+
 CallT = TypeVar("CallT", bound=WrappedCall)
 Wrapper = tuple["Callable[..., Any]", "Callable[[], None]"]
 """A function's replacement, and a function that reduces the replacement to a plain call of the original."""

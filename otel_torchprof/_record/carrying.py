@@ -6,13 +6,13 @@ import functools
 import inspect
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_torchprof._process import process_changes
-from otel_torchprof._process.wrapped_calls import WrappedCalls
+from otel_torchprof._process.wrapped_calls import WrappedCalls, WrappedFunction
 
 if TYPE_CHECKING:
     import threading
@@ -94,14 +94,7 @@ async def _awaiting(coroutine: Any) -> Any:
     return await coroutine
 
 
-class _Method(NamedTuple):
-    """A wrapped Python method."""
-
-    module: str
-    path: str
-
-
-def _start(_method: _Method, before: Callable[[threading.Thread], None]) -> Wrapper:
+def _start(_method: WrappedFunction, before: Callable[[threading.Thread], None]) -> Wrapper:
     """Returns a ``Thread.start`` that runs a model in the span of the starter, and a function that turns this off."""
     carries = True
 
@@ -147,7 +140,7 @@ def _is_of_module(target: Any) -> bool:
     return False
 
 
-started_threads = WrappedCalls((_Method("threading", "Thread.start"),), _start)
+started_threads = WrappedCalls((WrappedFunction("threading", "Thread.start"),), _start)
 """Threads that are started with a method of a module as their target get the span of their starter.  Transformers'
 own recipe for streaming is ``Thread(target=model.generate)``. A thread that has a current span already, from
 ``opentelemetry-instrumentation-threading`` or later Pythons, keeps it. Other threads are left alone: a thread

@@ -127,6 +127,6 @@ def test_the_text():
     """The number of pairs, the machine's speed and what would have been found are in the text, and in JSON."""
     found = compared(0, factors={"aten::cosh": 1.4})
     assert found.headline.startswith("aten::cosh: +")
-    assert "10 pairs of runs; a typical name that is " in str(found)
+    assert "10 pairs of runs; a typical operator that is " in str(found)
     assert "the machine itself " in found._repr_markdown_()
     assert found.as_json()["rounds"]["pairs"] == 10
