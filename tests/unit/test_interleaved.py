@@ -174,7 +174,7 @@ def test_a_command_of_another_user(monkeypatch):
             with pytest.raises(TorchProfError, match=rf"of 'A' cannot be ended.* `sudo kill -9 -- -{waiting.pid}`"):
                 interleaved._end(waiting, "A")
         interleaved._end(waiting, "A")
-    assert waiting.returncode < 0
+    assert waiting.returncode not in (None, 0)
 
 
 def test_a_command_that_fails(program, capsys):
