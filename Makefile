@@ -193,7 +193,7 @@ $(MADE)/requirements: requirements/build.txt requirements/package.txt $(MADE)/to
 
 $(MADE)/package: $(MADE)/requirements pyproject.toml setup.py $(wildcard otel_torchprof/version.py otel_torchprof/_native/build.py \
 		otel_torchprof/_native/core.cdef) $(NATIVE_SOURCES)
-	$(call say,Building the native core and installing the package in place: some four minutes where the machine is quiet)
+	$(call say,Building the native core and installing the package in place: a minute or two)
 	@$(call pip,--no-build-isolation -c requirements/torch.txt --editable .)
 	@touch $@
 

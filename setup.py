@@ -1,10 +1,13 @@
 """Extension modules; everything else about the package is in pyproject.toml."""
 
 import importlib.util
+import os
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     raise SystemExit(
@@ -23,7 +26,24 @@ def files(pattern: str) -> list[str]:
     return sorted(path.as_posix() for path in Path().glob(pattern))
 
 
+class BuildExtensions(build_ext):
+    """Compiles the files of a module side by side: setuptools has two modules at once at most, and one of ours is most of the work."""
+
+    def build_extensions(self) -> None:
+        """Lets the compiler's object, which takes a list of files, take them one by one on as many threads as there are processors."""
+        compile_in_turn = self.compiler.compile
+
+        def compile_at_once(sources: list[str], **options: object) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = pool.map(lambda source: compile_in_turn([source], **options), sources)
+                return [path for paths in objects for path in paths]
+
+        self.compiler.compile = compile_at_once
+        super().build_extensions()
+
+
 setup(
+    cmdclass={"build_ext": BuildExtensions},
     # Both extension modules are of the stable ABI: one wheel is for all interpreters from the first that is supported.
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
     cffi_modules=["otel_torchprof/_native/build.py:ffibuilder"],

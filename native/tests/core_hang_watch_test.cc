@@ -152,9 +152,9 @@ void a_rank_that_enqueues_collectives_and_nothing_else_moves() {
   BoxFile file;
   OpenBox box(file);
   leaf("before");
+  int64_t begun = otp_now_ns(), last = begun, paused = 0;  // where the machine held this thread up for long
   Watching watching;
   otp_blackbox_call call = collective();
-  int64_t begun = otp_now_ns(), last = begun, paused = 0;  // where the machine held this thread up for long
   while (last - begun < 6 * static_cast<int64_t>(kLimit)) {
     api().collective_completed(api().collective_enqueued(&call), 0);
     int64_t now = otp_now_ns();
