@@ -80,15 +80,16 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
             duration, rest = step.end - step.start, step.unattributed
             own = max(duration - step.child_time, 0)
             if step.phases is not None:  # the self time is in the row of unattributed time
-                _count(sums, _UNATTRIBUTED, rest, min(own, rest))
+                count_span(sums, _UNATTRIBUTED, rest, min(own, rest))
                 own = 0
-            _count(sums, step.name, duration, own)
+            count_span(sums, step.name, duration, own)
     for name, of_name in sums.items():
         averages.add_spans(name, of_name)
 
 
-def _count(sums: dict[str, list[int]], name: str, duration: int, own: int) -> None:
-    of_name = sums.get(name) or sums.setdefault(name, [0, 0, 0])
+def count_span(sums: dict[str, list[int]], name: str, duration: int, own: int) -> None:
+    """Adds a span to the sums of its name: their number, time and self time, ns."""
+    of_name = sums.setdefault(name, [0, 0, 0])
     of_name[0] += 1
     of_name[1] += duration
     of_name[2] += own
@@ -195,6 +196,8 @@ class LiveRecording:
         """Returns states of the sources, and notes."""
         self._now = now
         self._contexts, self.requests = contexts, RequestLog(provider, contexts.note_end)
+        self.span_ended = contexts.note_end
+        """Notes that an application span ends, by its id: later events are not inside it. Thread-safe; costs 0.2 us."""
         self._averages = averages
         self._expects_steps = expects_steps
         self._before_drain = before_drain
@@ -270,7 +273,7 @@ class LiveRecording:
         """Turns reported ends of steps into steps: on the drain thread, or at once on the thread of the loop."""
         with self._marks_lock:
             for mark in self.marks.take():
-                self.segments.report(mark, self._contexts.number_of(mark.context))
+                self.segments.report(mark, self._contexts.resolve(mark.context))
 
     def _mute_roots(self, is_muted: bool) -> None:
         if self._mute is not None and is_muted != self._roots_muted:
@@ -280,10 +283,6 @@ class LiveRecording:
     def keep_step(self) -> None:
         """Samples the current step in full, whatever the policy decides. Thread-safe; costs a microsecond."""
         self._buffer.sampler.ask(self.now())
-
-    def span_ended(self, span_id: int) -> None:
-        """Notes that an application span ends: later events are not inside it. Thread-safe; costs 0.2 us."""
-        self._contexts.note_end(span_id)
 
     def trace_joined(self, trace_id: int) -> None:
         """Notes that an application span begins in a trace of another process. Thread-safe; costs 0.2 us."""

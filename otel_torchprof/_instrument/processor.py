@@ -31,6 +31,7 @@ from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.errors import TorchProfError, warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
+from .live_recording import count_span
 from .recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 
 if TYPE_CHECKING:
@@ -426,14 +427,17 @@ class TorchSpanProcessor(SpanProcessor):
 
     def _add_up(self, ended: Sequence[_Ended]) -> None:
         """Adds spans of the application to the averages; children must come before their parents to count there."""
+        sums: dict[str, list[int]] = {}
         for end, start, name, span_id, parent_id, _span in ended:
             if start is None:
                 continue
             duration = max(end - start, 0)  # the SDK reads a wall clock that may have been set back
-            own = duration - self._child_times.pop(span_id, 0)
-            self.averages.add_span(_text_of(name), duration, max(own, 0))
+            own = max(duration - self._child_times.pop(span_id, 0), 0)
+            count_span(sums, _text_of(name), duration, own)
             if parent_id:
                 self._child_times[parent_id] = self._child_times.get(parent_id, 0) + duration
+        for text, of_name in sums.items():
+            self.averages.add_spans(text, of_name)
         while len(self._child_times) > _MAX_OPEN_SPANS:  # spans that never end: the oldest are removed
             del self._child_times[next(iter(self._child_times))]
 

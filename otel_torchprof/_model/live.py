@@ -574,8 +574,9 @@ class LiveTrees:
         if current is None:
             return None
         parent, _ = current
-        trace = Trace(parent.trace_id, True, True, parent.trace_state.to_header())
-        return TraceGroup(trace, parent.span_id, parent.is_remote)
+        # An empty state takes a microsecond to say so.
+        state = parent.trace_state.to_header() if parent.trace_state else ""
+        return TraceGroup(Trace(parent.trace_id, True, True, state), parent.span_id, parent.is_remote)
 
     # ---- State between drains ----
 

@@ -10,11 +10,13 @@ import functools
 import time
 import weakref
 from collections import deque
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
+from opentelemetry.trace import propagation
 
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native import python_sources
@@ -35,6 +37,8 @@ SUPPRESSION_KEYS: tuple[str, ...] = (
     otel_context._SUPPRESS_INSTRUMENTATION_KEY,  # noqa: SLF001 - the key that the SDK sets while it exports
     "suppress_instrumentation",  # older key, which instrumentations still set too
 )
+_SUPPRESSED, _SUPPRESSED_BEFORE = SUPPRESSION_KEYS
+_SPAN_KEY = propagation._SPAN_KEY  # noqa: SLF001 - `get_current_span` takes four calls, and a microsecond, for one look into a dict
 
 # While the interpreter shuts down, threads must not run Python.
 process_changes.at_exit(process_changes.Order.STATE, functools.partial(python_sources.set_context_resolver, None))
@@ -113,14 +117,15 @@ class ContextTable:
     """Assigns numbers, from 1, to current spans.
 
     A span object has one number, unique while anything may refer to it: an entry is removed when its span has been garbage
-    collected and a later drain has ended, so the table grows only with living spans. Thread-safe. A known span costs a
-    microsecond.
+    collected and a later drain has ended, so the table grows only with living spans. Thread-safe. A known span costs half a
+    microsecond, a new one three: there is one per request, so that each call of Python counts.
     """
 
     def __init__(self) -> None:
         # Reentrant: a finalizer that runs while it is held may run operators, which ask for the number.
         self._lock = threads.RLock()
-        self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._get_current: Callable[[], otel_context.Context] = otel_context.get_current
+        self._numbers: dict[int, _Numbered] = {}
         self._spans: dict[int, _StoredSpan] = {}
         self._last = 0
         self._collected: deque[int] = deque()
@@ -128,20 +133,23 @@ class ContextTable:
         self._just_ended: deque[tuple[int, int]] = deque(maxlen=_MOST_ENDED)
         self._ends: dict[int, int] = {}
 
-    def resolve(self) -> int:
-        """Returns the number of the current span of the calling thread or task, :data:`NONE` or :data:`MUTED`."""
-        return self.number_of(otel_context.get_current())
+    def resolve(self, current: otel_context.Context | None = None) -> int:
+        """Returns the number of the current span in a context, :data:`NONE` or :data:`MUTED`.
 
-    def number_of(self, current: otel_context.Context) -> int:
-        """Returns the number of the current span in a context, :data:`NONE` or :data:`MUTED`."""
-        for key in SUPPRESSION_KEYS:
-            if current.get(key):
-                return MUTED
-        span = trace.get_current_span(current)
+        Args:
+            current: the context. Default: None, that of the calling thread or task.
+        """
+        if current is None:
+            current = self._get_current()
+        if current.get(_SUPPRESSED) or current.get(_SUPPRESSED_BEFORE):
+            return MUTED
+        span: Any = current.get(_SPAN_KEY)
+        if span is None:
+            return NONE
         known = self._numbers.get(id(span))
         # Ids of freed objects are reused; the weak reference shows whether it is the same span.
-        if known is not None and known[0]() is span:
-            return known[1]
+        if known is not None and known() is span:
+            return known.number
         return self._resolve_new(span)
 
     def get(self, number: int) -> CurrentSpan | None:
@@ -183,9 +191,9 @@ class ContextTable:
                 span_id, end = self._just_ended.popleft()
                 if span_id in number_of:
                     self._ends.setdefault(number_of[span_id], end + ahead)
-        for reference, number in list(self._numbers.values()):
-            if getattr(reference(), "end_time", None) is not None:
-                self._ends.setdefault(number, now_ns())  # not the drain's time: it may have ended since
+        for known in list(self._numbers.values()):
+            if getattr(known(), "end_time", None) is not None:
+                self._ends.setdefault(known.number, now_ns())  # not the drain's time: it may have ended since
 
     def end_drain(self, watermark: int = NEVER, still_open: Iterable[int] = ()) -> None:
         """Ends a drain after the spans of its events were looked up.
@@ -229,9 +237,12 @@ class ContextTable:
             python_sources.set_context_resolver(None)
 
     def _become_resolver(self) -> bool:
-        return python_sources.set_context_resolver(
-            self.resolve, isinstance(_runtime_context(), ContextVarsRuntimeContext)
-        )
+        runtime = _runtime_context()
+        is_variable = isinstance(runtime, ContextVarsRuntimeContext)
+        variable = getattr(runtime, "_current_context", None)
+        if is_variable and isinstance(variable, ContextVar):
+            self._get_current = variable.get
+        return python_sources.set_context_resolver(self.resolve, is_variable)
 
     def _join(self, other: ContextTable) -> None:
         """Copies another table's entries, and shares its lock; later each of the two learns the spans of the other."""
@@ -247,56 +258,65 @@ class ContextTable:
         """Number of stored spans."""
         return len(self._spans)
 
-    def _resolve_new(self, span: trace.Span) -> int:
+    def _resolve_new(self, span: Any) -> int:
+        # To ask whether it is a Span takes half a microsecond: it is an abstract class.
+        get = getattr(span, "get_span_context", None)
+        if get is None:
+            return NONE
         # Unpacked, since each property would be a Python call, and this runs once per request.
-        trace_id, span_id, is_remote, flags, state, is_valid = span.get_span_context()
+        trace_id, span_id, is_remote, flags, state, is_valid = get()
         if not is_valid:
             return NONE
         if not flags & trace.TraceFlags.SAMPLED:
             return MUTED
         start = getattr(span, "start_time", None)
         current = trace_id, span_id, is_remote, int(flags), state or None, start if isinstance(start, int) else None
+        has_ended = getattr(span, "end_time", None) is not None
         with self._lock:
             known = self._numbers.get(id(span))
-            if known is not None and known[0]() is span:  # added by another thread meanwhile
-                return known[1]
-            return self._add(span, current)
-
-    def _add(self, span: trace.Span, current: _StoredSpan) -> int:
-        number = self._next_number()
-        key = id(span)
-        has_ended = getattr(span, "end_time", None) is not None
-        known = weakref.ref(span, lambda reference: self._forget_everywhere(key, reference, number)), number
-        for table in _following if self in _following else (self,):
-            table.learn(key, known, current, has_ended=has_ended)
+            if known is not None and known() is span:  # added by another thread meanwhile
+                return known.number
+            # After four billion spans it starts again, and skips numbers in use.
+            number = self._last % (MUTED - 1) + 1
+            while number in self._spans:
+                number = number % (MUTED - 1) + 1
+            known = _Numbered(span, _forget)
+            known.key, known.number, known.table = id(span), number, self
+            for table in _following if self in _following else (self,):
+                table._learn(known, current, has_ended)  # noqa: SLF001 - same class
         return number
 
-    def learn(self, key: int, known: tuple[weakref.ref[Any], int], current: _StoredSpan, *, has_ended: bool) -> None:
-        """Adds an entry of another table. ``key``: id of the span; ``known``: reference and number."""
-        self._last = known[1]
+    def _learn(self, known: _Numbered, current: _StoredSpan, has_ended: bool) -> None:
+        self._last = number = known.number
         if has_ended:
-            self._ends[self._last] = 0
-        self._spans[self._last] = current
-        self._numbers[key] = known
+            self._ends[number] = 0
+        self._spans[number] = current
+        self._numbers[known.key] = known
 
-    def _next_number(self) -> int:
-        # After four billion spans it starts again, and skips numbers in use.
-        while True:
-            self._last = self._last % (MUTED - 1) + 1
-            if self._last not in self._spans:
-                return self._last
-
-    def _forget_everywhere(self, key: int, reference: weakref.ref[Any], number: int) -> None:
-        for table in (self, *_following):  # repeated calls have no effect
-            table.forget(key, reference, number)
-
-    def forget(self, key: int, reference: weakref.ref[Any], number: int) -> None:
+    def forget(self, known: _Numbered) -> None:
         """Marks the number of a collected span for removal: no new event gets it, but recorded ones may have it."""
         # Without the lock: the garbage collector may run this anywhere.
-        known = self._numbers.get(key)
-        if known is not None and known[0] is reference:  # else it is an entry of another recording with its own numbers
-            del self._numbers[key]
-            self._collected.append(number)
+        if self._numbers.get(known.key) is known:  # else it is an entry of another recording with its own numbers
+            del self._numbers[known.key]
+            self._collected.append(known.number)
+
+
+class _Numbered(weakref.ref[Any]):
+    """A living span of a table, and its number."""
+
+    __slots__ = ("key", "number", "table")
+
+    key: int
+    """The id of the object."""
+    number: int
+    table: ContextTable
+    """The one that gave the number."""
+
+
+def _forget(known: _Numbered) -> None:
+    known.table.forget(known)
+    for table in _following:  # repeated calls have no effect
+        table.forget(known)
 
 
 process_changes.at_fork(process_changes.Order.STATE, in_child=_following.clear)
