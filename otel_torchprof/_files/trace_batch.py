@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from otel_torchprof._columns.arrays import distinct_values
+from otel_torchprof._columns.arrays import distinct_values, is_any_of
 from otel_torchprof._columns.batch import Batch, RecordedThread
 from otel_torchprof._columns.file_spans import FileSpans
 from otel_torchprof._columns.frame_info import FrameInfo, ModuleInfo
@@ -132,7 +132,8 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
     steps = [step._replace(attributes=said_of_steps.get((step.start, step.end))) for step in labels or steps]
-    with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops"))
+    # The file of a profile says whether they are counted; where shapes were left on they are: steps have them, too.
+    with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops", batch.inputs is not None))
     problems = attributes.problems(path, trace.origin)
     if nowhere:
         problems.append(f"{path!r}: not counted: samples of spans without thread.id: {nowhere:,}")
@@ -300,10 +301,19 @@ def _with_parents_of_spans(trace: TraceColumns, host: Array, thread: Array, pare
     for _ in range(len({OPERATORS_NAME, JOB_NAME})):
         for at in np.flatnonzero(np.isin(above, np.array(list(beyond), np.uint64))).tolist():
             above[at] = beyond[above.item(at)]
-    ordered = spans[np.argsort(span_id[spans], kind="stable")]
-    place = np.minimum(np.searchsorted(span_id[ordered], above[spans]), len(ordered) - 1)
-    nearest = ordered[place]
-    is_there = (span_id[nearest] == above[spans]) & (nearest < spans) & (thread[nearest] == thread[spans])
+    # Nearly all lie in what encloses them; a search of all ids by all would take a tenth of reading a file.
+    enclosing = parent[spans]
+    spans = spans[(enclosing < 0) | (span_id[enclosing] != above[spans])]
+    if not spans.size:
+        return parent
+    possible = np.flatnonzero(is_any_of(span_id, distinct_values(above[spans])) & (span_id != 0))
+    ordered = possible[np.argsort(span_id[possible], kind="stable")]
+    nearest = np.full(len(spans), -1)
+    if ordered.size:
+        nearest = ordered[np.minimum(np.searchsorted(span_id[ordered], above[spans]), len(ordered) - 1)]
+    is_there = (
+        (nearest >= 0) & (span_id[nearest] == above[spans]) & (nearest < spans) & (thread[nearest] == thread[spans])
+    )
     # Spans of a profile are below their step, also those in a call that began before it.
     apart = trace.rows["span_id"][trace.rows["flags"] & ROW_APART != 0]
     otherwise = np.where(np.isin(above[spans], apart), parent[spans], -1)
