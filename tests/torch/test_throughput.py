@@ -151,6 +151,21 @@ def test_operations_of_a_step(model):
     assert counted[:3] == [expected] * 3
 
 
+@pytest.mark.parametrize("exporter", [otp.ChromeTraceExporter, otp.OTLPFileExporter])
+def test_operations_in_files(exporter, tmp_path):
+    """A file of a recording with shapes has the operations of each call and each module, and together those of its steps."""
+    path, (module, given, expected) = tmp_path / "trace.json", of_linear()
+    with otp.stream(exporter(path), detail="ops", record_shapes=True) as stream:
+        for _ in range(3):
+            module(given).mm(torch.ones(50, 1)).backward(torch.ones(20, 1))
+            stream.step()
+    loaded, beside = otp.load(path), 3 * (2 * 20 * 50) * 2
+    assert loaded.with_flops
+    assert sum(average.flops or 0 for average in loaded.key_averages()) == 3 * expected + beside
+    by_module = {average.key: average.flops for average in loaded.key_averages(group_by_module=True)}
+    assert (by_module["Linear"], by_module["Linear (backward)"]) == (3 * expected / 2, 3 * expected / 2)
+
+
 class Watched(dict):
     """Says if its own code runs."""
 
