@@ -229,7 +229,7 @@ $(VENV)/interpreters/%/.bench: requirements/build.txt requirements/package.txt r
 	@$(if $(call has,$*),$(call pip,-r requirements/package.txt -r requirements/bench.txt))
 	@$(if $(call has,$*),touch $@)
 
-$(MADE)/wheels: requirements/wheels.txt $(MADE)/requirements
+$(MADE)/wheels: requirements/wheels.txt $(MADE)/package
 	$(call say,Installing what proves the tag of a wheel)
 	@$(call pip,-r requirements/wheels.txt)
 	@touch $@
