@@ -23,6 +23,7 @@ from otel_torchprof._export.formats import TRACES, endings_help
 from otel_torchprof._files.box_file import SUFFIX, BoxFile, memory_file
 from otel_torchprof._process import process_changes
 from otel_torchprof._process.descriptors import OwnDescriptor
+from otel_torchprof._process.threads import name_thread
 from otel_torchprof._ranks.ranks import identity_in
 from otel_torchprof.errors import TorchProfError, printable_lines
 from otel_torchprof.health import ON
@@ -492,6 +493,8 @@ class _Recorded:
     def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
         self.options = options
         self.program, self.arguments = Program(words[0], options.kind or "script"), words[1:]
+        # As under `python SCRIPT`: by the name of this command, the system's one, readers of a box would take all threads for ours.
+        name_thread(Path(sys.executable).name)
         self._box = RunBox(options, self.program)  # forks: before the import below
         from otel_torchprof._answers.out_of_memory import notice_failure
         from otel_torchprof._instrument.streaming import stream  # most of the package; no other command needs it

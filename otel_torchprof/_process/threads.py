@@ -10,6 +10,7 @@ from __future__ import annotations
 import _queue
 import ctypes
 import importlib.util
+import os
 import sys
 import threading
 import types
@@ -20,6 +21,12 @@ NAME = "otel-torchprof"
 """Name of all threads of this package for the system, by which readers of a black box omit them."""
 _SET_NAME = 15
 """Option of ``prctl``."""
+
+
+def name_thread(name: str) -> None:
+    """Names the calling thread for the system, and those that it starts from now on if nobody names them; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_NAME, os.fsencode(name), 0, 0, 0)
 
 
 def _fresh_module(name: str) -> types.ModuleType:
@@ -113,8 +120,7 @@ else:
         """
 
         def run(self) -> None:
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_SET_NAME, NAME.encode(), 0, 0, 0)
+            name_thread(NAME)
             super().run()
 
 

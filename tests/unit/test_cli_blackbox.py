@@ -116,6 +116,18 @@ def test_a_death_leaves_the_box(tmp_path, capsys, how):
     assert boxes(tmp_path) == ["train.otpbox"]
 
 
+def test_the_installed_command(tmp_path, capsys):
+    """By its own name, which is the system's for the main thread and those that it starts, it takes no thread of the script for one of its own."""
+    command = tmp_path / "otel-torchprof"
+    command.write_text(f"#!{sys.executable}\nfrom otel_torchprof._cli.main import main\nraise SystemExit(main())\n")
+    command.chmod(0o755)
+    (tmp_path / "train.py").write_text(SCRIPT.format(statement=KILL))
+    words = [command, "run", "-q", "--blackbox", "-o", "none", "train.py"]
+    subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=SECONDS)
+    assert cli.main(["recover", str(tmp_path / "train.otpbox"), "-o", "none"]) == 0
+    assert re.search(r"thread main \(\d+\): in second for .* s; the last to end was first\n", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("how", ENDS)
 def test_an_end_leaves_nothing(tmp_path, how):
     """However a script ends by itself, no box is left, and status and output are those without the flag."""
