@@ -398,7 +398,7 @@ class TorchInstrumentor(BaseInstrumentor):
             is_unwanted=self._is_unwanted,
         )
         self._watch_gpus(options)
-        self._sigterm = SigtermFlush(options.sigterm_timeout, None, None, options.meter_provider)
+        self._sigterm = SigtermFlush(options.sigterm_timeout, None, options.tracer_provider, options.meter_provider)
         self._running.start()
         self._sigterm.start()
 

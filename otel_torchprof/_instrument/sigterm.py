@@ -8,7 +8,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import metrics
+from opentelemetry import metrics, trace
 
 from otel_torchprof._export.sdk import suppressed
 from otel_torchprof._native import sigterm
@@ -45,7 +45,7 @@ class SigtermFlush:
     Args:
         seconds: time limit of the flush; 0: SIGTERM is left alone.
         processor: processor to shut down; None without spans.
-        tracer_provider: flushed after it, since the application's spans are the parents of torch's.
+        tracer_provider: flushed after it, since the application's spans are the parents of torch's; None: the global one.
         meter_provider: flushed last; None: the global one.
     """
 
@@ -123,7 +123,8 @@ class SigtermFlush:
                 self.processor.force_flush(round(seconds * 1000))
             else:
                 self.processor.shutdown_within(seconds)
-        for provider in (self._tracer_provider, self._meter_provider or metrics.get_meter_provider()):
+        tracers = self._tracer_provider or trace.get_tracer_provider()
+        for provider in (tracers, self._meter_provider or metrics.get_meter_provider()):
             if callable(flush := getattr(provider, "force_flush", None)) and not deadline.passed:
                 _try_to(flush, round(deadline.remaining() * 1000))
 

@@ -276,7 +276,7 @@ flushing.wait()
 
 
 def test_the_applications_spans_and_metrics_are_sent_too():
-    """The span around torch's and what its MeterProvider has are sent; with detail="metrics" the latter."""
+    """The span around torch's and what its MeterProvider has are sent; with detail="metrics" the application's are all there is."""
     program = """
 class Reader(InMemoryMetricReader):
     def force_flush(self, timeout_millis=10_000):
@@ -301,6 +301,7 @@ wait_for_ever()
     assert "requests" in said[-1].split(",")
     said, status = ended(started('DETAIL = "metrics"' + program, NEVER))
     assert status == KILLED
+    assert said[0] == "request"
     assert "requests" in said[-1].split(",")
 
 
