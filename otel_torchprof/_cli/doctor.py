@@ -57,6 +57,10 @@ _NOT_SECRET = re.compile(
     r"|OTEL_(TRACES|METRICS|LOGS)_(EXPORTER|SAMPLER|SAMPLER_ARG)|OTEL_PROPAGATORS|OTEL_LOG_LEVEL|OTEL_CONFIG_FILE"
 )
 """Variables whose values are no secrets; those of others are not printed."""
+_NOTHING_SAMPLED = {
+    "always_off": "no trace is sampled, so no span is sent",
+    "parentbased_always_off": "only spans below a sampled span of another process are sent",
+}
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 _ABOUT_THE_RECEIVER = tuple(
     name for option in VARIABLES.values() for name in option.variables if name.startswith("OTEL_EXPORTER_OTLP")
@@ -109,6 +113,9 @@ def _switches() -> Iterator[Check]:
         yield Check("switch", PROBLEM, f"{name} is false: nothing is recorded", f"unset {name}")
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield Check("switch", PROBLEM, "OTEL_SDK_DISABLED is true: there are no spans", "unset OTEL_SDK_DISABLED")
+    if (sampler := os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()) in _NOTHING_SAMPLED:
+        text = f"OTEL_TRACES_SAMPLER is {sampler}: {_NOTHING_SAMPLED[sampler]}"
+        yield Check("switch", PROBLEM, text, "unset OTEL_TRACES_SAMPLER")
     if config.DETAIL.read() == "off":
         name = config.DETAIL
         yield Check("switch", PROBLEM, f"{name} is off: TorchInstrumentor records nothing", f"unset {name}")

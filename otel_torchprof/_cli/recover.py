@@ -185,7 +185,7 @@ def text_of(contents: Contents, *, is_alive: bool = False) -> str:
     moments, count = last_moments(contents)
     lines = [
         f"{rank}process {contents.pid}{where} {ended} at {at}.{contents.last_ns % 10**9 // 10**6:03}",
-        f"{count:,} events of {len(moments)} threads",
+        f"{count:,} events of {len(moments)} thread{'' if len(moments) == 1 else 's'}",
     ]
     return "\n".join((*lines, *(line for moment in moments for line in _lines(moment)), *_stacks(contents), ""))
 

@@ -236,6 +236,16 @@ def test_what_a_variable_asks_for(capsys, monkeypatch, variable, value, name):
     assert found[name][0]["fix"]
 
 
+@pytest.mark.parametrize("sampler", ["always_off", " Parentbased_always_off"])
+def test_a_sampler_that_samples_nothing(capsys, monkeypatch, sampler):
+    """A service that leaves no trace because its sampler drops all is told so, with the way out."""
+    monkeypatch.setattr(Sender, "attempt", lambda *_: Response(Outcome.RETRY, "ConnectionRefusedError"))
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    status, found, _ = doctor(capsys)
+    assert (status, found["switch"][0]["fix"]) == (1, "unset OTEL_TRACES_SAMPLER")
+    assert f"OTEL_TRACES_SAMPLER is {sampler.strip().lower()}: " in found["switch"][0]["text"]
+
+
 def no_driver(_) -> None:
     raise RefusedError("there is no driver")
 
