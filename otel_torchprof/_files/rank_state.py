@@ -350,14 +350,17 @@ def _is_complete(call: Collective) -> bool:
 def _moment_of_loop(contents: Contents) -> LastMoment | None:
     """The last moment of the training loop's thread: the main thread, a hung one, or that of the last collective, with open events.
 
-    Other threads, such as those that prefetch, are used only if none of these has events.
+    In a service, the thread that has been in the call of a model for longest. Other threads, such as those that prefetch, are used only if
+    none of these has events.
     """
     loop = {contents.pid, contents.hang_os_tid, *(call.os_tid for call in contents.collectives[-1:])}
 
-    def importance(moment: LastMoment) -> tuple[bool, bool, bool, int, float]:
+    def importance(moment: LastMoment) -> tuple[bool, bool, bool, float, int, float]:
         is_open = bool(moment.open)
         is_main = is_open and moment.os_tid == contents.pid
-        return moment.os_tid in loop, is_open, is_main, len(moment.open), -moment.idle_seconds
+        calls = [] if contents.groups else [event.seconds for event in moment.open if event.kind is Kind.PHASE]
+        is_loop = moment.os_tid in loop or bool(calls)
+        return is_loop, is_open, is_main, max(calls, default=0.0), len(moment.open), -moment.idle_seconds
 
     moments = [moment for moment in last_moments(contents)[0] if moment.open or moment.last_ended]
     return max(moments, key=importance, default=None)

@@ -16,6 +16,7 @@ from otel_torchprof._cli import main as cli
 from otel_torchprof._cli.show import read as read_trace
 from otel_torchprof._columns.schema import Flag, Kind
 from otel_torchprof._files.box_reading import read_box
+from otel_torchprof._files.rank_state import state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
@@ -63,6 +64,29 @@ for step, (x, y) in enumerate(loader):
         with otp.record_function("the last"):
             os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
+"""
+
+SERVICE = """
+import threading
+
+class Waits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.called = threading.Event()
+
+    def forward(self, x):
+        self.called.set()
+        threading.Event().wait()
+
+def serve(model):
+    with torch.inference_mode():
+        model(torch.ones(1))
+
+for model in (torch.nn.Sequential(Waits()), Waits()):
+    threading.Thread(target=serve, args=(model,), daemon=True).start()
+    next(each for each in model.modules() if isinstance(each, Waits)).called.wait()
+torch.ones(2).sum()
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 COLLECTIVES = """
@@ -204,6 +228,14 @@ def test_steps_alone(tmp_path):
     """A box of steps has phases and nothing else."""
     batch = read_box(str(died(tmp_path, "steps", "steps"))).batch
     assert set(batch["kind"].tolist()) == {Kind.PHASE}
+
+
+def test_a_service_that_hangs(tmp_path):
+    """Of the threads that serve requests it is in the one that has been in its model for longest; the main thread waits for connections."""
+    assert run(PREAMBLE + SERVICE, f"ops,4M,{tmp_path}", "ops", environment=environment()).returncode == KILLED
+    (path,) = tmp_path.glob("*.otpbox")
+    state = state_of(read_box(str(path)), is_alive=False, now_ns=0, number=-1)
+    assert state.place == "torch.phase.inference > Sequential > 0"
 
 
 def test_beside_metrics(tmp_path, capsys):
