@@ -1,7 +1,8 @@
 """Prints the test files that a change concerns: those that changed, and those that import a module which did.
 
 Compared with a commit, HEAD by default, whatever is not committed yet included; for `make check`. A change of native code, of shared
-code of tests or of what is installed concerns all of them, which is said on standard error: that is for `make test`.
+code of tests or of what is installed concerns all of them, which is said on standard error, as it is of pages, scripts and what no test
+imports: that is for `make test`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ def concerned(paths: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Prints them, one on a line."""
+    """Prints them, one on a line; of what else has changed, that no test imports it."""
     paths = changed(sys.argv[1] if len(sys.argv) > 1 else "HEAD")
+    for path in paths:
+        if not path.startswith(("tests/", *_CONCERNS_ALL)) and not concerned([path]):
+            sys.stderr.write(f"{path}: no test imports it, so none was chosen for it: make test\n")
     if everything := [path for path in paths if path.startswith(_CONCERNS_ALL)]:
         sys.stderr.write(f"{everything[0]} concerns all tests: make test\n")
     sys.stdout.write("".join(f"{path}\n" for path in concerned(paths)))
