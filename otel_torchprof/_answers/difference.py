@@ -225,7 +225,12 @@ class Difference:
         most = self.slowdown + math.fsum(max(share, 0) for share in unsure)
         if self._is_machine_or_program:
             of_program = self.ratio - 1, self.slowdown + self.common - 1
-            return min(least, *of_program), max(most, *of_program)
+            least, most = min(least, *of_program), max(most, *of_program)
+            # Steps that became faster while all operators became slower did so by the program, and the other way round.
+            if self.common > 1 > self.high:
+                most = min(most, self.high - 1)
+            elif self.common < 1 < self.low:
+                least = max(least, self.low - 1)
         return least, most
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,6 +100,18 @@ def test_a_machine_of_another_speed(compared, speed):
     said = "a typical operator is 30." if speed < 1 else "cannot be judged from two files: a typical operator is 2"
     assert found.headline.startswith(said)
     assert names(compared(speed=speed, aten__mm=3.6)) == ["aten::mm"]
+
+
+def test_against_the_machine(compared):
+    """Steps that became faster where all else became slower are judged, whether that is of the machine or not; and the other way round."""
+    faster, slower = compared(speed=1.25, aten__mm=0.05), compared(speed=0.7, aten__mm=12.0)
+    for found in (faster, replace(faster, changes=())):  # on a busy machine the names may be unsure
+        assert found.high < 1 < found.common
+        assert found.can_judge(0.0)
+        assert not found.is_slower_by(0.0)
+    for found in (slower, replace(slower, changes=())):
+        assert found.common < 1 < found.low
+        assert found.is_slower_by(0.05)
 
 
 def test_a_path_among_several(tmp_path):
