@@ -132,8 +132,10 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
     steps = [step._replace(attributes=said_of_steps.get((step.start, step.end))) for step in labels or steps]
-    # The file of a profile says whether they are counted; where shapes were left on they are: steps have them, too.
-    with_flops = trace.figures.has_flops or bool(trace.members.get("with_flops", batch.inputs is not None))
+    # The file of a profile says what was asked for; where shapes were left on FLOPs are counted: steps have them, too.
+    is_live = trace.figures.is_live if trace.resources else "record_shapes" not in trace.members
+    is_counted = trace.figures.has_flops or bool(trace.members.get("with_flops"))
+    with_flops = is_counted or (is_live and batch.inputs is not None)
     problems = attributes.problems(path, trace.origin)
     if nowhere:
         problems.append(f"{path!r}: not counted: samples of spans without thread.id: {nowhere:,}")
