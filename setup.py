@@ -26,15 +26,19 @@ def files(pattern: str) -> list[str]:
     return sorted(path.as_posix() for path in Path().glob(pattern))
 
 
+_MOST_COMPILERS = 4
+"""At a time; each takes up to 0.4 GB, and a container may have many processors and little memory."""
+
+
 class BuildExtensions(build_ext):
     """Compiles the files of a module side by side: setuptools has two modules at once at most, and one of ours is most of the work."""
 
     def build_extensions(self) -> None:
-        """Lets the compiler's object, which takes a list of files, take them one by one on as many threads as there are processors."""
+        """Lets the compiler's object, which takes a list of files, take them one by one, on some threads."""
         compile_in_turn = self.compiler.compile
 
         def compile_at_once(sources: list[str], **options: object) -> list[str]:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_COMPILERS)) as pool:
                 objects = pool.map(lambda source: compile_in_turn([source], **options), sources)
                 return [path for paths in objects for path in paths]
 

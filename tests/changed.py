@@ -8,6 +8,7 @@ imports: that is for `make test`.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def changed(since: str) -> list[str]:
     return [path for path in "".join(lines).splitlines() if (ROOT / path).exists()]
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Dotted names of what a file imports, of names from a module both the module and the name in it."""
     found = set()

@@ -61,6 +61,7 @@ _NOTHING_SAMPLED = {
     "always_off": "no trace is sampled, so no span is sent",
     "parentbased_always_off": "only spans below a sampled span of another process are sent",
 }
+"""Values of OTEL_TRACES_SAMPLER by which a service sends nothing of its own, and what they do."""
 _HIDDEN = re.compile(r"HEADERS|TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL")
 _ABOUT_THE_RECEIVER = tuple(
     name for option in VARIABLES.values() for name in option.variables if name.startswith("OTEL_EXPORTER_OTLP")

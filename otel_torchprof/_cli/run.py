@@ -494,7 +494,7 @@ class _Recorded:
         self.options = options
         self.program, self.arguments = Program(words[0], options.kind or "script"), words[1:]
         # As under `python SCRIPT`: by the name of this command, the system's one, readers of a box would take all threads for ours.
-        name_thread(Path(sys.executable).name)
+        name_thread(Path(sys.executable or "python").name)
         self._box = RunBox(options, self.program)  # forks: before the import below
         from otel_torchprof._answers.out_of_memory import notice_failure
         from otel_torchprof._instrument.streaming import stream  # most of the package; no other command needs it

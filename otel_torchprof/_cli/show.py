@@ -28,7 +28,7 @@ from otel_torchprof._model.tree import STEP_KEY, STEP_PREFIX, lifted
 from otel_torchprof.errors import TorchProfError
 
 from .recover import Traces
-from .terminal import brief, reading, say, show
+from .terminal import brief, percent, reading, say, show
 
 if TYPE_CHECKING:
     import argparse
@@ -464,7 +464,7 @@ def _rate(steps: Sequence[DisplayedStep], at: int, peak: float | None) -> str:
         return ""
     rate = sum(amount for amount, _ in known) / (sum(duration for _, duration in known) / 1e9)
     if at == len(AMOUNTS):
-        return f"{rate:.1%}" if rate >= 0.01 else f"{100 * rate:.2g}%"  # noqa: PLR2004 - a small model reaches a thousandth
+        return percent(rate)
     rate *= len({step.rank for step in steps})
     if at < len(LOADED):
         return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits

@@ -182,6 +182,11 @@ def brief(number: float) -> str:
     return f"{number / 1000**power:.3g}{('', *_PREFIXES)[power]}"
 
 
+def percent(share: float) -> str:
+    """``38.4%``, and ``0.043%``: a small model reaches a thousandth of a device's peak."""
+    return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"  # noqa: PLR2004 - one percent
+
+
 # ---- Results and messages: control characters are escaped, and the stream may be closed ----
 
 

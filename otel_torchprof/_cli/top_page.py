@@ -14,7 +14,7 @@ from otel_torchprof._columns.phases import PHASE_PREFIX, PHASES, UNATTRIBUTED
 from otel_torchprof._encode.table import brief_time
 from otel_torchprof.errors import printable
 
-from .terminal import brief, duration, size
+from .terminal import brief, duration, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -126,7 +126,7 @@ def _rate_of(name: str, view: ProcessView) -> str | None:
     value = (view.rates or {}).get(name)
     if value is None or name in {"tokens", "samples"}:
         return _rate(value)
-    return f"{value:.1%}" if name == "mfu" else brief(value)
+    return percent(value) if name == "mfu" else brief(value)
 
 
 def _size(count: int | None) -> str | None:

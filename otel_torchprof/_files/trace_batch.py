@@ -132,7 +132,7 @@ def batch_of(path: str, trace: TraceColumns) -> TraceTable:
     batch = _batch(trace, placed, devices, base)
     labels = labelled_steps(batch)
     steps = [step._replace(attributes=said_of_steps.get((step.start, step.end))) for step in labels or steps]
-    # The file of a profile says what was asked for; where shapes were left on FLOPs are counted: steps have them, too.
+    # The file of a profile says what was requested; a live recording with shapes has FLOPs of its steps, so also of its calls.
     is_live = trace.figures.is_live if trace.resources else "record_shapes" not in trace.members
     is_counted = trace.figures.has_flops or bool(trace.members.get("with_flops"))
     with_flops = is_counted or (is_live and batch.inputs is not None)

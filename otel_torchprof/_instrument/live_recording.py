@@ -20,6 +20,7 @@ from otel_torchprof._export.root_only import without_left_out
 from otel_torchprof._export.sdk import instrumentation_scope
 from otel_torchprof._export.span_buffer import Pieces, SpanBuffer
 from otel_torchprof._export.span_policy import SpanPolicy, TraceChoice
+from otel_torchprof._model.averages import count_span
 from otel_torchprof._model.collectives import LiveCollectives
 from otel_torchprof._model.inputs import InputKept, kept
 from otel_torchprof._model.live import LiveTrees
@@ -85,14 +86,6 @@ def add_up(averages: RunningAverages, placed: Placed, ended: Sequence[StepSpan])
             count_span(sums, step.name, duration, own)
     for name, of_name in sums.items():
         averages.add_spans(name, of_name)
-
-
-def count_span(sums: dict[str, list[int]], name: str, duration: int, own: int) -> None:
-    """Adds a span to the sums of its name: their number, time and self time, ns."""
-    of_name = sums.setdefault(name, [0, 0, 0])
-    of_name[0] += 1
-    of_name[1] += duration
-    of_name[2] += own
 
 
 def child_times(placed: Placed, ended: Sequence[StepSpan]) -> dict[int, int]:

@@ -19,7 +19,7 @@ from otel_torchprof._export.draining import Drainer, Ending
 from otel_torchprof._export.ledger import Ledger
 from otel_torchprof._export.queue import Deadline, ExportQueue, QueueSettings
 from otel_torchprof._export.sdk import is_disabled, takes_whole_traces
-from otel_torchprof._model.averages import RunningAverages
+from otel_torchprof._model.averages import RunningAverages, count_span
 from otel_torchprof._model.devices import device_name
 from otel_torchprof._native.recorder import now_ns
 from otel_torchprof._process import process_changes
@@ -31,7 +31,6 @@ from otel_torchprof._record.recording import checked_memory_limit
 from otel_torchprof.errors import TorchProfError, warn_once
 from otel_torchprof.health import ON, ProcessorHealth
 
-from .live_recording import count_span
 from .recorder_metrics import ExporterFigures, RecorderFigures, exporter_figures
 
 if TYPE_CHECKING:

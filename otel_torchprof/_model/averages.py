@@ -363,6 +363,14 @@ class RunningAverages:
             return averages
 
 
+def count_span(sums: dict[str, list[int]], name: str, duration: int, self_time: int) -> None:
+    """Adds a span to sums by name as :meth:`RunningAverages.add_spans` takes them; ns."""
+    of_name = sums.setdefault(name, [0, 0, 0])
+    of_name[0] += 1
+    of_name[1] += duration
+    of_name[2] += self_time
+
+
 def _by_name(
     batch: Batch,
     child_time: ChildTime | None,

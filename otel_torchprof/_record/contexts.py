@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
-from opentelemetry.trace import propagation
 
 from otel_torchprof._columns.schema import NEVER
 from otel_torchprof._native import python_sources
@@ -38,7 +37,8 @@ SUPPRESSION_KEYS: tuple[str, ...] = (
     "suppress_instrumentation",  # older key, which instrumentations still set too
 )
 _SUPPRESSED, _SUPPRESSED_BEFORE = SUPPRESSION_KEYS
-_SPAN_KEY = propagation._SPAN_KEY  # noqa: SLF001 - `get_current_span` takes four calls, and a microsecond, for one look into a dict
+(_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, otel_context.Context())
+"""Key of the current span in a context: ``get_current_span`` takes four calls, and a microsecond, for one look into a dictionary."""
 
 # While the interpreter shuts down, threads must not run Python.
 process_changes.at_exit(process_changes.Order.STATE, functools.partial(python_sources.set_context_resolver, None))
@@ -238,11 +238,9 @@ class ContextTable:
 
     def _become_resolver(self) -> bool:
         runtime = _runtime_context()
-        is_variable = isinstance(runtime, ContextVarsRuntimeContext)
-        variable = getattr(runtime, "_current_context", None)
-        if is_variable and isinstance(variable, ContextVar):
-            self._get_current = variable.get
-        return python_sources.set_context_resolver(self.resolve, is_variable)
+        variable = getattr(runtime, "_current_context", None) if type(runtime) is ContextVarsRuntimeContext else None
+        self._get_current = variable.get if isinstance(variable, ContextVar) else otel_context.get_current
+        return python_sources.set_context_resolver(self.resolve, isinstance(runtime, ContextVarsRuntimeContext))
 
     def _join(self, other: ContextTable) -> None:
         """Copies another table's entries, and shares its lock; later each of the two learns the spans of the other."""
@@ -259,12 +257,13 @@ class ContextTable:
         return len(self._spans)
 
     def _resolve_new(self, span: Any) -> int:
-        # To ask whether it is a Span takes half a microsecond: it is an abstract class.
+        # To ask whether it is a Span, an abstract class, takes half a microsecond; its context is a tuple.
         get = getattr(span, "get_span_context", None)
-        if get is None:
+        found = None if get is None else get()
+        if not isinstance(found, trace.SpanContext):
             return NONE
         # Unpacked, since each property would be a Python call, and this runs once per request.
-        trace_id, span_id, is_remote, flags, state, is_valid = get()
+        trace_id, span_id, is_remote, flags, state, is_valid = found
         if not is_valid:
             return NONE
         if not flags & trace.TraceFlags.SAMPLED:
@@ -283,10 +282,11 @@ class ContextTable:
             known = _Numbered(span, _forget)
             known.key, known.number, known.table = id(span), number, self
             for table in _following if self in _following else (self,):
-                table._learn(known, current, has_ended)  # noqa: SLF001 - same class
+                table.learn(known, current, has_ended=has_ended)
         return number
 
-    def _learn(self, known: _Numbered, current: _StoredSpan, has_ended: bool) -> None:
+    def learn(self, known: _Numbered, current: _StoredSpan, *, has_ended: bool) -> None:
+        """Adds a span, which another table may have numbered."""
         self._last = number = known.number
         if has_ended:
             self._ends[number] = 0

@@ -7,6 +7,7 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 from opentelemetry import context as otel_context
@@ -51,6 +52,12 @@ def resolve_in(table, context):
         return table.resolve()
     finally:
         otel_context.detach(token)
+
+
+@pytest.mark.parametrize("odd", [object(), Mock(), "span"], ids=["an object", "a mock", "a text"])
+def test_an_object_that_is_no_span(odd):
+    """Whatever a program has put in the place of the current span, as tests do, nothing is raised on its threads: there is no span."""
+    assert ContextTable().resolve(trace.set_span_in_context(odd)) == NONE
 
 
 def test_no_span(table):

@@ -123,7 +123,7 @@ function requests() {
   body.append(make("div", { class: "table stacked" }, make("table", {}, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows))));
 }
 
-const rate = (name, value) => (name === "mfu" ? `MFU ${percent(value, 1)}` : name === "flops" ? `${text("flops", value)}/s` : `${count(Math.round(value))} ${name}/s`);
+const rate = (name, value) => (name === "mfu" ? `MFU ${value < 0.01 ? `${(100 * value).toPrecision(2)} %` : percent(value, 1)}` : name === "flops" ? `${text("flops", value)}/s` : `${count(Math.round(value))} ${name}/s`);
 
 function stepChart(parent, series, largestOf) {
   const number = series.duration.length;
