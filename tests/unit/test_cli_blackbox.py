@@ -123,7 +123,8 @@ def test_the_installed_command(tmp_path, capsys):
     command.chmod(0o755)
     (tmp_path / "train.py").write_text(SCRIPT.format(statement=KILL))
     words = [command, "run", "-q", "--blackbox", "-o", "none", "train.py"]
-    subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=SECONDS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended(subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     assert cli.main(["recover", str(tmp_path / "train.otpbox"), "-o", "none"]) == 0
     assert re.search(r"thread main \(\d+\): in second for .* s; the last to end was first\n", capsys.readouterr().out)
 
