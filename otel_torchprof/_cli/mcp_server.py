@@ -612,15 +612,15 @@ TOOLS: Mapping[str, McpTool] = {
     ),
     "show": McpTool(
         _show,
-        "A table of a trace: averages of operators and labels (times in microseconds), or by nn.Module; its steps with phases; or lines of "
+        "A table of a trace: averages of operators and labels (times in microseconds), also by input shapes, or by nn.Module; its steps with phases; or lines of "
         "sampled Python code.",
         {
             "files": _FILES,
             "view": {"enum": ["averages", _STEPS, "lines"], "description": "default: averages"},
-            "by": {"enum": ["name", "module"], "description": "what averages are of; default: name"},
+            "by": {"enum": ["name", "module", "shape"], "description": "what averages are of; default: name"},
             "sort": {
                 "type": "string",
-                "description": "such as count, cpu_time_total, self_cpu_time_total (default); by module also cpu_memory_usage, flops",
+                "description": "such as count, cpu_time_total, self_cpu_time_total (default); by module or shape also cpu_memory_usage, flops",
             },
             "rows": _ROWS,
         },

@@ -232,10 +232,14 @@ def _pauses(events: TraceEvents) -> list[DisplayedStep]:
 DEFAULT_SORT = "self_cpu_time_total"
 _KEYS = tuple(key for key in SORT_KEYS if "memory" not in key and "device" not in key)
 _MODULE_KEYS = (*SORT_KEYS, "flops")
-"""Sort keys of averages by module."""
+"""Sort keys of averages by module or shape."""
 _FIELDS = ("key", *(key for key in _MODULE_KEYS if not key.endswith("_time")))
-_MODULE_FIELDS = (*_FIELDS, "module", "module_class", "is_backward", "self_flops")
 """Members of an average in JSON."""
+_GROUPS = {
+    "module": ({"group_by_module": True}, (*_FIELDS, "module", "module_class", "is_backward", "self_flops")),
+    "shape": ({"group_by_input_shape": True}, (*_FIELDS, "input_shapes")),
+}
+"""Arguments of ``key_averages`` for a value of ``--by``, and the members of such an average in JSON."""
 
 
 def add_parser(commands: Any) -> None:
@@ -253,16 +257,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--by",
         default="name",
-        choices=("name", "module"),
-        metavar="name|module",
-        help="what averages are of: names (default), or nn.Modules, with memory and FLOPs",
+        choices=("name", *_GROUPS),
+        metavar="name|module|shape",
+        help="what averages are of: names (default), nn.Modules, or names with input shapes; the latter two with memory and FLOPs",
     )
     parser.add_argument(
         "--sort",
         default=DEFAULT_SORT,
         choices=_MODULE_KEYS,
         metavar="KEY",
-        help=f"sort key: {', '.join(_KEYS)}; by module also {', '.join(k for k in _MODULE_KEYS if k not in _KEYS)}",
+        help=f"sort key: {', '.join(_KEYS)}; by module or shape also {', '.join(k for k in _MODULE_KEYS if k not in _KEYS)}",
     )
     parser.add_argument(
         "--peak-flops",
@@ -340,10 +344,10 @@ def answer_of(options: argparse.Namespace) -> FileSums:
     name = ", ".join(map(repr, options.files))
     if options.peak_flops is not None and not options.steps:
         raise TorchProfError("--peak-flops is for the column MFU: use it with --steps")
-    if options.by == "module":
-        return _modules(options)
+    if options.by in _GROUPS:
+        return _grouped(options)
     if options.sort not in _KEYS:
-        raise TorchProfError(f"--sort {options.sort} needs --by module; without it: {', '.join(_KEYS)}")
+        raise TorchProfError(f"--sort {options.sort} needs --by module or shape; without it: {', '.join(_KEYS)}")
     if options.trace is not None:
         return _one_trace(options, name)
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
@@ -366,24 +370,29 @@ def _one_trace(options: argparse.Namespace, name: str) -> FileSums:
     return FileSums(lambda given: text(given.rows), problems, [], bool(problems))
 
 
-def _modules(options: argparse.Namespace) -> FileSums:
-    """The averages by module of the file as a profile."""
+def _grouped(options: argparse.Namespace) -> FileSums:
+    """The averages by module or shape of the file as a profile."""
     from otel_torchprof._profile.loaded import checked_limit, load_watched
 
     if options.steps or options.lines or options.trace is not None:
         raise TorchProfError("--steps, --lines and --trace print no averages, which --by is about: use one of them")
     file, *more = options.files
     if more:
-        raise TorchProfError(f"--by module reads one file, and {len(more) + 1} are given: use it for each")
+        raise TorchProfError(f"--by {options.by} reads one file, and {len(more) + 1} are given: use it for each")
     with Traces([file]) as traces, reading(traces.paths, quiet=options.quiet) as watch:
         prof = load_watched(traces.paths[0], checked_limit(None), partial(watch, traces.paths[0]))
+    arguments, fields = _GROUPS[options.by]
     try:
-        averages = prof.key_averages(group_by_module=True)
+        averages = prof.key_averages(**arguments)
     except TorchProfError as error:
         raise TorchProfError(f"{file!r}: {error}") from error
+    if options.by == "shape" and not any(average.input_shapes for average in averages):
+        raise TorchProfError(
+            f"{file!r}: no input shapes were recorded: use profile(record_shapes=True) or run --shapes"
+        )
     notes = [f"{file!r}: {note}" for note in prof.health.notes]
     is_partial = bool(traces.problems) or prof.is_partial
-    return FileSums(partial(_averages_text, averages, _MODULE_FIELDS), traces.problems, notes, is_partial)
+    return FileSums(partial(_averages_text, averages, fields), traces.problems, notes, is_partial)
 
 
 def _averages_text(averages: EventList[FunctionEventAvg], fields: Sequence[str], options: argparse.Namespace) -> str:
@@ -393,7 +402,13 @@ def _averages_text(averages: EventList[FunctionEventAvg], fields: Sequence[str],
     if not options.json:
         return printable_table(averages, options.sort, options.rows)
     ordered = chosen(averages, options.sort, top_level_only=False)
-    return json.dumps([{field: getattr(average, field) for field in fields} for average in ordered], indent=1) + "\n"
+    found = [{field: getattr(average, field) for field in fields} for average in ordered]
+    for average in found:
+        if "input_shapes" in average:
+            average["input_shapes"] = str(
+                average["input_shapes"]
+            )  # as torch prints them: lists of tensors are lists too
+    return json.dumps(found, indent=1) + "\n"
 
 
 def _text(sums: TraceSums, name: str, options: argparse.Namespace) -> str:

@@ -61,7 +61,7 @@ EVENTS = (
         "kind",
         TEXT,
         "",
-        "operator, label, module, frame (a Python call), phase, memory (outside of events), work (of a device)",
+        "operator, label (or span of the application), module, frame (a Python call), phase, memory (outside of events), work (of a device)",
     ),
     Field("start", TIME, "", "start time"),
     Field("end", TIME, "", 'end time; a word of SQL: `"end"`'),

@@ -111,7 +111,11 @@ def described(kind: type) -> dict[str, str]:
 
 def averages(names: Sequence[str]) -> dict[str, Any]:
     """Averages with these members."""
-    others = {"key": str, "count": int, "module": str, "module_class": str, "is_backward": bool}
+    others = {
+        "count": int,
+        **dict.fromkeys(("key", "module", "module_class", "input_shapes"), str),
+        "is_backward": bool,
+    }
     return {name: others.get(name, float) for name in names}
 
 
@@ -195,10 +199,10 @@ COMMANDS = {
         ),
     ),
     "show": Printed(
-        "Averages (times in microseconds); with --by module, those of modules; with --steps, steps (ns); with --lines, sampled lines.",
+        "Averages (times in microseconds); with --by module or shape, those of modules, or of names with input shapes; with --steps, steps (ns); with --lines, sampled lines.",
         (
             list[averages(show._FIELDS)],
-            list[averages(show._MODULE_FIELDS)],
+            *(list[averages(members)] for _, members in show._GROUPS.values()),
             list[
                 {
                     **STEP,

@@ -320,14 +320,30 @@ def test_show_by_module(train, tmp_path, capsys, exporter):
     assert named["aten::mm"]["count"] == expected["aten::mm"].count
 
 
+def test_show_by_shape(tmp_path, capsys):
+    """``show --by shape`` prints operators of each input shape apart, as ``key_averages`` does, as a table and as JSON."""
+    path = str(tmp_path / "t.json")
+    with otp.profile(record_shapes=True) as prof:
+        Net()(X)
+        Net()(X[:1])
+    prof.export_chrome_trace(path)
+    expected = {(row.key, str(row.input_shapes)): row.count for row in prof.key_averages(group_by_input_shape=True)}
+    assert cli.main(["show", "-q", "--by", "shape", "--json", path]) == 0
+    found = checked("show", capsys.readouterr().out)
+    assert {(row["key"], row["input_shapes"]): row["count"] for row in found} == expected
+    assert cli.main(["show", "-q", "--by", "shape", "--rows", "1", path]) == 0
+    assert "Input Shapes" in capsys.readouterr().out
+
+
 def test_show_says_what_it_cannot(tmp_path, capsys):
-    """A file without modules, keys of modules for names, and steps by module are errors that say the way out."""
+    """A file without modules or shapes, keys of modules for names, and steps by module are errors that say the way out."""
     path = str(tmp_path / "t.json")
     with otp.profile() as prof:
         Net()(X)
     prof.export_chrome_trace(path)
     for arguments, message in (
         (["--by", "module"], "t.json': no calls of modules were recorded: use profile(with_modules=True)"),
+        (["--by", "shape"], "t.json': no input shapes were recorded: use profile(record_shapes=True) or run --shapes"),
         (["--sort", "flops"], "needs --by module"),
         (["--by", "module", "--steps"], "use one of them"),
     ):

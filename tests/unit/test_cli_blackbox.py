@@ -124,7 +124,11 @@ def test_the_installed_command(tmp_path, capsys):
     (tmp_path / "train.py").write_text(SCRIPT.format(statement=KILL))
     words = [command, "run", "-q", "--blackbox", "-o", "none", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended(subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    ended(
+        subprocess.Popen(
+            words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    )
     assert cli.main(["recover", str(tmp_path / "train.otpbox"), "-o", "none"]) == 0
     assert re.search(r"thread main \(\d+\): in second for .* s; the last to end was first\n", capsys.readouterr().out)
 

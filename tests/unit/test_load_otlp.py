@@ -92,6 +92,12 @@ def figures(prof):
     }
 
 
+def test_spans_of_the_application(loaded):
+    """Spans of another scope are labels, as those of ``record_function`` are, and no operators."""
+    prof = loaded(request(("POST /predict", 0, 100, {}), scope="shop"))
+    assert [(event.name, event.is_user_annotation) for event in prof.events()] == [("POST /predict", True)]
+
+
 @pytest.mark.parametrize("name", ["t.otlp", "t.jsonl", "t.otlp.gz", "t.jsonl.gz"])
 def test_averages_of_a_recording_are_the_same(tmp_path, name):
     """Averages, names, threads and steps of a loaded profile are those of the profile that wrote the file, to the nanosecond."""

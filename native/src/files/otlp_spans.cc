@@ -138,7 +138,6 @@ bool OtlpReader::begin_resource(std::string_view resource, const char* here) {
 
 void OtlpReader::begin_scope(std::string_view name) {
   d_is_own = name == kOwnScope;
-  d_category = d_tables->name(name);
 }
 
 // A span may need further rows: the name of its thread, its time on a device, and what it allocated and released.
@@ -292,9 +291,9 @@ void OtlpReader::put_device_time(const OtlpSpan& span, uint32_t track) {
   d_out.rows->flags[row] = OTP_TRACE_WORK | OTP_TRACE_TIMED;
 }
 
-// Torch's categories, as this package writes them into Chrome traces; of other scopes their names.
+// Torch's categories, as this package writes them into Chrome traces: spans of other scopes are the program's labels.
 uint32_t OtlpReader::category_of(const OtlpSpan& span) {
-  if (!d_is_own) return d_category;
+  if (!d_is_own) return d_tables->name("user_annotation");
   const bool is_step = span.name == kStep && span.step >= 0;
   const bool is_synthetic = span.thread_id < 0;
   if (span.name == kWindow) return d_tables->name("Trace");

@@ -99,7 +99,6 @@ class OtlpReader {
   int64_t d_resource_count = 0;
   uint64_t d_row = 0;       // number of the next row
   uint32_t d_process = 0;   // name of the resource
-  uint32_t d_category = 0;  // name of the scope
   bool d_is_own = false;    // the scope is this package
   int64_t d_last_thread = -1;
   uint32_t d_last_process = UINT32_MAX;
