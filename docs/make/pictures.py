@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -377,6 +378,36 @@ def serving_trace(browser: Browser, folder: Path) -> None:
         page.close()
 
 
+def batch_trace(browser: Browser, folder: Path) -> None:
+    """A request that was served in a batch, and beside it the batch, where the request's link leads."""
+    address = "http://127.0.0.1:8000/thread?text=good"
+    with (
+        store(folder) as (url, variables),
+        server([sys.executable, str(EXAMPLES / "batched_service.py")], 8000, folder, **variables),
+        ThreadPoolExecutor(16) as clients,
+    ):
+        list(clients.map(ask, [address] * 160))
+        page, pictures = store_page(browser, url), []
+        page.get_by_text("GET /thread", exact=True).first.click()
+        page.get_by_text("torch.request.batch", exact=True).first.click()
+        page.get_by_text("Links (1)").click()
+        pictures.append(waterfall(page))
+        page.get_by_title("Open linked span in the Traces waterfall").last.click()
+        page.get_by_text("torch.phase.inference", exact=True).first.wait_for()
+        pictures.append(waterfall(page))
+        page.close()
+    save(pictures, "batch-trace")
+
+
+def waterfall(page: Page) -> bytes:
+    """The spans of a trace on the store's page, and the panel of one of them, down to its links."""
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(SETTLED_MS)
+    top, end = page.get_by_role("heading", level=3).first.bounding_box(), bottom(page, "text=/^Links /")
+    clip = {"x": 0, "y": top["y"] - 8, "width": page.viewport_size["width"], "height": end + 100 - top["y"]}
+    return page.screenshot(clip=clip)
+
+
 def ask(url: str | urllib.request.Request) -> None:
     """Waits for the answer of a service on this machine."""
     urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - an address of this machine
@@ -399,6 +430,7 @@ PICTURES: dict[str, Callable[[Browser, Path], None]] = {
     "trace": trace,
     "training-trace": training_trace,
     "serving-trace": serving_trace,
+    "batch-trace": batch_trace,
     "notebook": notebook,
     "crash": crash,
     "ranks": ranks,
