@@ -364,7 +364,7 @@ def _one_trace(options: argparse.Namespace, name: str) -> FileSums:
     if options.json:
         raise TorchProfError("--trace prints no JSON: `otel-torchprof sql --json` has the events of a trace")
     with Traces(options.files) as traces, reading(traces.paths, quiet=options.quiet) as watch:
-        events = read_events(traces.paths, watch)
+        events = read_events(traces.paths, watch, show_trace.WANTED)
     problems = [*traces.problems, *map(traces.named, events.problems)]
     text = partial(show_trace.text_of, events, name, options.trace)
     return FileSums(lambda given: text(given.rows), problems, [], bool(problems))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from otel_torchprof._columns.phases import Segment
 from otel_torchprof._encode.table import format_time
-from otel_torchprof._files.attribute_keys import STEP
+from otel_torchprof._files import event_columns
+from otel_torchprof._files.attribute_keys import LINKS, STEP
 from otel_torchprof._files.trace_events import TraceEventKind
 from otel_torchprof._model.operator_roots import OPERATORS_NAME
 from otel_torchprof._model.span_table import STEP_NAME
@@ -22,11 +24,16 @@ if TYPE_CHECKING:
     from otel_torchprof._columns.batch import Array
     from otel_torchprof._files.trace_events import TraceEvents
 
+WANTED = (*event_columns.WANTED, LINKS)
+"""Attributes to read for :func:`text_of`."""
 SLOWEST = "slowest"
 """In the place of an id: the trace with the longest root that is a request, a step or another event."""
 _AROUND = frozenset((JOB_NAME, OPERATORS_NAME, PROFILE_NAME, Segment.SETUP.span_name))
 """Roots that are no request and no step: the slowest trace is not one of these."""
 _MOST_NAMED = 5
+_MOST_LINKS = 3
+_DIGITS = 8
+"""Of the id of a linked trace: enough for ``--trace``."""
 
 
 class _Tree(NamedTuple):
@@ -86,10 +93,13 @@ def text_of(events: TraceEvents, name: str, wanted: str, limit: int) -> str:
         f"Trace {printable(str(events.traces[trace]))}: {len(rows):,} spans, {format_time((end - first) / 1000)}",
         f"{'Offset':>12}  {'Duration':>12}  {'Self':>12}  Span",
     ]
+    linked = _linked(events, shown)
     for row, branches, more in tree.lines(set(shown), _left_out(events, order, set(shown))):
         times = (events.start.item(row) - first, totals.item(row), own.item(row))
         columns = "  ".join(f"{format_time(time / 1000):>12}" for time in times)
-        lines.append(f"{columns}  {branches}{printable(_named(events, row))}{_moved(events, row)}{more}")
+        lines.append(
+            f"{columns}  {branches}{printable(_named(events, row))}{_moved(events, row)}{linked.get(row, '')}{more}"
+        )
     if len(shown) < len(order):
         lines.append(f"and {len(order) - len(shown):,} more: --rows -1")
     return "\n".join((*lines, ""))
@@ -112,6 +122,33 @@ def _chosen(events: TraceEvents, name: str, wanted: str) -> int:
         said = f"{len(found):,} traces that begin with" if found else "no trace"
         raise TorchProfError(f"{name} has {said} {wanted!r}; the slowest: {named}; or use --trace {SLOWEST}")
     return found[0]
+
+
+def _linked(events: TraceEvents, shown: Sequence[int]) -> Mapping[int, str]:
+    """Where the links of each shown row lead, as far as it has any: the first digits of the traces, and the names of spans in these files."""
+    rows, links = events.attributes.get(LINKS, (np.empty(0, np.int64), ()))
+    rows_shown = set(shown)
+    of_row = {row: found for row, found in zip(rows.tolist(), links, strict=True) if row in rows_shown}
+    targets = {link.rpartition("/")[2] for found in of_row.values() for link in found[:_MOST_LINKS]}
+    ids = np.array([int(target, 16) for target in targets if _is_id(target)], np.uint64)
+    at = np.flatnonzero(np.isin(events.span_id, ids) & (events.kind == TraceEventKind.SPAN))
+    name_of = {f"{events.span_id.item(row):016x}": events.names[events.name.item(row)] for row in at.tolist()}
+    return {row: _arrows(found, name_of) for row, found in of_row.items()}
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == 16 and set(text) <= set(string.hexdigits)  # noqa: PLR2004 - digits
+
+
+def _arrows(links: Sequence[str], name_of: Mapping[str, str]) -> str:
+    """``-> torch.batch in 2b2eb455, ...`` of the first links."""
+    parts = []
+    for link in links[:_MOST_LINKS]:
+        trace, _, span = link.rpartition("/")
+        name = name_of.get(span)
+        parts.append(printable(f"{name} in {trace[:_DIGITS]}" if name else f"trace {trace[:_DIGITS]}"))
+    more = f" and {len(links) - _MOST_LINKS:,} more" if len(links) > _MOST_LINKS else ""
+    return f"  -> {', '.join(parts)}{more}"
 
 
 def _left_out(events: TraceEvents, order: Sequence[int], shown: set[int]) -> Mapping[int, int]:

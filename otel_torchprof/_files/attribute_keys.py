@@ -34,6 +34,8 @@ RATES = (*AMOUNTS, MFU)
 DROPPED = "torch.dropped_events"
 THREAD = "thread.id"
 FILE = "code.file.path"
+LINKS = "link:spanID"
+"""In the place of a key: the ids of the spans that a span links to."""
 COLLECTIVE, GROUP, SEQUENCE = "torch.collective.name", "torch.collective.group", "torch.collective.sequence_nr"
 RANK_IN_GROUP, ASYNC, BACKEND = "torch.collective.rank", "torch.collective.async", "torch.collective.backend"
 DTYPE, REDUCE_OP, SIZE = "torch.collective.dtype", "torch.collective.reduce_op", "torch.collective.size"
@@ -76,4 +78,4 @@ USED = frozenset(
         *(AVERAGES, SELF_DURATION, FILE, *PHASE_OF),
     )
 )
-"""Attributes that answers are computed from, beside :data:`THREAD`."""
+"""Attributes that answers are computed from, beside :data:`THREAD` and :data:`LINKS`."""

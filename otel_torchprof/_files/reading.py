@@ -30,18 +30,21 @@ _LONGEST_MEMBER = 40
 
 
 def read_events(
-    paths: Sequence[str], watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None
+    paths: Sequence[str],
+    watch: Callable[[str, ByteStream], None] = lambda _path, _stream: None,
+    attributes: Sequence[str] = WANTED,
 ) -> TraceEvents:
     """Reads the files of one recording. Costs some 2 us per event.
 
     Args:
         paths: paths of the files, in their order.
         watch: gets each file when it is open, to display how much has been read.
+        attributes: the attributes of spans to read.
 
     Raises:
         TorchProfError: nothing of a file could be read; names the file, the place and the way out.
     """
-    return joined([EventReading(path, partial(watch, path)).events for path in paths])
+    return joined([EventReading(path, partial(watch, path), attributes).events for path in paths])
 
 
 class EventReading:
@@ -50,13 +53,14 @@ class EventReading:
     Args:
         path: path of the file.
         watch: gets the open file, to display how much has been read.
+        attributes: the attributes of spans to read.
 
     Raises:
         TorchProfError: nothing of it could be read; names the file, the place and the way out.
     """
 
-    def __init__(self, path: str, watch: Callable[[ByteStream], None]) -> None:
-        trace = read_columns(path, watch=watch, attributes=WANTED)
+    def __init__(self, path: str, watch: Callable[[ByteStream], None], attributes: Sequence[str] = WANTED) -> None:
+        trace = read_columns(path, watch=watch, attributes=attributes)
         self.is_chrome = not trace.resources
         self.members = trace.members
         """Members of the document of a Chrome trace."""

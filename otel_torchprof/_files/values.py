@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torchprof._columns.phases import MFU
 
-from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, FLOPS, INSTANCE, RANK, TEXTS, UNFINISHED
+from .attribute_keys import AVERAGES, COLLECTIVES, DURATIONS, FLOPS, INSTANCE, LINKS, RANK, TEXTS, UNFINISHED
 from .records import malformed, object_of
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def _reader_of(key: str) -> Callable[[Any, str], Any]:
 
 def _short_text(value: Any, what: str) -> str:
     return text_in(value, what)[:_LONGEST_KEY]
+
+
+def _links(value: Any, what: str) -> list[str]:
+    """Parses ids of spans: of each, ``trace/span`` in hexadecimal digits."""
+    return text_in(value, what).lower().split()
 
 
 def _flag(value: Any, _what: str) -> bool:
@@ -188,6 +193,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     AVERAGES: _averages,
     COLLECTIVES: _collectives,
     FLOPS: _flops,
+    LINKS: _links,
     MFU: _seconds,
 }
 """Parsers of attributes that are neither durations, texts nor integers."""

@@ -9,6 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import otel_torchprof as otp
 from otel_torchprof._cli import main as cli
+from otel_torchprof._encode import otlp_json
 from otel_torchprof._export.formats import TRACE_ENDINGS
 
 BASE = 1_790_000_000_000_000_000
@@ -131,7 +132,7 @@ def test_what_is_below_a_span_that_is_left_out(service):
     parents = {span.name: span.parent for span in otp.load(service).spans(detail="modules")}
     assert "aten::addmm" not in parents
     assert parents["label"].span_id % 16 == 2
-    assert parents["torch.phase.inference"] is None  # spans of other libraries are like operators
+    assert parents["torch.phase.inference"].span_id % 16 == 0  # spans of other libraries are like labels
 
 
 def test_parents_in_a_circle(tmp_path):
@@ -166,6 +167,29 @@ def test_the_slowest_request_as_a_tree(tmp_path, capsys, service, ending):
         "│     └─ aten::addmm",
         "│        └─ label",
         "└─ GET /predict http send",
+    ]
+
+
+@pytest.mark.parametrize("form", ["t.otlp", "t.jsonl"])
+def test_links_of_a_tree(tmp_path, capsys, form):
+    """A request says in which trace its batch is, and a batch where its first requests are; of spans outside of the file only the trace is known."""
+    own, address = "otel_torchprof", tmp_path / form
+    path = written(
+        tmp_path / "t.otlp",
+        *request_of(1, 0),
+        *request_of(2, 0),
+        (own, "torch.request.batch", 1, 0x1F, 16, 100, 200, {}),
+        (own, "torch.batch", 3, 0x30, 0, 100, 200, {}),
+    )
+    request = ExportTraceServiceRequest.FromString(path.read_bytes())
+    targets = {0x1F: [(3, 0x30)], 0x30: [(1, 16), (2, 32), (7, 0x70), (8, 0x80), (9, 0x90)]}
+    for scope in request.resource_spans[0].scope_spans:
+        for trace, number in targets.get(int.from_bytes(scope.spans[0].span_id, "big"), ()):
+            scope.spans[0].links.add(trace_id=bytes([trace]) * 16, span_id=number.to_bytes(8, "big"))
+    address.write_bytes(request.SerializeToString() if form == "t.otlp" else otlp_json.line_of(request))
+    assert "├─ torch.request.batch  -> torch.batch in 03030303" in shown(capsys, address, "--trace", "01")[1]
+    assert shown(capsys, address, "--trace", "03")[1][1:] == [
+        "torch.batch  -> GET /predict in 01010101, GET /predict in 02020202, trace 07070707 and 2 more"
     ]
 
 

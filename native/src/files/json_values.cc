@@ -164,6 +164,11 @@ bool hexadecimal_of(std::string_view text, uint64_t* value) {
   return true;
 }
 
+void append_hexadecimal(std::string_view bytes, std::string* out) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  for (const char byte : bytes) out->append({kDigits[static_cast<uint8_t>(byte) >> 4], kDigits[byte & 15]});
+}
+
 bool double_of(std::string_view text, double* value) {
 #ifdef __cpp_lib_to_chars
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);

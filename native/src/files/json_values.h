@@ -21,6 +21,8 @@ bool integer_of(std::string_view token, int64_t* value);
 
 // Up to 16 hexadecimal digits.
 bool hexadecimal_of(std::string_view text, uint64_t* value);
+// Two such digits for each byte.
+void append_hexadecimal(std::string_view bytes, std::string* out);
 
 // A number as torch prints it, such as "1.": false where it is none.
 bool double_of(std::string_view text, double* value);

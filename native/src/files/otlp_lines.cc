@@ -153,6 +153,10 @@ bool OtlpReader::read_span_object(JsonCursor* cursor, OtlpSpan* span) {
       if (!read_list(cursor, [&] { return read_attribute_object(cursor, span); })) return false;
       continue;
     }
+    if (key == "links" && d_links >= 0) {
+      if (!read_list(cursor, [&] { return read_link_object(cursor, span); })) return false;
+      continue;
+    }
     if (!take(cursor, &token)) return false;
     const std::string_view text = unquoted(token);
     if (key == "traceId") {
@@ -172,6 +176,18 @@ bool OtlpReader::read_span_object(JsonCursor* cursor, OtlpSpan* span) {
     }
   }
   span->has_ids = has_trace && has_span;
+  return members.is_whole();
+}
+
+bool OtlpReader::read_link_object(JsonCursor* cursor, OtlpSpan* span) {
+  Object members(cursor);
+  std::string_view key, token, trace_id, span_id;
+  while (members.next_member(&key)) {
+    if (!take(cursor, &token)) return false;
+    if (key == "traceId") trace_id = unquoted(token);
+    if (key == "spanId") span_id = unquoted(token);
+  }
+  span->links.append(trace_id).append("/").append(span_id).append(" ");
   return members.is_whole();
 }
 

@@ -1,6 +1,7 @@
 // Walks over serialized OTLP requests, which are not trusted: a length beyond its message ends what it stands in.
 #include <cstring>
 
+#include "files/json_values.h"
 #include "files/otlp_spans.h"
 
 namespace otp {
@@ -113,6 +114,12 @@ bool read_value(std::string_view message, OtlpValue* value) {
   return fields.is_whole();
 }
 
+void add_link(std::string_view trace_id, std::string_view span_id, OtlpSpan* span) {
+  append_hexadecimal(trace_id, &span->links);
+  append_hexadecimal(span_id, &(span->links += '/'));
+  span->links += ' ';
+}
+
 }  // namespace
 
 bool OtlpReader::read_attribute(std::string_view message, OtlpSpan* span) {
@@ -157,6 +164,9 @@ bool OtlpReader::read_span(std::string_view message, OtlpSpan* span) {
         break;
       case 9:
         if (is_bytes && !read_attribute(field.bytes, span)) return false;
+        break;
+      case 13:
+        if (is_bytes && d_links >= 0) add_link(field_of(field.bytes, 1), field_of(field.bytes, 2), span);
         break;
       default:
         break;

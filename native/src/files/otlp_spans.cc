@@ -65,6 +65,8 @@ void store(const Entry (&all)[N], std::string_view key, const Value& value, Otlp
 constexpr std::string_view kPhase = "torch.phase.", kOwnScope = "otel_torchprof", kStep = "torch.step",
                            kWindow = "torch.profile";
 constexpr std::string_view kModuleCall = "nn.Module: ";
+// TraceQL's word for them, which is no attribute's name.
+constexpr std::string_view kLinks = "link:spanID";
 // Different resources; later ones share one without attributes, since each is a process and is given to the caller.
 constexpr int64_t kMostResources = 4096;
 // Bytes of a text that is read for sums: of those that are used, none is as long.
@@ -105,6 +107,7 @@ int OtlpReader::read(std::string_view request, bool is_json, uint64_t offset, co
   d_begin = d_data + std::min<uint64_t>(step->consumed, request.size());
   d_offset = offset;
   d_status = OTP_TRACE_END;
+  d_links = d_tables->is_for_sums() ? d_tables->wanted(kLinks) : -1;
   *step = {};
   step->consumed = request.size();
   if (is_json) {
@@ -197,6 +200,8 @@ void OtlpReader::put_row(const OtlpSpan& span, uint64_t offset) {
 }
 
 void OtlpReader::put_attributes(const OtlpSpan& span, uint64_t offset) {
+  if (!span.links.empty())
+    d_found.emplace_back(static_cast<uint32_t>(d_links), OtlpValue{OtlpValue::Kind::kText, span.links, 0, 0});
   if (!d_tables->keeps(d_found)) return;
   const bool is_phase = !span.phase.empty() || span.name.substr(0, kPhase.size()) == kPhase;
   for (const auto& [key, value] : d_found) d_tables->add_attribute(d_row - 1, offset, is_phase, key, json_of(value));
@@ -328,13 +333,11 @@ uint32_t OtlpReader::track_of(const OtlpSpan& span) {
 
 uint32_t OtlpReader::trace_of(const OtlpSpan& span) {
   if (span.trace_id == d_last_trace_id) return d_last_trace;
-  constexpr char kDigits[] = "0123456789abcdef";
   constexpr size_t kBytes = 16;
   d_last_trace_id = d_scratch = span.trace_id;
   if (span.trace_id.size() == kBytes) {
     d_scratch.clear();
-    for (const char byte : span.trace_id)
-      d_scratch.append({kDigits[static_cast<uint8_t>(byte) >> 4], kDigits[byte & 15]});
+    append_hexadecimal(span.trace_id, &d_scratch);
   }
   return d_last_trace = d_tables->name(d_scratch);
 }

@@ -30,6 +30,7 @@ struct OtlpSpan : SpanMemory {
   double device_duration = 0;  // seconds
   std::string_view device_type;
   bool is_async = false, is_unfinished = false, follows_loss = false;
+  std::string links;  // ids as digits, `trace/span`, a blank after each; only where they are wanted
 };
 
 // A value of an attribute.
@@ -74,6 +75,7 @@ class OtlpReader {
   bool add_span_object(JsonCursor* cursor);
   bool read_span_object(JsonCursor* cursor, OtlpSpan* span);
   bool read_attribute_object(JsonCursor* cursor, OtlpSpan* span);
+  bool read_link_object(JsonCursor* cursor, OtlpSpan* span);
   bool read_value_object(JsonCursor* cursor, OtlpValue* value);
   std::string_view text_of(std::string_view token);
 
@@ -100,6 +102,7 @@ class OtlpReader {
   uint64_t d_row = 0;       // number of the next row
   uint32_t d_process = 0;   // name of the resource
   bool d_is_own = false;    // the scope is this package
+  int64_t d_links = -1;     // name of the attribute in whose place links are; -1: not wanted
   int64_t d_last_thread = -1;
   uint32_t d_last_process = UINT32_MAX;
   uint32_t d_last_track = 0;
