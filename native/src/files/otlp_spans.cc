@@ -139,9 +139,7 @@ bool OtlpReader::begin_resource(std::string_view resource, const char* here) {
   return false;
 }
 
-void OtlpReader::begin_scope(std::string_view name) {
-  d_is_own = name == kOwnScope;
-}
+void OtlpReader::begin_scope(std::string_view name) { d_is_own = name == kOwnScope; }
 
 // A span may need further rows: the name of its thread, its time on a device, and what it allocated and released.
 bool OtlpReader::begin_span(const char* here) {

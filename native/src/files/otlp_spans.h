@@ -99,10 +99,10 @@ class OtlpReader {
   int d_status = OTP_TRACE_END;
   HashTable d_resources;
   int64_t d_resource_count = 0;
-  uint64_t d_row = 0;       // number of the next row
-  uint32_t d_process = 0;   // name of the resource
-  bool d_is_own = false;    // the scope is this package
-  int64_t d_links = -1;     // name of the attribute in whose place links are; -1: not wanted
+  uint64_t d_row = 0;      // number of the next row
+  uint32_t d_process = 0;  // name of the resource
+  bool d_is_own = false;   // the scope is this package
+  int64_t d_links = -1;    // name of the attribute in whose place links are; -1: not wanted
   int64_t d_last_thread = -1;
   uint32_t d_last_process = UINT32_MAX;
   uint32_t d_last_track = 0;
