@@ -298,9 +298,24 @@ def _own_times(side: Side) -> Floats:
 
 
 def _calm_rows(rows: list[DiffRow], before: TreeTimes, after: TreeTimes) -> list[DiffRow]:
-    """The rows with the half of the steps that waited least, and only the part of each step's time in which it had a processor."""
+    """The rows with the half of the steps that waited least, and only the part of each step's time in which it had a processor.
+
+    What needs none, such as a sleep, has all of its time: it varies less than half as much as in proportion to that part.
+    """
     (first, part), (second, other) = (_calm(tree) for tree in (before, after))
-    return [row._replace(before=row.before[first] * part, after=row.after[second] * other) for row in rows]
+    calm = []
+    for row in rows:
+        whole = row.before[first], row.after[second]
+        parts = whole[0] * part, whole[1] * other
+        is_apart = sum(map(_variation, whole)) < sum(map(_variation, parts)) / 2
+        calm.append(row._replace(before=(whole if is_apart else parts)[0], after=(whole if is_apart else parts)[1]))
+    return calm
+
+
+def _variation(times: Floats) -> float:
+    """Median absolute deviation of the logarithms of those that are not 0."""
+    logs = np.log(times[times > 0])
+    return float(np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0
 
 
 def _calm(tree: TreeTimes) -> tuple[Integers, Floats]:

@@ -259,6 +259,23 @@ def test_a_busy_machine_that_decides_nothing(tmp_path, capsys):
     assert cli.main(["diff", str(after), str(after)]) == 0
 
 
+def test_a_sleep_on_a_busy_machine(tmp_path):
+    """A sleep that became longer has its own time beside others that had the processors, and a computation the part in which it had one."""
+
+    def recorded(name, sleep, seed):
+        random, trace = np.random.default_rng(seed), Trace()
+        for _ in range(60):
+            wait, own = 4 + 4 * random.random(), [ms * (1 + 0.01 * random.random()) for ms in (sleep, 6.0)]
+            trace.span("sleep", trace.now, own[0])
+            trace.span("compute", trace.now + own[0], own[1] + wait)
+            trace.step(sum(own) + wait, torch__step__runnable_duration=wait / 1000)
+        return trace.chrome(tmp_path / name)
+
+    found = otp.diff(recorded("a.json", 4.0, 1), recorded("b.json", 9.0, 2))
+    assert [each.name for each in found.changes] == ["sleep"]
+    assert (found.changes[0].before, found.changes[0].after) == pytest.approx((0.004, 0.009), rel=0.02)
+
+
 def test_steps_that_only_waited_for_a_processor(tmp_path):
     """A file whose steps have no time but waits for a processor is named, with the way out."""
     waits = {"torch__step__runnable_duration": 0.030}
