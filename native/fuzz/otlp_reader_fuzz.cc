@@ -23,7 +23,7 @@ const std::string kRequest =
                      text("torch.device.type", "cuda") + real("torch.device.duration", 1e-9) +
                          number("torch.memory.released", 5) + kThread),
             "otel_torchprof", "\x0a\x00") +
-    request(span("app", 4, 1, 2), "app");
+    request(span("app", 4, 1, 2, field(13, field(1, std::string(16, '\2')) + field(2, "12345678"))), "app");
 const std::string kLine =
     "{\"resourceSpans\":[{\"resource\":{\"attributes\":[]},\"scopeSpans\":[{\"scope\":{\"name\":\"otel_torchprof\"},"
     "\"spans\":[{\"traceId\":\"01010101010101010101010101010101\",\"spanId\":\"00000000000000a1\",\"parentSpanId\":"
@@ -32,7 +32,8 @@ const std::string kLine =
     "\"attributes\":["
     "{\"key\":\"thread.id\",\"value\":{\"intValue\":\"8\"}},{\"key\":\"torch.op.input_shapes\",\"value\":{"
     "\"stringValue\":"
-    "\"[[2, 3], []]\"}},{\"key\":\"torch.unfinished\",\"value\":{\"boolValue\":true}}]},{\"name\":null}]}]}]}\n";
+    "\"[[2, 3], []]\"}},{\"key\":\"torch.unfinished\",\"value\":{\"boolValue\":true}}],\"links\":[{\"traceId\":\"02\","
+    "\"spanId\":\"03\"},{}]},{\"name\":null}]}]}]}\n";
 
 }  // namespace
 
@@ -49,7 +50,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   REQUIRE(whole.figures.events == cut.figures.events && whole.figures.unusable == cut.figures.unusable);
   REQUIRE(whole.figures.first_offset == cut.figures.first_offset);
   constexpr const char* kKeys =
-      "torch.step.number\ntorch.op.input_shapes\ntorch.async\ntorch.device.duration\ntorch.unfinished";
+      "torch.step.number\ntorch.op.input_shapes\ntorch.async\ntorch.device.duration\ntorch.unfinished\n"
+      "link:spanID";
   DocumentReader large_sums(64, uint64_t{1} << 30, kKeys), small_sums(small_capacity, uint64_t{1} << 30, kKeys);
   const Document sums = large_sums.read_request(bytes, is_json), cut_sums = small_sums.read_request(bytes, is_json);
   REQUIRE(sums.rows == cut_sums.rows && sums.attributes == cut_sums.attributes && sums.members == cut_sums.members);

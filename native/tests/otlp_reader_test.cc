@@ -118,7 +118,7 @@ void small_arrays_are_the_same() {
   }
 }
 
-// Resources are processes, wherever they stand; spans of other scopes have their scope as category.
+// Resources are processes, wherever they stand; spans of other scopes, or of none, are labels.
 void resources_and_scopes() {
   DocumentReader reader(64);
   const std::string spans = span("x", 1, 1, 2);
@@ -128,8 +128,8 @@ void resources_and_scopes() {
   CHECK_EQ(read.rows.size(), 3u);
   CHECK(read.members.size() == 2 && read.members[0].second == "\x10\x01" && read.members[1].second == "\x10\x02");
   CHECK(read.rows[0].process == "resource 0" && read.rows[1].process == "resource 0");
-  CHECK(read.rows[2].process == "resource 1" && read.rows[0].category == "app" && read.rows[2].category == "b");
-  CHECK(read.rows[0].thread.empty() && read.rows[1].category.empty());
+  CHECK(read.rows[2].process == "resource 1" && read.rows[0].thread.empty());
+  for (const Row& row : read.rows) CHECK_EQ(row.category, "user_annotation");
 }
 
 struct Fault {

@@ -153,11 +153,12 @@ bool OtlpReader::read_span_object(JsonCursor* cursor, OtlpSpan* span) {
       if (!read_list(cursor, [&] { return read_attribute_object(cursor, span); })) return false;
       continue;
     }
-    if (key == "links" && d_links >= 0) {
-      if (!read_list(cursor, [&] { return read_link_object(cursor, span); })) return false;
+    if (!take(cursor, &token)) return false;
+    if (key == "links" && d_links >= 0) {  // a span is one without them too, whatever they are
+      JsonCursor links{token.data(), token.data() + token.size()};
+      if (!read_list(&links, [&] { return read_link_object(&links, span); })) span->links.clear();
       continue;
     }
-    if (!take(cursor, &token)) return false;
     const std::string_view text = unquoted(token);
     if (key == "traceId") {
       span->trace_id = text;
