@@ -149,7 +149,7 @@ matrix: $(MADE)/test ## Try every pair of MATRIX="3.11+2.6.0 ..." against its ow
 house: $(MADE)/test ## Print how the package is laid out: modules, folders, cycles, longest functions and files
 	@$(BIN)/python tests/house.py
 
-lint: $(MADE)/package $(MADE)/lint ## Check style, types and formatting; changes nothing
+lint: $(MADE)/test $(MADE)/lint ## Check style, types and formatting; changes nothing
 	$(call say,Lint)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

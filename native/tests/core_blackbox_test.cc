@@ -26,6 +26,7 @@ void what_has_ended_and_what_is_open_is_in_the_image() {
   CHECK_EQ(contents->pid, static_cast<uint32_t>(getpid()));
   CHECK_EQ(contents->is_closed, 0u);
   CHECK_EQ(contents->chunks_damaged, 0u);
+  CHECK_EQ(contents->complete_since, 0);
   CHECK_EQ(contents.batch()->threads[0].os_tid, static_cast<uint32_t>(gettid()));
   end("in flight");
   end("outer");
@@ -59,6 +60,11 @@ void the_latest_stay_and_what_is_open_is_known_however_long_ago_it_began() {
   uint64_t many = contents.count("many");
   CHECK(many > 20 * kPerChunk && many < kMany);
   CHECK_EQ(contents->dropped, 0u);
+  const Batch& batch = contents.batch();
+  int64_t first = INT64_MAX;
+  for (uint64_t row = 0; row < batch->rows; ++row)
+    if (batch.name(row) == "many") first = std::min(first, batch->start[row]);
+  CHECK(contents->complete_since > first - 10000000000 && contents->complete_since < first + 1000000);
   end("long ago");
 }
 

@@ -314,7 +314,8 @@ def _steps_line(explanation: Explanation) -> str:
     rule = f"; {explanation.step_rule}" if explanation.step_rule else ""
     left = explanation.left_out_steps
     first = f" (the first of {explanation.steps + left:,})" if left else ""
-    return f"{ranks}{explanation.steps:,} steps{first}, {explanation.steady_steps:,} of them steady, median {time(explanation.step_median)}{busy}{rule}"
+    median = f", median {time(explanation.step_median)}" if explanation.steady_steps else ""
+    return f"{ranks}{explanation.steps:,} steps{first}, {explanation.steady_steps:,} of them steady{median}{busy}{rule}"
 
 
 def _on_ranks(finding: Finding) -> str:

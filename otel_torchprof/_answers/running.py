@@ -264,7 +264,8 @@ class RunningProcess:
                     del self._operator_times[name]
 
     def _slice(self, contents: Contents, batch: Batch, until: int) -> _Slice:
-        start, end = (np.minimum(np.maximum(batch[name], self.mark), until) for name in ("start", "end"))
+        begin = min(max(self.mark, contents.complete_since_ns), until)  # a full box has given up what was before
+        start, end = (np.minimum(np.maximum(batch[name], begin), until) for name in ("start", "end"))
         clipped = replace(batch, columns={**batch.columns, "start": start, "end": end})
         nothing = np.zeros(len(PHASES), np.int64)
         found = exclusive_times(clipped, batch["parent"], np.zeros(len(batch), np.int64), 1)
@@ -276,8 +277,8 @@ class RunningProcess:
                 self._loop = busiest if self._loop is None else self._loop
             phases = times[found.threads.index(self._loop)] if self._loop in found.threads else nothing
         waited = int(phases[_COLLECTIVE])
-        in_flight = _time_in(contents.collectives, self.mark, until)
-        return _Slice(self.mark, until, phases, _operator_times(batch, end - start), max(waited, in_flight))
+        in_flight = _time_in(contents.collectives, begin, until)
+        return _Slice(begin, until, phases, _operator_times(batch, end - start), max(waited, in_flight))
 
     @property
     def _time(self) -> int:

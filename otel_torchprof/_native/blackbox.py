@@ -202,6 +202,8 @@ class Contents(NamedTuple):
     hang_os_tid: int = 0
     stacks: str = ""
     """Python's stacks of all threads at the end; empty if they could not be written."""
+    complete_since_ns: int = 0
+    """Unix ns from which on no events have given way to later ones; 0 if none have."""
 
     @property
     def batch(self) -> Batch:
@@ -283,6 +285,7 @@ class ImageReader:
             int(raw.hang_since),
             int(raw.hang_os_tid),
             bytes(ffi.buffer(raw.stacks, raw.stacks_size)).decode("utf-8", "replace"),
+            int(raw.complete_since),
         )
 
 

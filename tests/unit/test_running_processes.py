@@ -103,6 +103,18 @@ def test_shares_and_rates_of_a_loop():
     assert not view.is_numbered
 
 
+def test_shares_of_a_full_box():
+    """Where later events have taken the place of earlier ones, shares are those of the time that the box still has."""
+    box = Box()
+    for at in range(40):
+        box.step(at * 100)
+    box.forget(3000)
+    found = box.at(4050)._replace(complete_since_ns=NOW + 3000 * MS)
+    assert RunningProcess(NOW).look(found, NOW + 4050 * MS).shares == pytest.approx(
+        {"data": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.1, "unattributed": 0.1}, abs=0.01
+    )
+
+
 def accumulating(box: Box, passes: int, milliseconds: float, until_ms: float) -> float:
     """Adds steps of so many forward and backward passes, each of this length; returns the rate."""
     at, steps = 0.0, 0

@@ -72,7 +72,7 @@ class Image {
   }
   void forget();
   void read_points();
-  std::vector<uint64_t> chunks_since(int64_t since) const;
+  std::vector<uint64_t> chunks_since(int64_t since);
   void read_chunks(int64_t since);
   bool read_chunk(uint64_t at, FoundChunk* found);
   bool copy_head(uint64_t at, hot::ChunkHead* out) const;
@@ -106,6 +106,7 @@ class Image {
   std::unordered_map<uint32_t, uint32_t> d_names;  // in this process, by the id there; the last that were asked for
   uint64_t d_last = 0;                             // ticks
   uint32_t d_found = 0, d_damaged = 0;
+  int64_t d_complete_since = 0;    // Unix ns; see otp_blackbox_contents
   std::vector<uint8_t> d_records;  // of the chunk at hand
 
   // What rewind() begins anew.

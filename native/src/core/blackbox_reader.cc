@@ -156,27 +156,34 @@ bool Image::read_chunk(uint64_t at, FoundChunk* found) {
 
 // Where the chunks are whose records may be from then on, or say what is open: the last of each thread, and those whose
 // successor was taken later. Heads alone are read for that.
-std::vector<uint64_t> Image::chunks_since(int64_t since) const {
+std::vector<uint64_t> Image::chunks_since(int64_t since) {
   struct Place {
     uint32_t thread;
     uint64_t sequence, at;
     int64_t taken;
+    uint64_t next_index;
   };
   std::vector<Place> places;
   for (uint32_t i = 0; i < d_header.chunk_count; ++i) {
     uint64_t at = chunks_at() + uint64_t{i} * OTP_CHUNK_BYTES;
     hot::ChunkHead head;
-    if (since == 0 || !copy_head(at, &head)) {
-      places.push_back({0, i, at, INT64_MAX});
+    if (!copy_head(at, &head)) {
+      places.push_back({0, i, at, INT64_MAX, 0});
     } else if (head.sequence != 0) {
-      places.push_back({head.thread, head.sequence, at, static_cast<int64_t>(time_of(head.taken_ticks))});
+      const auto taken = static_cast<int64_t>(time_of(head.taken_ticks));
+      places.push_back({head.thread, head.sequence, at, taken, head.next_index});
     }
   }
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return a.thread != b.thread ? a.thread < b.thread : a.sequence < b.sequence;
   });
   std::vector<uint64_t> found;
+  d_complete_since = 0;
   for (size_t i = 0; i < places.size(); ++i) {
+    // The oldest chunks give way first: what began before the first that follows others was there too.
+    const bool is_first = i == 0 || places[i - 1].thread != places[i].thread;
+    if (is_first && places[i].next_index > 0)
+      d_complete_since = d_complete_since == 0 ? places[i].taken : std::min(d_complete_since, places[i].taken);
     bool is_last = i + 1 == places.size() || places[i + 1].thread != places[i].thread;
     if (is_last || places[i + 1].taken >= since) found.push_back(places[i].at);
   }
@@ -427,6 +434,7 @@ void Image::read_contents(int64_t since, otp_blackbox_contents* out) {
   out->chunks_damaged = d_damaged;
   out->names_left_out = d_header.names_left_out;
   out->dropped = d_header.dropped;
+  out->complete_since = d_complete_since;
   copy_info(out);
   copy_hang(out);
 }

@@ -23,7 +23,7 @@ function verdict() {
   if (!answer) return;
   const ranks = answer.ranks.length > 1 ? `${count(answer.ranks.length)} ranks, ` : "";
   const busy = answer.knows_runnable ? "" : " Whether the machine was busy is not in the recording.";
-  const lead = `${ranks}${plural(answer.steps, "step")}${answer.left_out_steps ? ` (the first of ${count(answer.steps + answer.left_out_steps)})` : ""}, ${count(answer.steady_steps)} of them steady, median ${text("time", answer.step_median_seconds * 1e9)}.${busy}${answer.step_rule ? ` ${answer.step_rule}.` : ""}`;
+  const lead = `${ranks}${plural(answer.steps, "step")}${answer.left_out_steps ? ` (the first of ${count(answer.steps + answer.left_out_steps)})` : ""}, ${count(answer.steady_steps)} of them steady${answer.steady_steps ? `, median ${text("time", answer.step_median_seconds * 1e9)}` : ""}.${busy}${answer.step_rule ? ` ${answer.step_rule}.` : ""}`;
   const body = section("verdict", "Verdict", lead);
   for (const finding of answer.findings) body.append(card(finding, finding.severity !== "none"));
   for (const note of answer.notes) body.append(card(note, false));
