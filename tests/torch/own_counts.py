@@ -281,7 +281,7 @@ def _check_place(piece: Piece, segment: Segment, where: str) -> None:
 
 
 def _check_phases(piece: Piece, segment: Segment, where: str) -> None:
-    """At top level they are the program's calls, in order; a phase lies in a call, or ends when the next call begins."""
+    """At top level they are the program's calls, in order; a phase lies in a call, or ends when the phase of the next call begins."""
     if not piece.calls:
         return  # of a library's evaluation the program has timed nothing
     names = [span.name.removeprefix(PREFIX) for span in segment.phases]
@@ -293,8 +293,8 @@ def _check_phases(piece: Piece, segment: Segment, where: str) -> None:
         ]  # nothing follows what is no batch any more
     assert shown == own, f"{where}: {shown}, not {own}"
     ends = [call.end for call in piece.calls]
-    if piece.is_interrupted:
-        ends = [*(call.begin for call in piece.calls[1:]), ends[-1]]
+    if piece.is_interrupted:  # which is in that call: the thread may have waited for a processor since the call began
+        ends = [*ends[1:], ends[-1]]
     for span, name in zip(segment.phases, names, strict=True):
         if name not in NOT_THE_PROGRAMS:
             assert any(
