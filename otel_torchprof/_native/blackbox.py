@@ -203,7 +203,7 @@ class Contents(NamedTuple):
     stacks: str = ""
     """Python's stacks of all threads at the end; empty if they could not be written."""
     complete_since_ns: int = 0
-    """Unix ns from which on no events have given way to later ones; 0 if none have."""
+    """Unix ns up to which events have given way to later ones, about as exactly as a chunk is long; 0 if none have."""
 
     @property
     def batch(self) -> Batch:

@@ -74,7 +74,7 @@ typedef struct {
   uint32_t names_left_out; /* since they did not fit */
   uint32_t padding;
   uint64_t dropped;       /* events that found no chunk */
-  int64_t complete_since; /* Unix ns from which on no thread's events have given way to later ones; 0: none have */
+  int64_t complete_since; /* Unix ns up to which events have given way to later ones; 0: none have */
   otp_blackbox_group* groups;
   uint32_t group_count;
   uint32_t collective_count;

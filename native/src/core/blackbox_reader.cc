@@ -178,15 +178,17 @@ std::vector<uint64_t> Image::chunks_since(int64_t since) {
     return a.thread != b.thread ? a.thread < b.thread : a.sequence < b.sequence;
   });
   std::vector<uint64_t> found;
-  d_complete_since = 0;
+  bool has_lost = false;
+  int64_t first_left = INT64_MAX;
   for (size_t i = 0; i < places.size(); ++i) {
-    // The oldest chunks give way first: what began before the first that follows others was there too.
+    // The chunk that its thread left first gives way first: before a thread left any of those that are there.
     const bool is_first = i == 0 || places[i - 1].thread != places[i].thread;
-    if (is_first && places[i].next_index > 0)
-      d_complete_since = d_complete_since == 0 ? places[i].taken : std::min(d_complete_since, places[i].taken);
+    has_lost |= is_first && places[i].next_index > 0;
+    if (!is_first) first_left = std::min(first_left, places[i].taken);
     bool is_last = i + 1 == places.size() || places[i + 1].thread != places[i].thread;
-    if (is_last || places[i + 1].taken >= since) found.push_back(places[i].at);
+    if (since == 0 || is_last || places[i + 1].taken >= since) found.push_back(places[i].at);
   }
+  d_complete_since = has_lost && first_left != INT64_MAX ? first_left : 0;
   return found;
 }
 
